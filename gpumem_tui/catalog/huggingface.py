@@ -1,0 +1,230 @@
+"""The keys of a Hugging Face config.json that decide a network's shape, with transformers' own defaults.
+
+A Literal stands where transformers allows more kinds of network than a `ModelShape` can describe: any other
+value is refused rather than taken for another network.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+from gpumem_tui.catalog.shapes import Family, ModelShape
+
+TRAINING_SEQ_LEN: Mapping[Family, int] = MappingProxyType({"gpt2": 1024, "llama": 2048, "bert": 512})
+"""Tokens per sample that a sequence model is trained at unless told otherwise; fewer where it takes fewer."""
+
+Size = Annotated[int, Meta(ge=1)]
+Dropout = Annotated[float, Meta(ge=0, lt=1)]
+Gelu = Literal["gelu", "gelu_new", "gelu_fast", "gelu_python", "gelu_pytorch_tanh"]
+
+
+class HfConfig(Struct, kw_only=True):
+    """One model_type's keys."""
+
+    def shape(self, name: str) -> ModelShape:
+        """The shape under the given name, not yet checked.
+
+        Raises:
+            ValueError: a kind of network that a `ModelShape` cannot describe; the message names the key.
+        """
+        raise NotImplementedError
+
+
+class Gpt2Config(HfConfig, kw_only=True):
+    n_layer: Size
+    n_embd: Size
+    n_head: Size
+    n_positions: Size
+    vocab_size: Size
+    n_inner: Size | None = None
+    activation_function: Gelu = "gelu_new"
+    attn_pdrop: Dropout = 0.1
+    embd_pdrop: Dropout = 0.1
+    resid_pdrop: Dropout = 0.1
+    tie_word_embeddings: bool = True
+
+    def shape(self, name: str) -> ModelShape:
+        return ModelShape(
+            name=name,
+            family="gpt2",
+            layers=self.n_layer,
+            hidden=self.n_embd,
+            heads=self.n_head,
+            kv_heads=self.n_head,
+            ffn=self.n_inner or 4 * self.n_embd,
+            vocab=self.vocab_size,
+            seq_len=min(TRAINING_SEQ_LEN["gpt2"], self.n_positions),
+            max_seq_len=self.n_positions,
+            tied_head=self.tie_word_embeddings,
+            dropout=_one_dropout(attn_pdrop=self.attn_pdrop, embd_pdrop=self.embd_pdrop, resid_pdrop=self.resid_pdrop),
+        )
+
+
+class TransformerConfig(HfConfig, kw_only=True):
+    """What the newer configurations have in common."""
+
+    num_hidden_layers: Size
+    hidden_size: Size
+    num_attention_heads: Size
+    intermediate_size: Size
+
+
+class LlamaLikeConfig(TransformerConfig, kw_only=True):
+    vocab_size: Size
+    max_position_embeddings: Size
+    num_key_value_heads: Size | None
+    head_dim: Size | None = None
+    hidden_act: Literal["silu"] = "silu"
+    attention_dropout: Dropout = 0.0
+    tie_word_embeddings: bool = False
+
+    def has_qkv_bias(self) -> bool:
+        """Whether the query, key and value projections have a bias."""
+        return False
+
+    def shape(self, name: str) -> ModelShape:
+        _require(self.attention_dropout == 0, "attention_dropout must be 0: the Llama family has no dropout")
+        head_dim = self.head_dim or 0
+        if head_dim * self.num_attention_heads == self.hidden_size:
+            head_dim = 0  # spelled out, but no more than hidden / heads
+        return ModelShape(
+            name=name,
+            family="llama",
+            layers=self.num_hidden_layers,
+            hidden=self.hidden_size,
+            heads=self.num_attention_heads,
+            kv_heads=self.num_key_value_heads or self.num_attention_heads,
+            head_dim=head_dim,
+            ffn=self.intermediate_size,
+            vocab=self.vocab_size,
+            seq_len=min(TRAINING_SEQ_LEN["llama"], self.max_position_embeddings),
+            max_seq_len=self.max_position_embeddings,
+            tied_head=self.tie_word_embeddings,
+            qkv_bias=self.has_qkv_bias(),
+        )
+
+
+class LlamaConfig(LlamaLikeConfig, kw_only=True):
+    """`attention_bias` gives Llama's output projection a bias too, which `ModelShape.qkv_bias` leaves out.
+
+    That is layers × hidden size parameters, about 0.002 % of a 7B model.
+    """
+
+    num_key_value_heads: Size | None = None
+    attention_bias: bool = False
+    mlp_bias: bool = False
+
+    def has_qkv_bias(self) -> bool:
+        return self.attention_bias
+
+    def shape(self, name: str) -> ModelShape:
+        _require(not self.mlp_bias, "mlp_bias must be false: a feed-forward network with biases is not supported")
+        return super().shape(name)
+
+
+class MistralConfig(LlamaLikeConfig, kw_only=True):
+    """Nothing of its own: a sliding window changes no tensor that is kept."""
+
+
+class Qwen2Config(LlamaLikeConfig, kw_only=True):
+    def has_qkv_bias(self) -> bool:
+        return True
+
+
+class ClassifierConfig(TransformerConfig, kw_only=True):
+    """An encoder under a classification head, with one output per label: 2 unless the configuration says."""
+
+    hidden_act: Gelu = "gelu"
+    num_labels: Size | None = None
+    id2label: dict[str | int, str] | None = None
+
+    @property
+    def classes(self) -> int:
+        return self.num_labels or len(self.id2label or ()) or 2
+
+
+class BertConfig(ClassifierConfig, kw_only=True):
+    vocab_size: Size
+    max_position_embeddings: Size
+    type_vocab_size: Literal[2] = 2
+    position_embedding_type: Literal["absolute"] = "absolute"
+    attention_probs_dropout_prob: Dropout = 0.1
+    hidden_dropout_prob: Dropout = 0.1
+
+    def shape(self, name: str) -> ModelShape:
+        return ModelShape(
+            name=name,
+            family="bert",
+            layers=self.num_hidden_layers,
+            hidden=self.hidden_size,
+            heads=self.num_attention_heads,
+            kv_heads=self.num_attention_heads,
+            ffn=self.intermediate_size,
+            vocab=self.vocab_size,
+            seq_len=min(TRAINING_SEQ_LEN["bert"], self.max_position_embeddings),
+            max_seq_len=self.max_position_embeddings,
+            classes=self.classes,
+            dropout=_one_dropout(
+                attention_probs_dropout_prob=self.attention_probs_dropout_prob,
+                hidden_dropout_prob=self.hidden_dropout_prob,
+            ),
+        )
+
+
+class VitConfig(ClassifierConfig, kw_only=True):
+    image_size: Size
+    patch_size: Size
+    num_channels: Literal[3] = 3
+    qkv_bias: bool = True
+    attention_probs_dropout_prob: Dropout = 0.0
+    hidden_dropout_prob: Dropout = 0.0
+
+    def shape(self, name: str) -> ModelShape:
+        _require(self.qkv_bias, "qkv_bias must be true: a ViT without these biases is not supported")
+        return ModelShape(
+            name=name,
+            family="vit",
+            layers=self.num_hidden_layers,
+            hidden=self.hidden_size,
+            heads=self.num_attention_heads,
+            kv_heads=self.num_attention_heads,
+            ffn=self.intermediate_size,
+            image_size=self.image_size,
+            patch_size=self.patch_size,
+            classes=self.classes,
+            dropout=_one_dropout(
+                attention_probs_dropout_prob=self.attention_probs_dropout_prob,
+                hidden_dropout_prob=self.hidden_dropout_prob,
+            ),
+        )
+
+
+CONFIGS: Mapping[str, type[HfConfig]] = MappingProxyType(
+    {
+        "bert": BertConfig,
+        "gpt2": Gpt2Config,
+        "llama": LlamaConfig,
+        "mistral": MistralConfig,
+        "qwen2": Qwen2Config,
+        "vit": VitConfig,
+    }
+)
+"""The configurations that can be read, by model_type."""
+
+
+def _one_dropout(**rates: float) -> float:
+    """The one probability of a `ModelShape`. Its value costs no memory, but whether there is a mask does."""
+    _require(
+        len({rate > 0 for rate in rates.values()}) == 1,
+        f"{' and '.join(rates)} must be all 0 or all above 0",
+    )
+    return max(rates.values())
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise ValueError(message)

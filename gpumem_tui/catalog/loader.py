@@ -1,0 +1,212 @@
+"""Reads the catalog (gpus.toml, models.toml) and Hugging Face configurations into the shapes of `shapes`."""
+
+from __future__ import annotations
+
+import json
+import re
+import reprlib
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import fields, replace
+from difflib import get_close_matches
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from types import MappingProxyType
+from typing import Literal
+
+import msgspec
+
+from gpumem_tui.catalog.huggingface import CONFIGS, HfConfig
+from gpumem_tui.catalog.shapes import ATTENTION_FAMILIES, Gpu, ModelShape, ShapeError
+from gpumem_tui.memory import MIB
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+_SUGGESTIONS = 4
+
+
+class CatalogError(ValueError):
+    """A name that the catalog does not have, or a description that cannot be read: one line for the user."""
+
+
+@cache
+def gpus() -> Mapping[str, Gpu]:
+    """Every GPU of the catalog by name, in the file's order.
+
+    Raises:
+        CatalogError: gpus.toml is damaged.
+    """
+    return MappingProxyType({name: _gpu(name, table) for name, table in _tables("gpus.toml").items()})
+
+
+@cache
+def models() -> Mapping[str, ModelShape]:
+    """Every model of the catalog by name, in the file's order.
+
+    Raises:
+        CatalogError: models.toml is damaged.
+    """
+    return MappingProxyType({name: _model(name, table) for name, table in _tables("models.toml").items()})
+
+
+def find_gpu(name: str) -> Gpu:
+    """The GPU of that name.
+
+    Raises:
+        CatalogError: there is none; the message suggests the nearest names.
+    """
+    if name not in gpus():
+        raise CatalogError(_unknown("GPU", name, gpus()))
+    return gpus()[name]
+
+
+def find_model(name: str) -> ModelShape:
+    """The model of that name.
+
+    Raises:
+        CatalogError: there is none; the message suggests the nearest names.
+    """
+    if name not in models():
+        raise CatalogError(_unknown("model", name, models()))
+    return models()[name]
+
+
+def load_hf_config(path: str | Path) -> ModelShape:
+    """The shape that a Hugging Face config.json describes, named after the directory it lies in.
+
+    Args:
+        path: the file, or the directory of a model that holds a config.json.
+
+    Raises:
+        CatalogError: the file cannot be read, or what `shape_from_hf_config` refuses.
+    """
+    file = Path(path)
+    if file.is_dir():
+        file /= "config.json"
+    try:
+        config: object = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise CatalogError(f"cannot read {file}: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise CatalogError(f"{file} is not valid JSON: {error}") from error
+    if not isinstance(config, dict):
+        raise CatalogError(f"{file} is not a model's configuration: expected a JSON object")
+    return shape_from_hf_config(config, file.resolve().parent.name if file.name == "config.json" else file.stem)
+
+
+def shape_from_hf_config(config: Mapping[str, object], name: str) -> ModelShape:
+    """The shape that the contents of a Hugging Face config.json describe.
+
+    Raises:
+        CatalogError: a model_type or kind of network that is not supported, a key that is missing or holds a
+            value that it cannot, or a shape that cannot exist.
+    """
+    model_type = config.get("model_type")
+    kind = CONFIGS.get(model_type) if isinstance(model_type, str) else None
+    if kind is None:
+        problem = "has no 'model_type'" if model_type is None else f"has model_type {reprlib.repr(model_type)}"
+        raise CatalogError(f"the configuration of {name} {problem}: supported are {', '.join(CONFIGS)}")
+    _check_keys(config, name, kind)
+    try:
+        shape = msgspec.convert(config, kind).shape(name)
+        shape.check()
+    except ShapeError as error:
+        reason = str(error).removeprefix(f"{error.option}: ")  # the mend is in the file, not in an option
+        raise CatalogError(f"the configuration of {name} cannot exist: {reason}") from error
+    except ValueError as error:
+        raise CatalogError(f"the configuration of {name} is not supported: {error}") from error
+    return replace(shape, source=f"Hugging Face configuration, model_type {model_type}")
+
+
+def _check_keys(config: Mapping[str, object], name: str, kind: type[HfConfig]) -> None:
+    for field in msgspec.structs.fields(kind):
+        key = field.encode_name
+        if key not in config:
+            if field.required:
+                raise CatalogError(f"the configuration of {name} has no {key!r}")
+            continue
+        try:
+            msgspec.convert(config[key], field.type)
+        except msgspec.ValidationError as error:
+            value = reprlib.repr(config[key])
+            raise CatalogError(f"the configuration of {name} has {key!r} = {value}: {error}") from error
+
+
+def _unknown(what: str, name: str, known: Iterable[str]) -> str:
+    names = list(known)
+    near = _near_misses(name, names)
+    if near:
+        return f"unknown {what} {name!r}: did you mean {', '.join(near)}?"
+    some = names[:: max(1, len(names) // _SUGGESTIONS)][:_SUGGESTIONS]
+    return f"unknown {what} {name!r}: the catalog has {len(names)}, such as {', '.join(some)}"
+
+
+def _near_misses(name: str, names: Iterable[str]) -> list[str]:
+    """The names that `name` may stand for, likeliest first.
+
+    Only letters and digits count; `name` may be the whole, the beginning or a part of one, or resemble it.
+    """
+    by_letters = {_letters(candidate): candidate for candidate in names}
+    wanted = _letters(name)
+    same = [wanted] if wanted in by_letters else []
+    begun = [letters for letters in by_letters if wanted and letters.startswith(wanted)]
+    containing = [letters for letters in by_letters if wanted and wanted in letters]
+    similar = get_close_matches(wanted, by_letters, n=_SUGGESTIONS)
+    ranked = dict.fromkeys([*same, *begun, *containing, *similar])
+    return [by_letters[letters] for letters in ranked][:_SUGGESTIONS]
+
+
+def _letters(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.lower())
+
+
+class _GpuEntry(msgspec.Struct, forbid_unknown_fields=True):
+    title: str
+    kind: Literal["consumer", "workstation", "datacenter"]
+    total_mib: int
+    cuda_total_mib: int
+    compute_capability: tuple[int, int]
+    source: str
+
+
+def _tables(file_name: str) -> dict[str, dict[str, object]]:
+    text = files("gpumem_tui.catalog").joinpath(file_name).read_text(encoding="utf-8")
+    try:
+        return msgspec.convert(tomllib.loads(text), dict[str, dict[str, object]])
+    except (tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
+        raise CatalogError(f"{file_name}: {error}") from error
+
+
+def _gpu(name: str, table: Mapping[str, object]) -> Gpu:
+    try:
+        entry = msgspec.convert(table, _GpuEntry)
+    except msgspec.ValidationError as error:
+        raise CatalogError(f"gpus.toml: {name}: {error}") from error
+    return Gpu(
+        name=name,
+        title=entry.title,
+        kind=entry.kind,
+        total_bytes=entry.total_mib * MIB,
+        cuda_total_bytes=entry.cuda_total_mib * MIB,
+        compute_capability=entry.compute_capability,
+        source=entry.source,
+    )
+
+
+def _model(name: str, table: Mapping[str, object]) -> ModelShape:
+    unknown = table.keys() - {field.name for field in fields(ModelShape)}
+    if unknown:
+        raise CatalogError(f"models.toml: {name}: unknown key {min(unknown)!r}")
+    entry = {"name": name, **table}
+    if entry.get("family") in ATTENTION_FAMILIES:
+        entry.setdefault("kv_heads", entry.get("heads"))
+    try:
+        shape = msgspec.convert(entry, ModelShape)
+        shape.check()
+    except (msgspec.ValidationError, ShapeError) as error:
+        raise CatalogError(f"models.toml: {name}: {error}") from error
+    return shape

@@ -1,0 +1,170 @@
+"""What a GPU and a network look like to the rest of the program. Standard library only: children import it too."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
+
+Family = Literal["gpt2", "llama", "bert", "vit", "resnet", "mlp"]
+FAMILIES: tuple[Family, ...] = get_args(Family)
+SEQUENCE_FAMILIES: tuple[Family, ...] = ("gpt2", "llama", "bert")
+ATTENTION_FAMILIES: tuple[Family, ...] = ("gpt2", "llama", "bert", "vit")
+
+
+class ShapeError(ValueError):
+    """A shape that cannot exist. `option` is the command-line option to mend, the message says how."""
+
+    def __init__(self, option: str, message: str) -> None:
+        super().__init__(f"{option}: {message}")
+        self.option = option
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One kind of GPU.
+
+    `total_bytes` is what the driver (NVML, nvidia-smi) reports; `cuda_total_bytes` what `cudaMemGetInfo` and
+    PyTorch's out-of-memory message report. The difference is the driver's own reserve.
+    """
+
+    name: str
+    title: str
+    kind: Literal["consumer", "workstation", "datacenter"]
+    total_bytes: int
+    cuda_total_bytes: int
+    compute_capability: tuple[int, int]
+    source: str
+
+    @property
+    def sm(self) -> str:
+        """The architecture as CUDA's tools write it, e.g. ``sm_80``."""
+        return "sm_{}{}".format(*self.compute_capability)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """The architecture of one network. A field that its family does not have is 0 (or False, or empty).
+
+    Attributes:
+        layers: transformer blocks; for an MLP its linear layers; 0 for a ResNet, whose `stages` count its blocks.
+        hidden: width of the residual stream; for an MLP the width of every hidden layer.
+        heads: attention heads; `kv_heads`: key/value heads (equal to `heads` unless queries are grouped).
+        ffn: inner width of the feed-forward network.
+        vocab: vocabulary size. `seq_len`: sequence length to train at, and `max_seq_len` the longest the
+            model can take (learned positions) or was trained at (rotary).
+        tied_head: the output head shares the embedding's weight.
+        qkv_bias: query, key and value projections have a bias (Llama family only; GPT-2, BERT, ViT always do).
+        head_dim: width of one attention head, 0 for ``hidden / heads``.
+        image_size, patch_size: pixels a side. `classes`: outputs of a classifier. `inputs`: MLP input features.
+        dropout: probability of every dropout layer the published configuration has; 0 for none.
+        stages: ResNet blocks per stage; `bottleneck`: 1×1-3×3-1×1 blocks rather than two 3×3.
+        published_parameters: the count its authors (or the reference implementation) give; None once overridden.
+    """
+
+    name: str
+    family: Family
+    layers: int = 0
+    hidden: int = 0
+    heads: int = 0
+    kv_heads: int = 0
+    head_dim: int = 0
+    ffn: int = 0
+    vocab: int = 0
+    seq_len: int = 0
+    max_seq_len: int = 0
+    tied_head: bool = False
+    qkv_bias: bool = False
+    image_size: int = 0
+    patch_size: int = 0
+    classes: int = 0
+    inputs: int = 0
+    dropout: float = 0.0
+    stages: tuple[int, ...] = ()
+    bottleneck: bool = False
+    published_parameters: int | None = None
+    source: str = ""
+
+    @property
+    def attention_width(self) -> int:
+        """Width of one attention head."""
+        return self.head_dim or self.hidden // self.heads
+
+    @property
+    def tokens(self) -> int:
+        """Positions per sample in the residual stream: the sequence, or a ViT's patches and its class token."""
+        if self.family == "vit":
+            return (self.image_size // self.patch_size) ** 2 + 1
+        return self.seq_len
+
+    def overridden(self, **changes: int | None) -> ModelShape:
+        """This shape with the given fields changed; those that are None stay.
+
+        A change of `heads` or `hidden` on a model whose key/value heads, feed-forward width follow them keeps
+        the proportion it had, unless that field is given too.
+
+        Raises:
+            ShapeError: a field that the family does not have, or a shape that cannot exist.
+        """
+        given: dict[str, int] = {field: value for field, value in changes.items() if value is not None}
+        for field in given:
+            if field not in _FIELDS_OF[self.family]:
+                raise ShapeError(
+                    _option(field),
+                    f"{self.name} is a {self.family} model and has no {field.replace('_', ' ')} to set",
+                )
+        if not given:
+            return self
+        if "hidden" in given and "ffn" not in given and self.ffn and "ffn" in _FIELDS_OF[self.family]:
+            given["ffn"] = max(1, self.ffn * given["hidden"] // self.hidden)
+        if "heads" in given and "kv_heads" not in given and self.kv_heads:
+            grouped = self.kv_heads != self.heads
+            given["kv_heads"] = self.kv_heads if grouped else given["heads"]
+        if given.get("seq_len", 0) > self.max_seq_len and self.family == "llama":
+            given["max_seq_len"] = given["seq_len"]  # rotary positions have no table to outgrow
+        architecture = given.keys() - {"seq_len", "max_seq_len", "image_size"}
+        resized_vit = self.family == "vit" and "image_size" in given
+        published = None if architecture or resized_vit else self.published_parameters
+        shape = replace(self, **given, published_parameters=published)  # type: ignore[arg-type]
+        shape.check()
+        return shape
+
+    def check(self) -> None:
+        """Raise ShapeError for the first field that makes this shape impossible."""
+        for field in sorted(_FIELDS_OF[self.family]):
+            value = getattr(self, field)
+            if value <= 0:
+                raise ShapeError(_option(field), f"must be at least 1, not {value}")
+        if self.family in ATTENTION_FAMILIES:
+            if not self.head_dim and self.hidden % self.heads:
+                raise ShapeError("--heads", f"{self.heads} heads do not divide a hidden size of {self.hidden}")
+            if self.heads % self.kv_heads:
+                raise ShapeError("--kv-heads", f"{self.kv_heads} key/value heads do not divide {self.heads} heads")
+        if self.family == "llama" and self.attention_width % 2:
+            raise ShapeError("--heads", f"rotary positions need an even head width, not {self.attention_width}")
+        if self.family in ("gpt2", "bert") and self.seq_len > self.max_seq_len:
+            raise ShapeError(
+                "--seq-len", f"{self.name} has {self.max_seq_len} positions, {self.seq_len} is beyond them"
+            )
+        if self.family == "vit" and self.image_size % self.patch_size:
+            raise ShapeError(
+                "--image-size",
+                f"{self.image_size} pixels are not a multiple of the {self.patch_size} pixel patch",
+            )
+        if self.family == "resnet" and self.image_size < 32:
+            raise ShapeError("--image-size", f"must be at least 32 for a ResNet, not {self.image_size}")
+
+
+_TRANSFORMER = frozenset({"layers", "hidden", "heads", "ffn"})
+_FIELDS_OF: dict[Family, frozenset[str]] = {
+    "gpt2": _TRANSFORMER | {"vocab", "seq_len"},
+    "llama": _TRANSFORMER | {"kv_heads", "vocab", "seq_len"},
+    "bert": _TRANSFORMER | {"vocab", "seq_len"},
+    "vit": _TRANSFORMER | {"image_size"},
+    "resnet": frozenset({"image_size"}),
+    "mlp": frozenset({"layers", "hidden"}),
+}
+"""The fields a user may override, per family."""
+
+
+def _option(field: str) -> str:
+    return "--" + field.replace("_", "-")

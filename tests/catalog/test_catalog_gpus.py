@@ -1,0 +1,68 @@
+"""The GPUs of the catalog: the public names, and figures that could be a real device's."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from gpumem_tui.catalog.loader import find_gpu, gpus
+from gpumem_tui.catalog.shapes import Gpu
+from gpumem_tui.memory import MIB
+
+PUBLIC_NAMES = [
+    "t4-16gb",
+    "v100-16gb",
+    "rtx-3090-24gb",
+    "rtx-4090-24gb",
+    "l40s-48gb",
+    "a100-40gb",
+    "a100-80gb",
+    "h100-80gb",
+    "h200-141gb",
+    "b200-180gb",
+]
+ALL_GPUS = [pytest.param(gpu, id=name) for name, gpu in gpus().items()]
+
+
+def test_has_the_public_names_and_a_useful_choice() -> None:
+    assert gpus().keys() >= set(PUBLIC_NAMES)
+    assert len(gpus()) >= 30
+    assert {gpu.kind for gpu in gpus().values()} == {"consumer", "workstation", "datacenter"}
+
+
+def test_titles_tell_the_gpus_apart() -> None:
+    assert len({gpu.title for gpu in gpus().values()}) == len(gpus())
+
+
+def test_reads_mib_as_bytes() -> None:
+    a100 = find_gpu("a100-80gb")
+    assert a100.name == "a100-80gb"
+    assert a100.total_bytes == 81920 * MIB
+    assert a100.cuda_total_bytes == 81049 * MIB
+    assert a100.sm == "sm_80"
+
+
+@pytest.mark.parametrize("gpu", ALL_GPUS)
+def test_total_is_the_size_in_the_name(gpu: Gpu) -> None:
+    match = re.search(r"-(\d+)gb$", gpu.name)
+    assert match, "a GPU's name ends with its size"
+    assert gpu.total_bytes == pytest.approx(int(match[1]) * 10**9, rel=0.15)
+
+
+@pytest.mark.parametrize("gpu", ALL_GPUS)
+def test_the_driver_keeps_a_little_of_it(gpu: Gpu) -> None:
+    reserve_bytes = gpu.total_bytes - gpu.cuda_total_bytes
+    assert 100 * MIB < reserve_bytes < 1200 * MIB
+
+
+@pytest.mark.parametrize("gpu", ALL_GPUS)
+def test_says_what_it_is_and_where_the_figures_come_from(gpu: Gpu) -> None:
+    assert gpu.title.startswith("NVIDIA ")
+    assert gpu.source
+    assert (6, 0) <= gpu.compute_capability <= (12, 1)
+
+
+def test_cannot_be_changed() -> None:
+    with pytest.raises(TypeError):
+        gpus()["mine"] = find_gpu("t4-16gb")  # type: ignore[index]
