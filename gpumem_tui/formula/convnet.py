@@ -1,0 +1,156 @@
+"""ResNet as torchvision lays it out (v1.5: the 3×3 of a bottleneck carries the stride), and what it saves.
+
+A convolution saves its input, a BatchNorm its input, a ReLU its output. So the tensors alive when backward starts
+are the output of every convolution (BatchNorm's input) and, in place over the normalized one, the output of every
+ReLU (the next convolution's input). The projection of a shortcut is normalized and added, and nothing keeps that
+sum's operands.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gpumem_tui.catalog.shapes import ModelShape
+from gpumem_tui.formula.precision import STORAGE
+from gpumem_tui.formula.recipe import Recipe
+from gpumem_tui.formula.rows import FormulaRow, batch_row
+from gpumem_tui.memory import Bucket
+
+_STEM_WIDTH = 64
+_STAGE_WIDTHS = (64, 128, 256, 512)
+_EXPANSION = 4
+_INDEX_BYTES = 8
+_SOURCE = "He et al. 2015; torchvision"
+
+
+@dataclass(frozen=True, slots=True)
+class Convolution:
+    """A square convolution without bias, padded by half its kernel. `side`: pixels a side of its output."""
+
+    inputs: int
+    outputs: int
+    kernel: int
+    side: int
+
+    @property
+    def values(self) -> int:
+        """Values of one image's output: C·H·W."""
+        return self.outputs * self.side**2
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A residual block. `input_values`: values of one image at its entrance. `shortcut`: its projection."""
+
+    input_values: int
+    path: tuple[Convolution, ...]
+    shortcut: Convolution | None
+
+    @property
+    def convolutions(self) -> tuple[Convolution, ...]:
+        """Every convolution of the block, the shortcut's last."""
+        return self.path if self.shortcut is None else (*self.path, self.shortcut)
+
+    @property
+    def convolution_values(self) -> int:
+        """Convolution outputs of one image, kept as the inputs of normalization."""
+        return sum(conv.values for conv in self.convolutions)
+
+    @property
+    def activated_values(self) -> int:
+        """ReLU outputs of one image, kept for ReLU itself and as the inputs of the next convolution."""
+        return sum(conv.values for conv in self.path)
+
+
+@dataclass(frozen=True, slots=True)
+class ResNet:
+    """The layers of one ResNet at one image size. `features`: inputs of the classifier."""
+
+    stem: Convolution
+    pooled_side: int
+    blocks: tuple[Block, ...]
+    features: int
+
+    @property
+    def convolutions(self) -> tuple[Convolution, ...]:
+        """Every convolution of the network, in order."""
+        return (self.stem, *(conv for block in self.blocks for conv in block.convolutions))
+
+    @property
+    def pooled_values(self) -> int:
+        """Values of one image after the stem's max pooling."""
+        return self.stem.outputs * self.pooled_side**2
+
+
+def resnet(shape: ModelShape) -> ResNet:
+    """The layers of a ResNet with real feature-map sizes at `shape.image_size`."""
+    stem = Convolution(3, _STEM_WIDTH, 7, _halved(shape.image_size))
+    pooled = side = _halved(stem.side)
+    channels = stem.outputs
+    blocks = []
+    for stage, (depth, width) in enumerate(zip(shape.stages, _STAGE_WIDTHS, strict=True)):
+        for index in range(depth):
+            downsamples = stage > 0 and index == 0
+            block = _block(channels, width, side, downsamples=downsamples, bottleneck=shape.bottleneck)
+            blocks.append(block)
+            channels, side = block.path[-1].outputs, block.path[-1].side
+    return ResNet(stem, pooled, tuple(blocks), channels)
+
+
+def activation_rows(shape: ModelShape, recipe: Recipe, batch_size: int) -> list[FormulaRow]:
+    """What a ResNet keeps for backward. Selective recompute has no attention to drop and changes nothing."""
+    network = resnet(shape)
+    blocks = network.blocks
+    convolved = network.stem.values
+    activated = network.stem.values + network.pooled_values
+    if recipe.recompute == "full":
+        largest = max(blocks, key=lambda block: block.convolution_values + block.activated_values)
+        entrances = sum(block.input_values for block in blocks[1:])  # the first one's is the pooled map
+        convolved += largest.convolution_values
+        activated += entrances + largest.activated_values
+        note = "the stem, the input of every block, and the largest block while it is recomputed"
+    else:
+        convolved += sum(block.convolution_values for block in blocks)
+        activated += sum(block.activated_values for block in blocks)
+        note = f"C·H·W summed over {len(network.convolutions)} convolutions at their real sizes"
+    width = STORAGE[recipe.precision].compute_bytes
+    kept = Bucket.ACTIVATIONS
+    return [
+        batch_row(kept, "convolution outputs", (batch_size, convolved, width), _SOURCE, note),
+        batch_row(
+            kept,
+            "normalized and activated maps",
+            (batch_size, activated, width),
+            _SOURCE,
+            "ReLU works in place, so the map after it is also the next convolution's input",
+        ),
+        batch_row(
+            kept,
+            "pooling indices",
+            (batch_size, network.pooled_values, _INDEX_BYTES),
+            "PyTorch max_pool2d",
+            "where each maximum came from, as int64",
+        ),
+    ]
+
+
+def _halved(side: int) -> int:
+    """Pixels a side after a stride of 2, padded so that an odd last pixel still counts."""
+    return (side + 1) // 2
+
+
+def _block(channels: int, width: int, side: int, *, downsamples: bool, bottleneck: bool) -> Block:
+    after = _halved(side) if downsamples else side
+    if bottleneck:
+        outputs = width * _EXPANSION
+        path: tuple[Convolution, ...] = (
+            Convolution(channels, width, 1, side),
+            Convolution(width, width, 3, after),
+            Convolution(width, outputs, 1, after),
+        )
+    else:
+        outputs = width
+        path = (Convolution(channels, width, 3, after), Convolution(width, width, 3, after))
+    projects = downsamples or channels != outputs
+    shortcut = Convolution(channels, outputs, 1, after) if projects else None
+    return Block(channels * side**2, path, shortcut)

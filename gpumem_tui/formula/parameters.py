@@ -1,0 +1,129 @@
+"""Exact parameter counts, from the weight tensors of each architecture."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from math import prod
+from types import MappingProxyType
+
+from gpumem_tui.catalog.shapes import Family, ModelShape
+from gpumem_tui.formula import convnet
+
+_TOKEN_TYPES = 2
+"""Segment embeddings of BERT: sentence A, sentence B."""
+_COLOURS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterTensor:
+    """`copies` weight tensors of the same dimensions."""
+
+    dims: tuple[int, ...]
+    copies: int = 1
+
+    @property
+    def values(self) -> int:
+        """Parameters in all copies together."""
+        return prod(self.dims) * self.copies
+
+
+def count_parameters(shape: ModelShape) -> int:
+    """The parameters of the network: trainable values, a tied head counted once, buffers left out."""
+    return sum(tensor.values for tensor in parameter_tensors(shape))
+
+
+def parameter_tensors(shape: ModelShape) -> tuple[ParameterTensor, ...]:
+    """Every weight tensor of the network, equal ones grouped."""
+    return tuple(_TENSORS[shape.family](shape))
+
+
+def textbook_parameters(layers: int, hidden: int, vocab: int) -> int:
+    """N = V·h + L·(12h² + 13h) + 2h: a GPT stack with ffn = 4h, without its learned positions.
+
+    The terms are the embedding, the blocks and the final normalization; see Korthikanti et al. 2022 and the
+    GPT-2 code for the same count.
+    """
+    return vocab * hidden + layers * (12 * hidden**2 + 13 * hidden) + 2 * hidden
+
+
+def _linear(outputs: int, inputs: int, copies: int = 1, *, bias: bool = True) -> Iterator[ParameterTensor]:
+    yield ParameterTensor((outputs, inputs), copies)
+    if bias:
+        yield ParameterTensor((outputs,), copies)
+
+
+def _encoder_blocks(shape: ModelShape) -> Iterator[ParameterTensor]:
+    """The blocks that GPT-2, BERT and ViT share: 4h² + 4h of attention, the MLP, two LayerNorms."""
+    yield from _linear(3 * shape.hidden, shape.hidden, shape.layers)
+    yield from _linear(shape.hidden, shape.hidden, shape.layers)
+    yield from _linear(shape.ffn, shape.hidden, shape.layers)
+    yield from _linear(shape.hidden, shape.ffn, shape.layers)
+    yield from _layer_norm(shape, 2 * shape.layers)
+
+
+def _layer_norm(shape: ModelShape, copies: int = 1) -> Iterator[ParameterTensor]:
+    yield ParameterTensor((shape.hidden,), 2 * copies)
+
+
+def _gpt2(shape: ModelShape) -> Iterator[ParameterTensor]:
+    yield ParameterTensor((shape.vocab, shape.hidden))
+    yield ParameterTensor((shape.max_seq_len, shape.hidden))
+    yield from _encoder_blocks(shape)
+    yield from _layer_norm(shape)
+    if not shape.tied_head:
+        yield from _linear(shape.vocab, shape.hidden, bias=False)
+
+
+def _llama(shape: ModelShape) -> Iterator[ParameterTensor]:
+    queries = shape.heads * shape.attention_width
+    keys = shape.kv_heads * shape.attention_width
+    yield ParameterTensor((shape.vocab, shape.hidden))
+    yield from _linear(queries, shape.hidden, shape.layers, bias=shape.qkv_bias)
+    yield from _linear(keys, shape.hidden, 2 * shape.layers, bias=shape.qkv_bias)
+    yield from _linear(shape.hidden, queries, shape.layers, bias=False)
+    yield from _linear(shape.ffn, shape.hidden, 2 * shape.layers, bias=False)
+    yield from _linear(shape.hidden, shape.ffn, shape.layers, bias=False)
+    yield ParameterTensor((shape.hidden,), 2 * shape.layers + 1)  # RMSNorm: a weight and no bias
+    if not shape.tied_head:
+        yield from _linear(shape.vocab, shape.hidden, bias=False)
+
+
+def _bert(shape: ModelShape) -> Iterator[ParameterTensor]:
+    yield ParameterTensor((shape.vocab, shape.hidden))
+    yield ParameterTensor((shape.max_seq_len, shape.hidden))
+    yield ParameterTensor((_TOKEN_TYPES, shape.hidden))
+    yield from _layer_norm(shape)
+    yield from _encoder_blocks(shape)
+    yield from _linear(shape.hidden, shape.hidden)  # pooler
+    yield from _linear(shape.classes, shape.hidden)
+
+
+def _vit(shape: ModelShape) -> Iterator[ParameterTensor]:
+    yield ParameterTensor((shape.hidden, _COLOURS, shape.patch_size, shape.patch_size))
+    yield ParameterTensor((shape.hidden,))
+    yield ParameterTensor((1, 1, shape.hidden))  # class token
+    yield ParameterTensor((1, shape.tokens, shape.hidden))  # positions
+    yield from _encoder_blocks(shape)
+    yield from _layer_norm(shape)
+    yield from _linear(shape.classes, shape.hidden)
+
+
+def _resnet(shape: ModelShape) -> Iterator[ParameterTensor]:
+    network = convnet.resnet(shape)
+    for conv in network.convolutions:
+        yield ParameterTensor((conv.outputs, conv.inputs, conv.kernel, conv.kernel))
+        yield ParameterTensor((conv.outputs,), 2)  # BatchNorm weight and bias; the convolution has no bias
+    yield from _linear(shape.classes, network.features)
+
+
+def _mlp(shape: ModelShape) -> Iterator[ParameterTensor]:
+    widths = [shape.inputs, *[shape.hidden] * (shape.layers - 1), shape.classes]
+    for inputs, outputs in pairwise(widths):
+        yield from _linear(outputs, inputs)
+
+
+_TENSORS: Mapping[Family, Callable[[ModelShape], Iterator[ParameterTensor]]] = MappingProxyType(
+    {"gpt2": _gpt2, "llama": _llama, "bert": _bert, "vit": _vit, "resnet": _resnet, "mlp": _mlp}
+)

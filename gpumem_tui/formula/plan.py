@@ -1,0 +1,50 @@
+"""Decisions that follow from the batch a card can take: how many accumulation steps reach the wanted one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gpumem_tui.catalog.shapes import ModelShape
+
+
+@dataclass(frozen=True, slots=True)
+class Accumulation:
+    """How micro-batches add up to one optimizer step.
+
+    Attributes:
+        steps: forward and backward passes before the optimizer steps.
+        global_batch_size: samples the optimizer really sees: batch size · GPUs · steps.
+        target_batch: samples it was asked to see; fewer, where they do not divide.
+    """
+
+    steps: int
+    global_batch_size: int
+    target_batch: int
+
+    @property
+    def exact(self) -> bool:
+        """Whether the target is met without rounding up."""
+        return self.global_batch_size == self.target_batch
+
+
+def accumulation(target_batch: int, batch_size: int, gpus: int = 1) -> Accumulation:
+    """steps = target / (b·D), rounded up.
+
+    Args:
+        target_batch: samples wanted per optimizer step, over all GPUs.
+        batch_size: samples of one pass on one GPU.
+
+    Raises:
+        ValueError: a number below 1.
+    """
+    for name, value in (("target batch", target_batch), ("batch size", batch_size), ("GPUs", gpus)):
+        if value < 1:
+            raise ValueError(f"{name} must be at least 1, not {value}")
+    per_pass = batch_size * gpus
+    steps = -(-target_batch // per_pass)
+    return Accumulation(steps, per_pass * steps, target_batch)
+
+
+def tokens_per_global_batch(shape: ModelShape, plan: Accumulation) -> int:
+    """Tokens of one optimizer step: global batch · sequence length. 0 for a network without a sequence."""
+    return plan.global_batch_size * shape.seq_len

@@ -1,0 +1,256 @@
+"""The closed-form prediction of one training step's peak, and the largest batch it allows."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from gpumem_tui.catalog.shapes import ATTENTION_FAMILIES, ModelShape
+from gpumem_tui.formula import convnet, mlp, transformer
+from gpumem_tui.formula.head import head_rows
+from gpumem_tui.formula.optimizer import optimizer_row
+from gpumem_tui.formula.parameters import parameter_tensors
+from gpumem_tui.formula.precision import STORAGE
+from gpumem_tui.formula.recipe import Recipe
+from gpumem_tui.formula.rows import TEXTBOOK, FormulaRow, batch_row, fixed_row
+from gpumem_tui.formula.sharding import shard
+from gpumem_tui.memory import Breakdown, Bucket, format_bytes
+
+DEFAULT_HEADROOM = 0.1
+"""Share of the card kept free for the CUDA context, workspaces and fragmentation."""
+
+_ID_BYTES = 8
+_COLOURS = 3
+
+
+@dataclass(frozen=True)
+class FormulaPrediction:
+    """The closed form's answer for one GPU.
+
+    Attributes:
+        rows: its terms, in the ledger's order of buckets.
+        assumptions: what the whole answer takes for granted, one sentence each.
+    """
+
+    batch_size: int
+    rows: tuple[FormulaRow, ...]
+    assumptions: tuple[str, ...]
+
+    @cached_property
+    def breakdown(self) -> Breakdown:
+        """The rows summed by bucket."""
+        buckets: defaultdict[Bucket, int] = defaultdict(int)
+        for row in self.rows:
+            buckets[row.bucket] += row.size_bytes
+        return Breakdown(buckets)
+
+    @property
+    def peak_bytes(self) -> int:
+        """All rows together."""
+        return sum(row.size_bytes for row in self.rows)
+
+    @property
+    def fixed_bytes(self) -> int:
+        """What does not depend on the batch size: weights, their copies, gradients, optimizer state."""
+        return sum(row.size_bytes for row in self.rows if not row.grows_with_batch)
+
+    @property
+    def activation_bytes_per_sample(self) -> int:
+        """What each further sample adds: activations, head and loss, batch data. 0 at batch size 0."""
+        growing_bytes = sum(row.size_bytes for row in self.rows if row.grows_with_batch)
+        return growing_bytes // self.batch_size if self.batch_size else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Obstacle:
+    """The part of a prediction that alone exceeds the card.
+
+    Attributes:
+        buckets: each exceeds the card by itself; or, where none does, the largest ones that together do.
+        sizes_bytes: of each bucket.
+        together: the buckets exceed the card only in sum.
+        message: one line for the user; of several buckets that exceed the card alone it names the largest.
+    """
+
+    buckets: tuple[Bucket, ...]
+    sizes_bytes: tuple[int, ...]
+    together: bool
+    message: str
+
+
+def predict(shape: ModelShape, recipe: Recipe, batch_size: int) -> FormulaPrediction:
+    """The peak of one training step on one of the recipe's GPUs, term by term.
+
+    Raises:
+        ValueError: a negative batch size, or fewer than one GPU.
+    """
+    if batch_size < 0:
+        raise ValueError(f"batch size must not be negative, it is {batch_size}")
+    if recipe.gpus < 1:
+        raise ValueError(f"there must be at least 1 GPU, not {recipe.gpus}")
+    order = list(Bucket)
+    rows = [
+        *(shard(row, recipe) for row in _fixed_rows(shape, recipe)),
+        *_activation_rows(shape, recipe, batch_size),
+        *head_rows(shape, recipe, batch_size),
+        *_batch_data_rows(shape, recipe, batch_size),
+    ]
+    rows.sort(key=lambda row: order.index(row.bucket))
+    return FormulaPrediction(batch_size, tuple(rows), tuple(_assumptions(shape, recipe)))
+
+
+def usable_bytes(total_bytes: int, headroom: float = DEFAULT_HEADROOM) -> int:
+    """What a step may take of a card of `total_bytes`.
+
+    Raises:
+        ValueError: a headroom that is no share of the card.
+    """
+    if not 0 <= headroom < 1:
+        raise ValueError(f"headroom must be at least 0 and below 1, not {headroom}")
+    return int(total_bytes * (1 - headroom))
+
+
+def max_batch_size(shape: ModelShape, recipe: Recipe, total_bytes: int, headroom: float = DEFAULT_HEADROOM) -> int:
+    """floor((M·(1 − headroom) − fixed, sharded) / bytes per sample): the largest batch that fits, 0 for none.
+
+    Args:
+        total_bytes: M, the memory of one GPU.
+        headroom: share of it to leave free.
+
+    Raises:
+        ValueError: a headroom that is no share of the card.
+    """
+    one_sample = predict(shape, recipe, 1)
+    left_bytes = usable_bytes(total_bytes, headroom) - one_sample.fixed_bytes
+    return max(0, left_bytes // one_sample.activation_bytes_per_sample)
+
+
+def largest_obstacle(prediction: FormulaPrediction, capacity_bytes: int) -> Obstacle | None:
+    """Why `prediction` exceeds a card of `capacity_bytes`: the buckets too large for it. None if it fits."""
+    if prediction.peak_bytes <= capacity_bytes:
+        return None
+    sizes = sorted(prediction.breakdown.buckets.items(), key=lambda item: -item[1])
+    alone = [(bucket, size_bytes) for bucket, size_bytes in sizes if size_bytes > capacity_bytes]
+    chosen = alone or _fewest_exceeding(sizes, capacity_bytes)
+    titles = [bucket.title for bucket, _ in chosen]
+    if alone:
+        needs = f"{titles[0]} alone needs {format_bytes(alone[0][1])}"
+    else:
+        together_bytes = sum(size_bytes for _, size_bytes in chosen)
+        needs = f"{', '.join(titles[:-1])} and {titles[-1]} together need {format_bytes(together_bytes)}"
+    what = "nothing fits" if prediction.batch_size <= 1 else f"batch size {prediction.batch_size} does not fit"
+    return Obstacle(
+        buckets=tuple(bucket for bucket, _ in chosen),
+        sizes_bytes=tuple(size_bytes for _, size_bytes in chosen),
+        together=not alone,
+        message=f"{what}: {needs} of the card's {format_bytes(capacity_bytes)}",
+    )
+
+
+def _fewest_exceeding(sizes: Sequence[tuple[Bucket, int]], capacity_bytes: int) -> list[tuple[Bucket, int]]:
+    """The largest buckets, as few as exceed the capacity together. `sizes` are in descending order."""
+    chosen: list[tuple[Bucket, int]] = []
+    for item in sizes:
+        chosen.append(item)
+        if sum(size_bytes for _, size_bytes in chosen) > capacity_bytes:
+            break
+    return chosen
+
+
+def _fixed_rows(shape: ModelShape, recipe: Recipe) -> list[FormulaRow]:
+    tensors = parameter_tensors(shape)
+    parameters = sum(tensor.values for tensor in tensors)
+    storage = STORAGE[recipe.precision]
+    rows = [
+        fixed_row(
+            Bucket.PARAMETERS,
+            "parameters",
+            (parameters, storage.parameter_bytes),
+            storage.source,
+            "counted from the architecture",
+        ),
+        fixed_row(Bucket.GRADIENTS, "gradients", (parameters, storage.gradient_bytes), storage.source, storage.note),
+        optimizer_row(recipe, tensors),
+    ]
+    if storage.working_copy_bytes:
+        copy = fixed_row(
+            Bucket.ACTIVATIONS,
+            "16-bit working copy of the parameters",
+            (parameters, storage.working_copy_bytes),
+            storage.source,
+            "made by forward and kept for backward, so with the activations, though the batch does not change it, and "
+            "whole on every GPU however the weights are sharded; weights that only meet fp32 operations, such as "
+            "embeddings and normalizations, are not really copied",
+        )
+        rows.append(copy)
+    return rows
+
+
+def _activation_rows(shape: ModelShape, recipe: Recipe, batch_size: int) -> list[FormulaRow]:
+    if shape.family in ATTENTION_FAMILIES:
+        return transformer.activation_rows(shape, recipe, batch_size)
+    if shape.family == "resnet":
+        return convnet.activation_rows(shape, recipe, batch_size)
+    return mlp.activation_rows(shape, recipe, batch_size)
+
+
+def _batch_data_rows(shape: ModelShape, recipe: Recipe, batch_size: int) -> list[FormulaRow]:
+    """Inputs in the dtype of the weights that they meet, or int64 ids; and targets, int64."""
+    width = STORAGE[recipe.precision].parameter_bytes
+    inputs: tuple[int, ...]
+    targets: tuple[int, ...] = (batch_size, _ID_BYTES)
+    if shape.family in ("gpt2", "llama"):
+        name, inputs = "token ids", (batch_size, shape.seq_len, _ID_BYTES)
+        targets = inputs
+    elif shape.family == "bert":
+        name, inputs = "token ids", (batch_size, shape.seq_len, _ID_BYTES)
+    elif shape.family == "mlp":
+        name, inputs = "features", (batch_size, shape.inputs, width)
+    else:
+        name, inputs = "images", (batch_size, _COLOURS, shape.image_size, shape.image_size, width)
+    return [
+        batch_row(Bucket.BATCH_DATA, name, inputs, TEXTBOOK),
+        batch_row(Bucket.BATCH_DATA, "targets", targets, TEXTBOOK, "int64"),
+    ]
+
+
+def _assumptions(shape: ModelShape, recipe: Recipe) -> list[str]:
+    assumed = [
+        "Every term is counted in full at once; in a real step gradients grow while activations are freed.",
+        "Allocator cache, CUDA context, library workspaces and the optimizer step's scratch are not counted.",
+    ]
+    if shape.family in ATTENTION_FAMILIES:
+        assumed += _attention_assumptions(shape, recipe)
+    if shape.family == "resnet":
+        assumed.append("BatchNorm's running statistics are not counted: they are buffers of a few kilobytes.")
+    if recipe.recompute == "selective" and shape.family not in ATTENTION_FAMILIES:
+        assumed.append("Selective recompute drops attention scores; this network has none.")
+    if recipe.precision == "fp32":
+        assumed.append("The activation forms are for 16-bit values; in fp32 all but dropout masks count twice.")
+    if recipe.gpus > 1 and recipe.sharding == "none":
+        assumed.append("Data parallel: each GPU holds everything; communication buckets are not counted.")
+    elif recipe.gpus > 1:
+        assumed.append("Sharded: gathered weights and communication buffers are not counted.")
+    return assumed
+
+
+def _attention_assumptions(shape: ModelShape, recipe: Recipe) -> list[str]:
+    assumed = []
+    if recipe.attention == "auto":
+        assumed.append(
+            "PyTorch chooses a fused attention kernel, which drops the textbook's 5·a·S/h term; "
+            "--attention math keeps it."
+        )
+    if recipe.attention == "flash" and recipe.precision == "fp32":
+        assumed.append("Flash kernels take 16-bit values only; in fp32 PyTorch's fused kernel is efficient.")
+    if shape.family == "llama":
+        assumed.append("SwiGLU and grouped keys are counted like the paper's GPT blocks: an adaptation.")
+    elif shape.family in ("bert", "vit"):
+        assumed.append("The encoder's blocks are counted like the paper's GPT blocks: an adaptation.")
+    if not shape.dropout:
+        assumed.append("The model has no dropout, so the textbook's masks are not counted.")
+    if recipe.recompute == "selective":
+        assumed.append("Selective recompute drops the attention core and rebuilds one block's at a time.")
+    return assumed

@@ -1,0 +1,48 @@
+"""One line of a closed-form prediction: bytes, and the arithmetic and the source behind them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+from gpumem_tui.memory import Bucket
+
+TEXTBOOK = "textbook accounting"
+"""Source of the forms every text on training memory shares: bytes per parameter, bytes per input value."""
+
+
+@dataclass(frozen=True, slots=True)
+class FormulaRow:
+    """One term of the prediction.
+
+    Attributes:
+        size_bytes: on one GPU.
+        expression: the formula with its numbers put in, e.g. ``12 · 1024 · 8 · 768 · 34``.
+        source: the paper or the library behaviour that the term comes from.
+        note: what is assumed, or where the term stops being right.
+        grows_with_batch: `size_bytes` is proportional to the batch size; otherwise it does not depend on it.
+    """
+
+    bucket: Bucket
+    name: str
+    size_bytes: int
+    expression: str
+    source: str
+    note: str = ""
+    grows_with_batch: bool = False
+
+
+def fixed_row(bucket: Bucket, name: str, factors: Sequence[int], source: str, note: str = "") -> FormulaRow:
+    """A row whose bytes are the product of `factors`, whatever the batch size."""
+    return FormulaRow(bucket, name, prod(factors), _product(factors), source, note)
+
+
+def batch_row(bucket: Bucket, name: str, factors: Sequence[int], source: str, note: str = "") -> FormulaRow:
+    """A row whose bytes are the product of `factors`, one of which is the batch size."""
+    return FormulaRow(bucket, name, prod(factors), _product(factors), source, note, grows_with_batch=True)
+
+
+def _product(factors: Sequence[int]) -> str:
+    """Separators only where a number is long: 1024 reads better as it is, a parameter count does not."""
+    return " · ".join(f"{factor:,}" if factor >= 10_000 else str(factor) for factor in factors)

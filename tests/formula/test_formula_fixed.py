@@ -1,0 +1,169 @@
+"""Fixed memory: weights, copies, gradients and optimizer state, and how ZeRO spreads them."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpumem_tui.catalog.loader import find_model
+from gpumem_tui.catalog.shapes import ModelShape
+from gpumem_tui.formula.parameters import count_parameters
+from gpumem_tui.formula.predict import largest_obstacle, max_batch_size, predict
+from gpumem_tui.formula.recipe import OPTIMIZERS, Optimizer, Precision, Recipe, Sharding
+from gpumem_tui.memory import GIB, Bucket
+
+GB = 10**9
+
+
+def linear_stack(parameters: int) -> ModelShape:
+    """A network of exactly `parameters` weights: one linear layer, its bias among them."""
+    return ModelShape("stack", "mlp", layers=1, inputs=parameters - 1, hidden=1, classes=1)
+
+
+def test_eight_billion_parameters_in_fp32_exceed_80_gib_before_the_first_sample() -> None:
+    prediction = predict(linear_stack(8 * GB), Recipe(), 0)
+    gib = {bucket: round(size / GIB, 1) for bucket, size in prediction.breakdown.buckets.items() if size}
+    assert gib == {Bucket.PARAMETERS: 29.8, Bucket.GRADIENTS: 29.8, Bucket.OPTIMIZER: 59.6}
+    assert round(prediction.peak_bytes / GIB, 1) == 119.2
+    assert prediction.peak_bytes == prediction.fixed_bytes > 80 * GIB
+    assert prediction.activation_bytes_per_sample == 0
+    assert max_batch_size(linear_stack(8 * GB), Recipe(), 80 * GIB) == 0
+
+
+@pytest.mark.parametrize(("billions", "expected_gb"), [(1, 16), (7, 112), (70, 1120)])
+def test_sixteen_bytes_a_parameter(billions: int, expected_gb: int) -> None:
+    assert predict(linear_stack(billions * GB), Recipe(), 0).peak_bytes == expected_gb * GB
+
+
+def test_seventy_billion_need_fourteen_h100() -> None:
+    assert predict(linear_stack(70 * GB), Recipe(), 0).peak_bytes == 14 * 80 * GB
+
+
+@pytest.mark.parametrize(
+    ("precision", "parameters", "gradients", "state", "copies"),
+    [("fp32", 4, 4, 8, 0), ("amp-bf16", 4, 4, 8, 2), ("amp-fp16", 4, 4, 8, 2), ("bf16", 2, 2, 4, 0)],
+)
+def test_bytes_per_parameter_by_precision(
+    precision: Precision, parameters: int, gradients: int, state: int, copies: int
+) -> None:
+    shape = find_model("gpt2")
+    buckets = predict(shape, Recipe(precision), 0).breakdown
+    count = count_parameters(shape)
+    assert buckets[Bucket.PARAMETERS] == parameters * count
+    assert buckets[Bucket.GRADIENTS] == gradients * count
+    assert buckets[Bucket.OPTIMIZER] == state * count
+    assert buckets[Bucket.ACTIVATIONS] == copies * count
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "per_parameter"),
+    [
+        ("adam", 8),
+        ("adamw", 8),
+        ("sgd", 0),
+        ("sgd-momentum", 4),
+        ("adagrad", 4),
+        ("rmsprop", 4),
+        ("lion", 4),
+        ("adamw-8bit", 2),
+    ],
+)
+def test_optimizer_state_per_parameter(optimizer: Optimizer, per_parameter: int) -> None:
+    shape = find_model("gpt2")
+    state_bytes = predict(shape, Recipe(optimizer=optimizer), 1).breakdown[Bucket.OPTIMIZER]
+    assert state_bytes == per_parameter * count_parameters(shape)
+
+
+def test_adafactor_keeps_row_and_column_sums_of_matrices_and_whole_vectors() -> None:
+    shape = ModelShape("two", "mlp", layers=2, inputs=7, hidden=5, classes=3)
+    matrices, vectors = (5 + 7) + (3 + 5), 5 + 3
+    assert predict(shape, Recipe(optimizer="adafactor"), 1).breakdown[Bucket.OPTIMIZER] == 4 * (matrices + vectors)
+
+
+def test_adafactor_of_a_convolution_factors_its_kernel_as_pytorch_does() -> None:
+    torch = pytest.importorskip("torch")
+    shape = find_model("resnet-18").overridden(image_size=32)
+    weights = {(64, 3, 7, 7): 1, (64, 64, 3, 3): 4}
+    kept = 0
+    for dims, copies in weights.items():
+        weight = torch.zeros(dims, requires_grad=True)
+        weight.grad = torch.zeros(dims)
+        optimizer = torch.optim.Adafactor([weight])
+        optimizer.step()
+        state = optimizer.state[weight]
+        kept += copies * (state["row_var"].numel() + state["col_var"].numel())
+    first_stage = kept + 5 * 2 * 64  # and a BatchNorm weight and bias for each convolution
+    one_stage_less = ModelShape("r", "resnet", image_size=32, classes=1000, stages=(0, 2, 2, 2))
+    difference = [
+        predict(each, Recipe(optimizer="adafactor"), 1).breakdown[Bucket.OPTIMIZER] for each in (shape, one_stage_less)
+    ]
+    stem = 64 * 3 * (7 + 7) + 2 * 64
+    assert difference[0] - difference[1] == 4 * (first_stage - stem)
+
+
+def test_every_optimizer_says_what_it_keeps() -> None:
+    for optimizer in OPTIMIZERS:
+        row = next(
+            row
+            for row in predict(find_model("gpt2"), Recipe(optimizer=optimizer), 1).rows
+            if row.bucket is Bucket.OPTIMIZER
+        )
+        assert row.note
+        assert row.source
+
+
+@pytest.mark.parametrize(
+    ("sharding", "shared"),
+    [
+        ("none", set()),
+        ("zero1", {Bucket.OPTIMIZER}),
+        ("zero2", {Bucket.OPTIMIZER, Bucket.GRADIENTS}),
+        ("zero3", {Bucket.OPTIMIZER, Bucket.GRADIENTS, Bucket.PARAMETERS}),
+    ],
+)
+def test_each_zero_stage_divides_one_more_bucket(sharding: Sharding, shared: set[Bucket]) -> None:
+    shape = find_model("gpt2")
+    whole = predict(shape, Recipe(), 4).breakdown
+    share = predict(shape, Recipe(sharding=sharding, gpus=8), 4).breakdown
+    for bucket, size_bytes in whole.buckets.items():
+        assert share[bucket] == (size_bytes // 8 if bucket in shared else size_bytes)
+
+
+def test_zero3_shards_neither_the_working_copy_of_the_weights_nor_an_activation() -> None:
+    """Traced with FSDP2: autocast casts each gathered weight, and autograd keeps the copy until backward."""
+    shape = find_model("gpt2")
+    whole, share = (predict(shape, Recipe("amp-bf16", sharding="zero3", gpus=gpus), 4) for gpus in (1, 8))
+    copies = 2 * count_parameters(shape)
+    assert share.fixed_bytes == (whole.fixed_bytes - copies) // 8 + copies
+    assert share.activation_bytes_per_sample == whole.activation_bytes_per_sample
+
+
+@pytest.mark.parametrize(("batch_size", "gpus"), [(-1, 1), (1, 0)])
+def test_impossible_numbers_are_refused(batch_size: int, gpus: int) -> None:
+    with pytest.raises(ValueError, match="must"):
+        predict(find_model("gpt2"), Recipe(gpus=gpus), batch_size)
+
+
+class TestObstacle:
+    def test_names_the_bucket_that_alone_exceeds_the_card(self) -> None:
+        obstacle = largest_obstacle(predict(linear_stack(8 * GB), Recipe(), 0), 24 * GIB)
+        assert obstacle is not None
+        assert set(obstacle.buckets) == {Bucket.OPTIMIZER, Bucket.PARAMETERS, Bucket.GRADIENTS}
+        assert not obstacle.together
+        assert obstacle.message == ("nothing fits: optimizer state alone needs 59.60 GiB of the card's 24.00 GiB")
+
+    def test_names_the_fewest_that_together_exceed_it(self) -> None:
+        obstacle = largest_obstacle(predict(linear_stack(8 * GB), Recipe(optimizer="sgd"), 0), 40 * GIB)
+        assert obstacle is not None
+        assert obstacle.buckets == (Bucket.PARAMETERS, Bucket.GRADIENTS)
+        assert obstacle.together
+        assert obstacle.message.endswith("parameters and gradients together need 59.60 GiB of the card's 40.00 GiB")
+
+    def test_a_large_batch_is_not_nothing(self) -> None:
+        obstacle = largest_obstacle(predict(find_model("gpt2"), Recipe(), 4096), 24 * GIB)
+        assert obstacle is not None
+        assert obstacle.buckets[0] is Bucket.ACTIVATIONS
+        assert obstacle.message.startswith("batch size 4096 does not fit: activations alone needs")
+
+    def test_none_when_it_fits(self) -> None:
+        prediction = predict(find_model("gpt2"), Recipe(), 1)
+        assert largest_obstacle(prediction, prediction.peak_bytes) is None

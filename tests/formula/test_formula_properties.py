@@ -1,0 +1,101 @@
+"""What must hold for every shape and recipe."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import prod
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpumem_tui.catalog.loader import models
+from gpumem_tui.catalog.shapes import ATTENTION_FAMILIES, ModelShape
+from gpumem_tui.formula.predict import max_batch_size, predict, usable_bytes
+from gpumem_tui.formula.recipe import ATTENTIONS, OPTIMIZERS, PRECISIONS, RECOMPUTES, SHARDINGS, Recipe
+from gpumem_tui.memory import GIB
+
+SHAPES = st.sampled_from(list(models().values()))
+TRANSFORMERS = st.sampled_from([shape for shape in models().values() if shape.family in ATTENTION_FAMILIES])
+RECIPES = st.builds(
+    Recipe,
+    precision=st.sampled_from(PRECISIONS),
+    optimizer=st.sampled_from(OPTIMIZERS),
+    recompute=st.sampled_from(RECOMPUTES),
+    attention=st.sampled_from(ATTENTIONS),
+    sharding=st.sampled_from(SHARDINGS),
+    gpus=st.integers(1, 64),
+)
+BATCHES = st.integers(0, 10_000)
+
+
+def peak_bytes(shape: ModelShape, recipe: Recipe, batch_size: int = 2) -> int:
+    return predict(shape, recipe, batch_size).peak_bytes
+
+
+@given(SHAPES, RECIPES, BATCHES)
+def test_affine_in_the_batch(shape: ModelShape, recipe: Recipe, batch_size: int) -> None:
+    one = predict(shape, recipe, 1)
+    predicted = predict(shape, recipe, batch_size)
+    assert predicted.fixed_bytes == one.fixed_bytes
+    assert predicted.peak_bytes == one.fixed_bytes + batch_size * one.activation_bytes_per_sample
+    assert one.activation_bytes_per_sample > 0
+
+
+@given(SHAPES, RECIPES, BATCHES)
+def test_rows_buckets_and_peak_agree(shape: ModelShape, recipe: Recipe, batch_size: int) -> None:
+    predicted = predict(shape, recipe, batch_size)
+    assert predicted.breakdown.total_bytes == predicted.peak_bytes == sum(row.size_bytes for row in predicted.rows)
+    assert all(row.size_bytes >= 0 and row.source for row in predicted.rows)
+
+
+@given(SHAPES, RECIPES, BATCHES)
+def test_every_expression_is_the_arithmetic_of_its_row(shape: ModelShape, recipe: Recipe, batch_size: int) -> None:
+    for row in predict(shape, recipe, batch_size).rows:
+        product, _, gpus = row.expression.replace(",", "").partition(" / ")
+        value = prod(int(factor) for factor in product.split(" · "))
+        assert row.size_bytes == -(-value // int(gpus or 1))
+
+
+@given(SHAPES, RECIPES, st.integers(1, 200) | st.none(), st.sampled_from([0.0, 0.05, 0.1, 0.5]))
+def test_max_batch_fits_and_one_more_does_not(
+    shape: ModelShape, recipe: Recipe, gib: int | None, headroom: float
+) -> None:
+    total_bytes = (gib or 1000) * GIB
+    largest = max_batch_size(shape, recipe, total_bytes, headroom)
+    capacity_bytes = usable_bytes(total_bytes, headroom)
+    assert largest == 0 or peak_bytes(shape, recipe, largest) <= capacity_bytes
+    assert peak_bytes(shape, recipe, largest + 1) > capacity_bytes
+
+
+@given(TRANSFORMERS, RECIPES, st.integers(1, 8))
+def test_grows_with_every_dimension(shape: ModelShape, recipe: Recipe, more: int) -> None:
+    before = peak_bytes(shape, recipe)
+    assert peak_bytes(replace(shape, layers=shape.layers + more), recipe) > before
+    assert peak_bytes(replace(shape, ffn=shape.ffn + more), recipe) > before
+    wider = replace(shape, hidden=shape.hidden + more * shape.heads)
+    assert peak_bytes(wider, recipe) > before
+    if shape.classes:
+        assert peak_bytes(replace(shape, classes=shape.classes + more), recipe) > before
+    if shape.seq_len:
+        assert peak_bytes(replace(shape, seq_len=shape.seq_len + more), recipe) > before
+
+
+@given(SHAPES, RECIPES)
+def test_sharding_never_costs_memory_and_more_stages_save_more(shape: ModelShape, recipe: Recipe) -> None:
+    peaks = [peak_bytes(shape, replace(recipe, sharding=sharding)) for sharding in SHARDINGS]
+    assert peaks == sorted(peaks, reverse=True)
+    alone = peak_bytes(shape, replace(recipe, sharding="none", gpus=1))
+    assert peaks[0] == alone
+
+
+@given(TRANSFORMERS, RECIPES)
+def test_fused_attention_never_costs_memory(shape: ModelShape, recipe: Recipe) -> None:
+    unfused = replace(recipe, attention="math")
+    for attention in ATTENTIONS:
+        assert peak_bytes(shape, replace(recipe, attention=attention)) <= peak_bytes(shape, unfused)
+
+
+@given(SHAPES, RECIPES)
+def test_pure_16_bit_needs_at_most_what_fp32_does(shape: ModelShape, recipe: Recipe) -> None:
+    fp32, bf16 = (peak_bytes(shape, replace(recipe, precision=precision)) for precision in ("fp32", "bf16"))
+    assert bf16 < fp32
