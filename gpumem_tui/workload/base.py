@@ -1,0 +1,39 @@
+"""What every workload is: three functions that build a model, make a batch and run one training step."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import nn
+
+
+class WorkloadError(Exception):
+    """A workload that cannot be run as asked; the message is one line naming the option or file to mend."""
+
+
+class Workload(Protocol):
+    """Something to train. The functions of a workload file have the same names and parameters."""
+
+    @property
+    def name(self) -> str:
+        """What a person calls it."""
+        ...
+
+    def build(self, device: torch.device) -> tuple[nn.Module, torch.optim.Optimizer | None]:
+        """The model and its optimizer, on the device."""
+        ...
+
+    def make_batch(self, batch_size: int, device: torch.device) -> object:
+        """One batch of `batch_size` samples on the device, in whatever form `train_step` takes it."""
+        ...
+
+    def train_step(self, model: nn.Module, optimizer: torch.optim.Optimizer | None, batch: object) -> None:
+        """One full step: forward, backward, optimizer step, gradients dropped."""
+        ...
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """The part of a tensor that lies on this rank: of a DTensor its shard, of any other the tensor itself."""
+    shard: torch.Tensor = getattr(tensor, "_local_tensor", tensor)
+    return shard

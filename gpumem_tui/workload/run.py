@@ -1,0 +1,138 @@
+"""A training run on one device, real or simulated alike: build, then step after step, with every phase told."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any, Protocol
+
+import torch
+
+from gpumem_tui.memory import Bucket
+from gpumem_tui.simulator.timeline import Phase, Timeline
+from gpumem_tui.workload.base import Workload, local
+from gpumem_tui.workload.phases import watch_phases
+
+
+@dataclass(frozen=True)
+class MemorySample:
+    """The allocator's figures as `phase` of `step` begins, and the live buckets as far as they are known by then."""
+
+    step: int
+    phase: Phase
+    allocated_bytes: int
+    reserved_bytes: int
+    buckets: dict[Bucket, int]
+
+
+class Recorder(Protocol):
+    """What writes down a run: a simulated GPU, or a real one's allocator history."""
+
+    def mark(self, step: int, phase: Phase) -> None: ...
+    def tag(self, bucket: Bucket, tensors: Iterable[torch.Tensor]) -> None: ...
+    def name_modules(self, model: torch.nn.Module) -> None: ...
+    def finish(self, failed: bool = False) -> Timeline: ...
+
+
+@dataclass
+class StepRun:
+    """One model being built and trained on one device, step by step.
+
+    Attributes:
+        report: called with the memory as each phase begins.
+    """
+
+    workload: Workload
+    batch_size: int
+    device: torch.device
+    recorder: Recorder
+    report: Callable[[MemorySample], None] = lambda sample: None
+
+    def __post_init__(self) -> None:
+        self._memory: Any = torch.get_device_module(self.device)
+        self._model: torch.nn.Module | None = None
+        self._step = 0
+        self._known: dict[Bucket, int] = {}
+        self.step_seconds: list[float] = []
+
+    def run(self, steps: int, may_run: threading.Event | None = None) -> None:
+        """Build, then train `steps` steps."""
+        self._enter(Phase.BUILD)
+        model, optimizer = self.workload.build(self.device)
+        self._model = model
+        self.recorder.name_modules(model)
+        self._tag(Bucket.PARAMETERS, [*model.parameters(), *model.buffers()])
+
+        def stepped() -> None:
+            self._tag(Bucket.OPTIMIZER, state_of(optimizer))
+
+        def entering(phase: Phase) -> None:
+            if phase is Phase.OPTIMIZER:
+                self.tag_gradients()
+            self._enter(phase)
+
+        with watch_phases(model, entering, stepped):
+            for self._step in range(1, steps + 1):
+                if may_run is not None:
+                    may_run.wait()
+                self._enter(Phase.BATCH)
+                self._known.pop(Bucket.GRADIENTS, None)
+                started = time.perf_counter()
+                self._one_step(model, optimizer)
+                self._memory.synchronize()
+                self.step_seconds.append(time.perf_counter() - started)
+        self._sample(Phase.BATCH)
+
+    def tag_gradients(self) -> None:
+        """Name the gradients there are; before the optimizer drops them, or when the run ended early."""
+        parameters = self._model.parameters() if self._model is not None else ()
+        self._tag(Bucket.GRADIENTS, (p.grad for p in parameters if p.grad is not None))
+
+    def _one_step(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
+        batch = self.workload.make_batch(self.batch_size, self.device)
+        self._tag(Bucket.BATCH_DATA, tensors_in(batch))
+        self.workload.train_step(model, optimizer, batch)
+
+    def _enter(self, phase: Phase) -> None:
+        self._sample(phase)
+        self.recorder.mark(self._step, phase)
+
+    def _tag(self, bucket: Bucket, tensors: Iterable[torch.Tensor]) -> None:
+        found = [local(tensor) for tensor in tensors]
+        self.recorder.tag(bucket, found)
+        storages = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in found if t.device == self.device}
+        self._known[bucket] = sum(storages.values())
+
+    def _sample(self, phase: Phase) -> None:
+        """Report memory as `phase` begins. What is not known by name is, after forward, kept for backward."""
+        allocated = self._memory.memory_allocated(self.device)
+        buckets = dict(self._known)
+        rest = allocated - sum(buckets.values())
+        if rest > 0:
+            held = Bucket.ACTIVATIONS if phase is Phase.BACKWARD else Bucket.TEMPORARY
+            buckets[held] = rest
+        self.report(MemorySample(self._step, phase, allocated, self._memory.memory_reserved(self.device), buckets))
+
+
+def state_of(optimizer: torch.optim.Optimizer | None) -> Iterator[torch.Tensor]:
+    """The tensors an optimizer keeps; one that wraps another (ZeroRedundancyOptimizer) keeps them there."""
+    for holder in (optimizer, getattr(optimizer, "optim", None)):
+        if holder is not None:
+            yield from tensors_in(holder.state)
+
+
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """Every tensor within lists, tuples, mappings and dataclasses, however nested."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from tensors_in(item)
+    elif isinstance(value, (list, tuple, set)):
+        for item in value:
+            yield from tensors_in(item)
+    elif is_dataclass(value) and not isinstance(value, type):
+        for field in fields(value):
+            yield from tensors_in(getattr(value, field.name))

@@ -1,0 +1,121 @@
+"""A catalog model trained the way open-source training loops train it, on random data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from gpumem_tui.catalog.shapes import ModelShape
+from gpumem_tui.formula.recipe import Precision, Recipe
+from gpumem_tui.workload.base import WorkloadError
+from gpumem_tui.workload.models import build_model
+from gpumem_tui.workload.models.recompute import check_recompute
+from gpumem_tui.workload.optimizers import optimizer_factory
+from gpumem_tui.workload.sharded import build_sharded
+
+_AUTOCAST: dict[Precision, torch.dtype] = {"amp-bf16": torch.bfloat16, "amp-fp16": torch.float16}
+
+_INITIAL_LOSS_SCALE = 2.0**10
+"""Below GradScaler's own 2**16: a first step whose gradients overflow is skipped, and the optimizer would
+have no state yet when memory is measured."""
+
+
+class CatalogWorkload:
+    """The Workload of one shape and recipe.
+
+    Raises:
+        WorkloadError: a recipe that one GPU cannot run with PyTorch alone.
+    """
+
+    def __init__(self, shape: ModelShape, recipe: Recipe) -> None:
+        check_recompute(shape, recipe)
+        self.name = shape.name
+        self.shape = shape
+        self.recipe = recipe
+        self._make_optimizer = optimizer_factory(recipe.optimizer)
+        self._scaler: torch.amp.GradScaler | None = None
+
+    def build(self, device: torch.device) -> tuple[nn.Module, torch.optim.Optimizer]:
+        """The model and its optimizer, made on the device: no copy ever lies in host memory.
+
+        Raises:
+            WorkloadError: sharding, where no process group of the recipe's size exists.
+        """
+        if self.recipe.precision == "amp-fp16":
+            self._scaler = torch.amp.GradScaler(device.type, init_scale=_INITIAL_LOSS_SCALE)
+        with _default_dtype(self._dtype):
+            if self.recipe.sharding != "none":
+                self._check_world()
+                return build_sharded(
+                    lambda: build_model(self.shape, self.recipe), self._make_optimizer, self.recipe, device
+                )
+            with torch.device(device):
+                model = build_model(self.shape, self.recipe)
+        return model, self._make_optimizer(model.parameters())
+
+    def _check_world(self) -> None:
+        ranks = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
+        if ranks != self.recipe.gpus:
+            raise WorkloadError(
+                f"--sharding {self.recipe.sharding}: this process is one of {ranks} ranks, not of {self.recipe.gpus}; "
+                "a search runs one GPU's step, `predict` traces sharding"
+            )
+
+    def make_batch(self, batch_size: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Inputs and targets for `train_step`.
+
+        gpt2, llama: token ids [batch, tokens] twice; bert: token ids and labels [batch]; vit, resnet: images
+        [batch, 3, pixels, pixels] and labels; mlp: features [batch, inputs] and labels. Ids, labels are int64.
+        """
+        shape = self.shape
+        if shape.family in ("gpt2", "llama", "bert"):
+            inputs = torch.randint(shape.vocab, (batch_size, shape.seq_len), device=device)
+        elif shape.family == "mlp":
+            inputs = torch.randn(batch_size, shape.inputs, device=device, dtype=self._dtype)
+        else:
+            pixels = shape.image_size
+            inputs = torch.randn(batch_size, 3, pixels, pixels, device=device, dtype=self._dtype)
+        if shape.family in ("gpt2", "llama"):
+            return inputs, torch.randint(shape.vocab, (batch_size, shape.seq_len), device=device)
+        return inputs, torch.randint(shape.classes, (batch_size,), device=device)
+
+    def train_step(self, model: nn.Module, optimizer: torch.optim.Optimizer | None, batch: object) -> None:
+        """Forward, backward, optimizer step, gradients dropped.
+
+        Written as a usual loop is, down to which local names outlive the forward pass: they hold memory.
+        """
+        assert optimizer is not None, "build() made one"
+        inputs, targets = cast("tuple[Tensor, Tensor]", batch)
+        autocast = _AUTOCAST.get(self.recipe.precision)
+        with torch.autocast(inputs.device.type, dtype=autocast, enabled=autocast is not None):
+            logits = model(inputs)
+            # In fp32 at every precision: autocast does it unasked, loops for 16-bit weights write it out.
+            loss = F.cross_entropy(logits.float().view(-1, logits.size(-1)), targets.view(-1))
+        if self._scaler is None:
+            loss.backward()
+            optimizer.step()
+        else:
+            self._scaler.scale(loss).backward()
+            self._scaler.step(optimizer)
+            self._scaler.update()
+        optimizer.zero_grad(set_to_none=True)
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        """The dtype of weights and of floating-point inputs."""
+        return torch.bfloat16 if self.recipe.precision == "bf16" else torch.float32
+
+
+@contextmanager
+def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
