@@ -1,0 +1,254 @@
+"""How far the predictions are from what GPUs measured: `python -m gpumem_tui.simulator.accuracy`.
+
+A developer's tool: it reads the measurements in a checkout's tests/ (recordings of this project's own runs and figures
+that others published) and traces each run again with the torch installed here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import statistics
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from gpumem_tui.catalog.loader import find_gpu
+from gpumem_tui.catalog.shapes import Gpu
+from gpumem_tui.formula.predict import predict
+from gpumem_tui.memory import format_bytes
+from gpumem_tui.simulator.measurements import (
+    DEFAULT_PUBLISHED,
+    DEFAULT_RECORDINGS,
+    PUBLISHED_STEPS,
+    DataError,
+    Kind,
+    NotModelled,
+    Origin,
+    Published,
+    PublishedPeak,
+    Recorded,
+    RecordedEdge,
+    RecordedRun,
+    load_published,
+    load_recordings,
+)
+from gpumem_tui.simulator.profile import profile_for
+from gpumem_tui.workload.spec import WorkloadSpec
+
+if TYPE_CHECKING:
+    from gpumem_tui.workload.base import Workload
+
+# Predictions
+
+
+def traced(
+    workload: Workload, gpu: Gpu, batch_size: int, steps: int, context_bytes: int | None = None
+) -> dict[Kind, int]:
+    """The peaks of `steps` steps on the simulated GPU, unlimited. `context_bytes` replaces the profile's assumption."""
+    import torch
+
+    from gpumem_tui.simulator.device import SimulatedGpu, simulate
+    from gpumem_tui.workload.run import StepRun
+
+    profile = profile_for(torch.__version__, gpu)
+    simulated = SimulatedGpu(gpu, profile, unlimited=True)
+    gc.collect()
+    with simulate(simulated) as device:
+        StepRun(workload, batch_size, device, simulated).run(steps)
+    stats = simulated.allocator.stats
+    context_bytes = profile.context_bytes if context_bytes is None else context_bytes
+    return {
+        "allocated": stats.peak_allocated_bytes,
+        "reserved": stats.peak_reserved_bytes,
+        "device_used": stats.peak_reserved_bytes + context_bytes,
+    }
+
+
+def traced_published(peak: PublishedPeak) -> int:
+    """The simulated counterpart of a published figure, in bytes."""
+
+    def at(batch_size: int) -> int:
+        workload, gpu = _published_workload(peak), find_gpu(peak.gpu)
+        return traced(workload, gpu, batch_size, PUBLISHED_STEPS, peak.context_bytes)[peak.kind]
+
+    less_bytes = at(peak.less_batch_size) if peak.less_batch_size else 0
+    return at(peak.batch_size) - less_bytes + peak.add_bytes
+
+
+def _published_workload(peak: PublishedPeak) -> Workload:
+    """The catalog's workload with the optimizer used as the published program did."""
+    workload = peak.workload().load()
+    build = workload.build
+
+    def as_published(device: Any) -> Any:
+        model, optimizer = build(device)
+        assert optimizer is not None, "a catalog workload has one"
+        zero_grad = optimizer.zero_grad
+        for group in optimizer.param_groups:
+            group["foreach"] = None if peak.foreach else False
+        if peak.keeps_gradients:
+            optimizer.zero_grad = lambda set_to_none=True: zero_grad(set_to_none=False)  # type: ignore[method-assign]
+        return model, optimizer
+
+    workload.build = as_published  # type: ignore[method-assign]
+    return workload
+
+
+# The table
+
+
+@dataclass(frozen=True)
+class Row:
+    """One figure: predicted by formula and by tracing, and measured. Bytes; `formula_bytes` None where it has none."""
+
+    id: str
+    origin: Origin
+    kind: Kind
+    formula_bytes: int | None
+    traced_bytes: int
+    measured_bytes: int
+    tolerance_percent: float | None = None
+    why: str = ""
+
+    @property
+    def error_percent(self) -> float:
+        """Traced against measured; below zero the prediction was too low, which is the unsafe side."""
+        return 100 * (self.traced_bytes / self.measured_bytes - 1)
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The errors of one kind of figure from one origin, in per cent of the measured bytes and without their sign."""
+
+    origin: Origin
+    kind: Kind
+    rows: int
+    median_percent: float
+    p95_percent: float
+    maximum_percent: float
+    under_share: float
+
+    @classmethod
+    def of(cls, origin: Origin, kind: Kind, rows: Sequence[Row]) -> Summary:
+        """Summarize at least one row."""
+        errors = sorted(abs(row.error_percent) for row in rows)
+        p95 = statistics.quantiles(errors, n=20, method="inclusive")[-1] if len(errors) > 1 else errors[0]
+        under = sum(row.traced_bytes < row.measured_bytes for row in rows) / len(rows)
+        return cls(origin, kind, len(rows), statistics.median(errors), p95, errors[-1], under)
+
+
+def summarize(rows: Iterable[Row]) -> list[Summary]:
+    """One summary for each origin and kind, in order of appearance."""
+    groups: dict[tuple[Origin, Kind], list[Row]] = {}
+    for row in rows:
+        groups.setdefault((row.origin, row.kind), []).append(row)
+    return [Summary.of(origin, kind, group) for (origin, kind), group in groups.items()]
+
+
+def published_rows(published: Published) -> Iterator[Row]:
+    """Trace every published run."""
+    for peak in published.modelled:
+        workload = peak.workload()
+        formula_bytes = _formula_bytes(workload, peak.batch_size)
+        if formula_bytes is not None and peak.less_batch_size:
+            formula_bytes -= _formula_bytes(workload, peak.less_batch_size) or 0
+        yield Row(
+            id=peak.id,
+            origin="published",
+            kind=peak.kind,
+            formula_bytes=formula_bytes,
+            traced_bytes=traced_published(peak),
+            measured_bytes=peak.measured_bytes,
+            tolerance_percent=peak.tolerance_percent,
+            why=peak.why,
+        )
+
+
+def recorded_rows(recordings: Iterable[Recorded], as_recorded: bool) -> Iterator[Row]:
+    """Three rows a run; traced again, or with the figures that the simulated GPU gave when it was recorded."""
+    for run in recordings:
+        if not isinstance(run, RecordedRun) or run.real.error or (as_recorded and run.simulated.error):
+            continue
+        again = None if as_recorded else traced(run.workload.load(), run.machine.gpu, run.batch_size, run.steps)
+        kinds: tuple[Kind, ...] = ("allocated", "reserved", "device_used")
+        for kind in kinds:
+            traced_bytes = run.simulated.peak_bytes(kind) if again is None else again[kind]
+            formula_bytes = _formula_bytes(run.workload, run.batch_size) if kind == "allocated" else None
+            yield Row(run.id, run.machine.origin, kind, formula_bytes, traced_bytes, run.real.peak_bytes(kind))
+
+
+def _formula_bytes(workload: WorkloadSpec, batch_size: int) -> int | None:
+    return None if workload.shape is None else predict(workload.shape, workload.recipe, batch_size).peak_bytes
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command. Returns its exit code: 0, or 2 without data to compare with."""
+    parser = argparse.ArgumentParser(prog="python -m gpumem_tui.simulator.accuracy", description=__doc__)
+    parser.add_argument("--recordings", type=Path, default=DEFAULT_RECORDINGS, metavar="DIR")
+    parser.add_argument("--published", type=Path, default=DEFAULT_PUBLISHED, metavar="FILE")
+    parser.add_argument("--as-recorded", action="store_true", help="do not trace the recorded runs again")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args(arguments)
+    try:
+        recordings = load_recordings(options.recordings)
+        published = load_published(options.published) if options.published.exists() else Published(())
+    except DataError as error:
+        print(error, file=sys.stderr)
+        return 2
+    rows = [*recorded_rows(recordings, options.as_recorded), *published_rows(published)]
+    edges = [found for found in recordings if isinstance(found, RecordedEdge) and found.real is not None]
+    if not rows and not edges:
+        print(
+            f"no measurements in {options.recordings} or {options.published}: run this in a checkout, or record some "
+            "with python -m tests.gpu.record",
+            file=sys.stderr,
+        )
+        return 2
+    (_print_json if options.json else _print_table)(rows, edges, published.not_modelled)
+    return 0
+
+
+def _print_json(rows: Sequence[Row], edges: Sequence[RecordedEdge], not_modelled: Sequence[NotModelled]) -> None:
+    body = {
+        "schema": 1,
+        "rows": [{**asdict(row), "error_percent": row.error_percent} for row in rows],
+        "summaries": [asdict(summary) for summary in summarize(rows)],
+        "largest_batches": [
+            {"id": edge.id, "origin": edge.machine.origin, "simulated": edge.simulated, "real": edge.real}
+            for edge in edges
+        ],
+        "not_modelled": [msgspec.to_builtins(entry) for entry in not_modelled],
+    }
+    print(json.dumps(body, indent=2))
+
+
+def _print_table(rows: Sequence[Row], edges: Sequence[RecordedEdge], not_modelled: Sequence[NotModelled]) -> None:
+    width = max((len(row.id) for row in rows), default=2)
+    print(f"{'configuration':{width}}  {'kind':11}  {'formula':>10}  {'traced':>10}  {'measured':>10}  {'error':>9}")
+    for row in rows:
+        sizes = (format_bytes(size) for size in (row.formula_bytes, row.traced_bytes, row.measured_bytes))
+        print(f"{row.id:{width}}  {row.kind:11}  " + "  ".join(f"{s:>10}" for s in sizes), end="")
+        print(f"  {row.error_percent:+8.3f}%" + (f"  {row.why}" if row.why else ""))
+    for summary in summarize(rows):
+        print(
+            f"{summary.origin}, {summary.kind}: {summary.rows} rows; error median {summary.median_percent:.3f} %, "
+            f"95th percentile {summary.p95_percent:.3f} %, maximum {summary.maximum_percent:.3f} %; "
+            f"{summary.under_share:.0%} predicted too low"
+        )
+    for origin in sorted({edge.machine.origin for edge in edges}):
+        exact = [edge.simulated == edge.real for edge in edges if edge.machine.origin == origin]
+        print(f"{origin}, largest batch under a cap: {sum(exact)} of {len(exact)} exact")
+    if not_modelled:
+        print(f"{sum(len(entry.ids) for entry in not_modelled)} published figures cannot be modelled:")
+    for entry in not_modelled:
+        print(f"  {', '.join(entry.ids)}: {entry.reason}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

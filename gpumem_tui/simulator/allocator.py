@@ -1,0 +1,396 @@
+"""The CUDA caching allocator, rule by rule, without CUDA.
+
+Follows PyTorch's c10/cuda/CUDACachingAllocator.cpp (2.10 to 2.14): which block serves a request, when a block is
+split, when segments are taken from the driver and given back, and what the statistics then say. One device, any
+number of streams. Standard library only, so that the viewer replays traces without torch.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+
+from gpumem_tui.memory import MIB
+from gpumem_tui.simulator.blocks import Block, Pool, Stats, absorb
+from gpumem_tui.simulator.settings import AllocatorSettings, next_division
+
+MIN_BLOCK_BYTES = 512
+SMALL_REQUEST_BYTES = MIB
+SMALL_SEGMENT_BYTES = 2 * MIB
+MIN_LARGE_SEGMENT_REQUEST_BYTES = 10 * MIB
+SEGMENT_GRANULE_BYTES = 2 * MIB
+"""kMinBlockSize, kSmallSize, kSmallBuffer, kMinLargeAlloc, kRoundLarge in c10/core/AllocatorConfig.h."""
+
+_UNSPLIT_SLACK_BYTES = SMALL_REQUEST_BYTES
+_NO_LIMIT = 1 << 62
+
+
+class OutOfMemory(Exception):
+    """The device cannot serve a request, after every cached segment has been given back."""
+
+    def __init__(self, requested_bytes: int, allocator: CachingAllocator) -> None:
+        super().__init__(f"{requested_bytes} bytes do not fit")
+        self.requested_bytes = requested_bytes
+        self.allocated_bytes = allocator.stats.allocated_bytes
+        self.reserved_bytes = allocator.stats.reserved_bytes
+        self.capacity_bytes = allocator.capacity_bytes
+
+
+class CachingAllocator:
+    """`malloc` and `free` on a device that gives this process at most `capacity_bytes`.
+
+    Args:
+        capacity_bytes: what the driver can hand out: the device's total less context, reserve and others' use.
+        settings: what `PYTORCH_CUDA_ALLOC_CONF` says.
+        allowed_bytes: the memory fraction's limit on reserved bytes (fraction · device total), None for no limit.
+    """
+
+    def __init__(
+        self,
+        capacity_bytes: int,
+        settings: AllocatorSettings | None = None,
+        allowed_bytes: int | None = None,
+    ) -> None:
+        self.capacity_bytes = capacity_bytes
+        self.allowed_bytes = allowed_bytes
+        self.settings = settings or AllocatorSettings()
+        self.stats = Stats()
+        self._max_split_bytes = self.settings.max_split_size_bytes or _NO_LIMIT
+        self._max_rounding_bytes = self.settings.max_non_split_rounding_bytes or self.settings.large_segment_bytes
+        self._rounds_to_power2 = any(self.settings.roundup_power2_divisions)
+        self._pools: dict[tuple[int, bool], Pool] = {}
+        self._next_address = 1 << 40
+        self._large_lookups = 0
+
+    # Requests
+
+    def malloc(self, size_bytes: int, stream: int = 0) -> Block:
+        """A block of at least `size_bytes` (> 0).
+
+        Raises:
+            OutOfMemory: the device is full even after all cached segments were released.
+        """
+        size = self.round_size(size_bytes)
+        is_small = size <= SMALL_REQUEST_BYTES
+        pool = self._pools.get((stream, is_small))
+        if pool is None:
+            pool = self._pools[stream, is_small] = Pool(stream, is_small)
+        block = self._find_free(pool, size)
+        if block is None:
+            if self.allowed_bytes is not None and self.settings.garbage_collection_threshold > 0:
+                self._collect_garbage()
+            block = self._take_from_driver(pool, size)
+            if block is None and self._release_oversize(pool, size):
+                block = self._take_from_driver(pool, size)
+            if block is None:
+                self._release_cached()
+                self.stats.num_alloc_retries += 1
+                block = self._take_from_driver(pool, size)
+            if block is None:
+                self.stats.num_ooms += 1
+                raise OutOfMemory(size_bytes, self)
+        return self._hand_out(block, size, size_bytes)
+
+    def free(self, block: Block) -> None:
+        """Give a block back to its pool and merge it with its free neighbours.
+
+        Raises:
+            ValueError: the block is not in use.
+        """
+        if not block.allocated:
+            raise ValueError(f"block at {block.address:#x} is not allocated")
+        stats = self.stats
+        stats.allocated_bytes -= block.size_bytes
+        stats.requested_bytes -= block.requested_bytes
+        block.allocated = False
+        freed_bytes = block.size_bytes
+        merged_bytes = 0
+        for neighbour in (block.prev, block.next):
+            if neighbour is not None and not neighbour.allocated and neighbour.mapped:
+                block.pool.remove(neighbour)
+                merged_bytes += neighbour.size_bytes
+                absorb(block, neighbour)
+        self._insert(block)
+        if not self.settings.expandable_segments:
+            stats.inactive_split_bytes -= merged_bytes
+            if block.is_split:
+                stats.inactive_split_bytes += freed_bytes + merged_bytes
+                stats.peak_inactive_split_bytes = max(stats.peak_inactive_split_bytes, stats.inactive_split_bytes)
+
+    def empty_cache(self) -> None:
+        """Give every wholly free segment back to the driver, like `torch.cuda.empty_cache`."""
+        self._release_cached()
+
+    def cached_blocks(self) -> list[Block]:
+        """Every free block that has memory behind it; with the blocks in use, all that is reserved."""
+        return [block for pool in self._pools.values() for block in pool.blocks.values()]
+
+    def round_size(self, size_bytes: int) -> int:
+        """The block size that serves a request: a multiple of 512 B, or of a power-of-two division if set."""
+        if size_bytes < MIN_BLOCK_BYTES:
+            return MIN_BLOCK_BYTES
+        if self._rounds_to_power2:
+            divisions = self.settings.divisions_for(size_bytes)
+            if divisions > 1 and size_bytes > MIN_BLOCK_BYTES * divisions:
+                return next_division(size_bytes, divisions)
+        return (size_bytes + MIN_BLOCK_BYTES - 1) // MIN_BLOCK_BYTES * MIN_BLOCK_BYTES
+
+    def segment_size(self, size_bytes: int) -> int:
+        """What is taken from the driver to serve a block of this (rounded) size."""
+        if size_bytes <= SMALL_REQUEST_BYTES:
+            return SMALL_SEGMENT_BYTES
+        if size_bytes < MIN_LARGE_SEGMENT_REQUEST_BYTES:
+            return self.settings.large_segment_bytes
+        return (size_bytes + SEGMENT_GRANULE_BYTES - 1) // SEGMENT_GRANULE_BYTES * SEGMENT_GRANULE_BYTES
+
+    # Serving a request
+
+    def _find_free(self, pool: Pool, size: int) -> Block | None:
+        """Best fit: the smallest free block that is large enough, lowest address first."""
+        self._large_lookups += not pool.is_small
+        index = pool.at_least(size)
+        if index == len(pool.free):
+            return None
+        if self.settings.expandable_segments:
+            index = self._prefer_not_to_grow(pool, index)
+        found_bytes, address = pool.free[index]
+        if size < self._max_split_bytes <= found_bytes:
+            return None
+        if size >= self._max_split_bytes and found_bytes >= size + self._max_rounding_bytes:
+            return None
+        del pool.free[index]
+        return pool.blocks.pop(address)
+
+    def _prefer_not_to_grow(self, pool: Pool, index: int) -> int:
+        """A block at the end of an expandable segment counts as large as it could grow, so others go first."""
+
+        def could_grow_to(position: int) -> int:
+            block = pool.blocks[pool.free[position][1]]
+            after = block.next
+            return block.size_bytes + (after.size_bytes if after is not None and not after.mapped else 0)
+
+        while index + 1 < len(pool.free) and could_grow_to(index + 1) < could_grow_to(index):
+            index += 1
+        return index
+
+    def _take_from_driver(self, pool: Pool, size: int) -> Block | None:
+        segment = self.segment_size(size)
+        if self.allowed_bytes is not None and self.stats.reserved_bytes + segment > self.allowed_bytes:
+            return None
+        if self.settings.expandable_segments:
+            return self._grow(pool, size)
+        if self.stats.reserved_bytes + segment > self.capacity_bytes:
+            return None
+        self._reserve(segment)
+        self.stats.num_device_alloc += 1
+        return Block(self._new_range(segment), segment, pool)
+
+    def _hand_out(self, block: Block, size: int, requested_bytes: int) -> Block:
+        stats = self.stats
+        remaining = block.size_bytes - size
+        counts_splits = not self.settings.expandable_segments
+        was_split = block.is_split
+        if self._should_split(block.pool, size, remaining):
+            rest = Block(block.address + size, remaining, block.pool)
+            rest.prev, rest.next = block, block.next
+            if rest.next is not None:
+                rest.next.prev = rest
+            block.next, block.size_bytes = rest, size
+            self._insert(rest)
+            if counts_splits:
+                stats.inactive_split_bytes += -size if was_split else remaining
+        elif was_split and counts_splits:
+            stats.inactive_split_bytes -= block.size_bytes
+        block.allocated = True
+        block.requested_bytes = requested_bytes
+        stats.allocated_bytes += block.size_bytes
+        stats.requested_bytes += requested_bytes
+        if stats.allocated_bytes > stats.peak_allocated_bytes:
+            stats.peak_allocated_bytes = stats.allocated_bytes
+        if stats.requested_bytes > stats.peak_requested_bytes:
+            stats.peak_requested_bytes = stats.requested_bytes
+        if stats.inactive_split_bytes > stats.peak_inactive_split_bytes:
+            stats.peak_inactive_split_bytes = stats.inactive_split_bytes
+        return block
+
+    def _should_split(self, pool: Pool, size: int, remaining: int) -> bool:
+        if pool.is_small or self.settings.expandable_segments:
+            return remaining >= MIN_BLOCK_BYTES
+        return size < self._max_split_bytes and remaining > _UNSPLIT_SLACK_BYTES
+
+    def _insert(self, block: Block) -> None:
+        """Put a free block into its pool, and note when, for garbage collection."""
+        block.freed_at = self._large_lookups
+        block.pool.insert(block)
+
+    def _reserve(self, size_bytes: int) -> None:
+        self.stats.reserved_bytes += size_bytes
+        self.stats.peak_reserved_bytes = max(self.stats.peak_reserved_bytes, self.stats.reserved_bytes)
+
+    def _new_range(self, size_bytes: int) -> int:
+        address = self._next_address
+        self._next_address += size_bytes + 2 * SEGMENT_GRANULE_BYTES
+        return address
+
+    # Giving back
+
+    def _release(self, block: Block) -> None:
+        """Give a wholly free segment back to the driver."""
+        block.pool.remove(block)
+        self.stats.reserved_bytes -= block.size_bytes
+        self.stats.num_device_free += 1
+
+    def _release_cached(self) -> None:
+        for pool in self._pools.values():
+            for block in list(pool.blocks.values()):
+                if self.settings.expandable_segments:
+                    self._unmap(block)
+                elif not block.is_split:
+                    self._release(block)
+
+    def _release_oversize(self, pool: Pool, size: int) -> bool:
+        """Make room by releasing unsplit blocks beyond the split limit; True if enough went."""
+        if self._max_split_bytes == _NO_LIMIT or self.settings.expandable_segments:
+            return False
+        wanted = max(size, self._max_split_bytes)
+        index = pool.at_least(wanted)
+        if index < len(pool.free):
+            self._release(pool.blocks[pool.free[index][1]])
+            return True
+        released = 0
+        while pool.free and released < wanted and pool.free[-1][0] >= self._max_split_bytes:
+            released += pool.free[-1][0]
+            self._release(pool.blocks[pool.free[-1][1]])
+        return released >= wanted
+
+    def _collect_garbage(self) -> None:
+        """Release the older half of the unused large segments, again and again down to the threshold.
+
+        Age counts the searches of the large pools since a block became free. What is older than the mean goes, even
+        beyond the threshold, so that collections stay rare.
+        """
+        assert self.allowed_bytes is not None
+        surplus = self.stats.reserved_bytes - int(self.settings.garbage_collection_threshold * self.allowed_bytes)
+        segments = [
+            block
+            for (_, is_small), pool in self._pools.items()
+            if not is_small
+            for block in pool.blocks.values()
+            if not block.is_split
+        ]
+        while surplus > 0 and segments:
+            mean_freed_at = sum(block.freed_at for block in segments) / len(segments)
+            old = [block for block in segments if block.freed_at <= mean_freed_at]
+            segments = [block for block in segments if block.freed_at > mean_freed_at]
+            for block in old:
+                surplus -= block.size_bytes
+                self._release(block)
+
+    # Expandable segments
+
+    def _grow(self, pool: Pool, size: int) -> Block | None:
+        """Map more of the pool's virtual range; None if the device has no memory left for it."""
+        block = self._growable(pool, size)
+        if not block.mapped and not self._map(block, min(block.size_bytes, size)):
+            return None
+        while block.size_bytes < size:
+            after = block.next
+            assert after is not None
+            if not self._map(after, min(size - block.size_bytes, after.size_bytes)):
+                return None
+            block = after
+        pool.remove(block)
+        return block
+
+    def _growable(self, pool: Pool, size: int) -> Block:
+        """The first run of free and unmapped blocks with room for `size`, or a new virtual range."""
+        for unmapped in pool.unmapped:
+            before = unmapped.prev
+            start = before if before is not None and not before.allocated else unmapped
+            room, block = 0, start
+            while room < size:
+                room += block.size_bytes
+                if block.next is None or block.next.allocated:
+                    break
+                block = block.next
+            if room >= size:
+                return start
+        granule = self._expandable_granule(pool)
+        virtual_bytes = (self.capacity_bytes + self.capacity_bytes // 8 + granule) // granule * granule
+        fresh = Block(self._new_range(virtual_bytes), virtual_bytes, pool)
+        fresh.mapped = False
+        self._insert_unmapped(pool, fresh)
+        return fresh
+
+    def _expandable_granule(self, pool: Pool) -> int:
+        return SMALL_SEGMENT_BYTES if pool.is_small else self.settings.large_segment_bytes
+
+    def _map(self, block: Block, size: int) -> bool:
+        """Put memory behind the first `size` bytes of an unmapped block, rounded up to whole chunks."""
+        pool = block.pool
+        granule = self._expandable_granule(pool)
+        mapped_bytes = min(-(-size // granule) * granule, block.size_bytes)
+        if self.stats.reserved_bytes + mapped_bytes > self.capacity_bytes:
+            return False
+        pool.unmapped.remove(block)
+        if mapped_bytes < block.size_bytes:
+            rest = Block(block.address + mapped_bytes, block.size_bytes - mapped_bytes, pool)
+            rest.mapped = False
+            rest.prev, rest.next = block, block.next
+            if rest.next is not None:
+                rest.next.prev = rest
+            block.next, block.size_bytes = rest, mapped_bytes
+            self._insert_unmapped(pool, rest)
+        block.mapped = True
+        for neighbour in (block.prev, block.next):
+            if neighbour is not None and not neighbour.allocated and neighbour.mapped:
+                pool.remove(neighbour)
+                absorb(block, neighbour)
+        self._insert(block)
+        self._reserve(mapped_bytes)
+        self.stats.num_device_alloc += 1
+        return True
+
+    def _unmap(self, block: Block) -> None:
+        """Take the memory away from the whole chunks inside a free block."""
+        pool = block.pool
+        granule = self._expandable_granule(pool)
+        base = self._range_start(block)
+        first = base + -(-(block.address - base) // granule) * granule
+        last = base + (block.address + block.size_bytes - base) // granule * granule
+        if last <= first:
+            return
+        pool.remove(block)
+        end = block.address + block.size_bytes
+        if first > block.address:
+            head = Block(block.address, first - block.address, pool)
+            head.prev, head.next = block.prev, block
+            if head.prev is not None:
+                head.prev.next = head
+            block.prev = head
+            self._insert(head)
+        if last < end:
+            tail = Block(last, end - last, pool)
+            tail.prev, tail.next = block, block.next
+            if tail.next is not None:
+                tail.next.prev = tail
+            block.next = tail
+            self._insert(tail)
+        block.address, block.size_bytes, block.mapped = first, last - first, False
+        self.stats.reserved_bytes -= last - first
+        self.stats.num_device_free += 1
+        for neighbour in (block.prev, block.next):
+            if neighbour is not None and not neighbour.mapped:
+                pool.unmapped.remove(neighbour)
+                absorb(block, neighbour)
+        if block.is_split:  # else the whole virtual range is empty and is given up
+            self._insert_unmapped(pool, block)
+
+    @staticmethod
+    def _insert_unmapped(pool: Pool, block: Block) -> None:
+        insort(pool.unmapped, block, key=lambda b: b.address)
+
+    @staticmethod
+    def _range_start(block: Block) -> int:
+        while block.prev is not None:
+            block = block.prev
+        return block.address

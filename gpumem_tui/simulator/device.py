@@ -1,0 +1,303 @@
+"""The simulated GPU as PyTorch sees it: a device type of its own, with the functions that `torch.cuda` has.
+
+Code that asks `torch.get_device_module(device)` for memory figures runs unchanged on this device and on a real one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.optim import optimizer as optimizers
+from torch.utils import _foreach_utils
+from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+
+from gpumem_tui.catalog.shapes import Gpu
+from gpumem_tui.memory import KIB, MIB, Bucket
+from gpumem_tui.simulator import attention, autocast, kernels
+from gpumem_tui.simulator.allocator import CachingAllocator, OutOfMemory
+from gpumem_tui.simulator.profile import Profile
+from gpumem_tui.simulator.settings import AllocatorSettings
+from gpumem_tui.simulator.sites import SiteFinder
+from gpumem_tui.simulator.timeline import Phase, Timeline, TimelineRecorder
+from gpumem_tui.simulator.trace import DeviceMode
+from gpumem_tui.workload.base import local
+
+DEVICE_TYPE = "simgpu"
+
+
+class SimulatedGpu:
+    """One simulated GPU: its allocator and the record of what ran on it.
+
+    Args:
+        gpu: the GPU to be.
+        profile: version- and architecture-dependent facts.
+        limit_bytes: a cap on reserved bytes, as `set_per_process_memory_fraction` sets one; None for none.
+        unlimited: never run out of memory, to trace what a step would need.
+        on_backward_error: called with an error in backward other than out-of-memory, just before it ends the process
+            (see `DeviceMode.raise_if_full`).
+    """
+
+    def __init__(
+        self,
+        gpu: Gpu,
+        profile: Profile,
+        limit_bytes: int | None = None,
+        unlimited: bool = False,
+        on_backward_error: Callable[[Exception], None] = lambda error: None,
+    ) -> None:
+        self.gpu = gpu
+        self.on_backward_error = on_backward_error
+        self.profile = profile
+        capacity = 1 << 60 if unlimited else gpu.cuda_total_bytes - profile.context_bytes
+        self.allocator = CachingAllocator(capacity, AllocatorSettings.from_environment(), limit_bytes)
+        self.recorder = TimelineRecorder()
+        self.sites = SiteFinder()
+        self.mode = DeviceMode(DEVICE_TYPE, self)
+
+    def mark(self, step: int, phase: Phase) -> None:
+        """From here on the run is in `phase` of `step`."""
+        self.recorder.mark(step, phase)
+
+    def tag(self, bucket: Bucket, tensors: Iterable[torch.Tensor]) -> None:
+        """State which bucket these tensors are; tensors elsewhere are ignored."""
+        for tensor in tensors:
+            number = self.mode.allocation_of(local(tensor))
+            if number is not None:
+                self.recorder.tag(number, bucket)
+
+    def name_modules(self, model: torch.nn.Module) -> None:
+        """Call the modules of `model` by their qualified names from now on."""
+        self.sites.name_modules(model)
+
+    def finish(self, failed: bool = False) -> Timeline:
+        """The run so far; if it failed, up to where memory ran out."""
+        return self.recorder.finish(failed)
+
+    def out_of_memory(self, error: OutOfMemory) -> torch.OutOfMemoryError:
+        """The exception PyTorch would raise, saying what its own message says."""
+        free = max(0, error.capacity_bytes - error.reserved_bytes)
+        return torch.OutOfMemoryError(
+            f"Simulated {self.gpu.title} out of memory. Tried to allocate {requested_text(error.requested_bytes)}; "
+            f"the device has {requested_text(self.gpu.cuda_total_bytes)}, {requested_text(free)} of it free: "
+            f"{requested_text(error.allocated_bytes)} allocated by PyTorch, "
+            f"{requested_text(error.reserved_bytes - error.allocated_bytes)} reserved but unallocated, "
+            f"{requested_text(self.profile.context_bytes)} CUDA context."
+        )
+
+
+class _Stream:
+    """A stream that never has anything left to do."""
+
+    def __init__(self, *_: object, **__: object) -> None: ...
+
+    def wait_stream(self, stream: object) -> None: ...
+
+    def wait_event(self, event: object) -> None: ...
+
+    def synchronize(self) -> None: ...
+
+    def record_event(self, event: _Event | None = None) -> _Event:
+        return event or _Event()
+
+
+class _Event:
+    """An event that has already happened."""
+
+    def __init__(self, *_: object, **__: object) -> None: ...
+
+    def record(self, stream: object = None) -> None: ...
+
+    def wait(self, stream: object = None) -> None: ...
+
+    def synchronize(self) -> None: ...
+
+    def query(self) -> bool:
+        return True
+
+
+class _DeviceModule:
+    """`torch.simgpu`: what `torch.cuda` answers, for the GPU that is being simulated."""
+
+    OutOfMemoryError = torch.OutOfMemoryError
+
+    def __init__(self) -> None:
+        self.current: SimulatedGpu | None = None
+
+    @property
+    def _gpu(self) -> SimulatedGpu:
+        if self.current is None:
+            raise RuntimeError("no simulated GPU is active: wrap the step in simulator.device.simulate()")
+        return self.current
+
+    # What torch itself asks of a backend.
+
+    def is_initialized(self) -> bool:
+        return True
+
+    def is_available(self) -> bool:
+        return True
+
+    def _is_in_bad_fork(self) -> bool:
+        return False
+
+    def device_count(self) -> int:
+        return 1
+
+    def current_device(self) -> int:
+        return 0
+
+    def manual_seed_all(self, seed: int) -> None:
+        """Nothing to seed: no value is ever computed."""
+
+    def get_rng_state(self, device: object = None) -> torch.Tensor:
+        return torch.zeros(16, dtype=torch.uint8)
+
+    def set_rng_state(self, state: torch.Tensor, device: object = None) -> None:
+        """No random state to restore."""
+
+    def get_amp_supported_dtype(self) -> list[torch.dtype]:
+        return [torch.float16, torch.bfloat16]
+
+    # What a training script or a trial asks of torch.cuda.
+
+    def synchronize(self, device: object = None) -> None:
+        """Every operation has already happened."""
+
+    def get_device_properties(self, device: object = None) -> SimpleNamespace:
+        major, minor = self._gpu.gpu.compute_capability
+        return SimpleNamespace(
+            name=self._gpu.gpu.title, total_memory=self._gpu.gpu.cuda_total_bytes, major=major, minor=minor
+        )
+
+    def mem_get_info(self, device: object = None) -> tuple[int, int]:
+        """(free, total) bytes, as cudaMemGetInfo."""
+        allocator = self._gpu.allocator
+        return allocator.capacity_bytes - allocator.stats.reserved_bytes, self._gpu.gpu.cuda_total_bytes
+
+    def memory_allocated(self, device: object = None) -> int:
+        return self._gpu.allocator.stats.allocated_bytes
+
+    def max_memory_allocated(self, device: object = None) -> int:
+        return self._gpu.allocator.stats.peak_allocated_bytes
+
+    def memory_reserved(self, device: object = None) -> int:
+        return self._gpu.allocator.stats.reserved_bytes
+
+    def max_memory_reserved(self, device: object = None) -> int:
+        return self._gpu.allocator.stats.peak_reserved_bytes
+
+    def reset_peak_memory_stats(self, device: object = None) -> None:
+        self._gpu.allocator.stats.reset_peaks()
+
+    def empty_cache(self) -> None:
+        self._gpu.allocator.empty_cache()
+
+    # Streams: one, on which everything has happened already.
+
+    Stream = _Stream
+    Event = _Event
+
+    def current_stream(self, device: object = None) -> _Stream:
+        return _Stream()
+
+    def stream(self, stream: _Stream | None) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def set_device(self, device: object) -> None:
+        """There is only one."""
+
+    def device(self, device: object) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def memory_stats(self, device: object = None) -> dict[str, int]:
+        """The statistics this allocator keeps, under `torch.cuda.memory_stats`' keys."""
+        stats = self._gpu.allocator.stats
+        values = {"num_alloc_retries": stats.num_alloc_retries, "num_ooms": stats.num_ooms}
+        for name in ("requested", "allocated", "reserved", "inactive_split"):
+            values[f"{name}_bytes.all.current"] = getattr(stats, f"{name}_bytes")
+            values[f"{name}_bytes.all.peak"] = getattr(stats, f"peak_{name}_bytes")
+        return values
+
+
+_module = _DeviceModule()
+_registered = False
+
+
+def register() -> None:
+    """Make the device type known to torch; once per process, and before its first backward.
+
+    Autograd counts the devices when it starts its threads, and never again.
+    """
+    global _registered
+    if _registered:
+        return
+    _setup_privateuseone_for_python_backend(DEVICE_TYPE, backend_module=_module)
+    autocast.register(DEVICE_TYPE)
+    kernels.register()
+    attention.register(lambda: _module._gpu.gpu.compute_capability)
+    # CUDA's optimizers and gradient clipping take all tensors at once by default, which needs scratch for all of them;
+    # torch's test for that goes by the exact type of a parameter.
+    for kinds in (optimizers._foreach_supported_types, _foreach_utils._foreach_supported_types):
+        kinds.append(FakeTensor)
+    _registered = True
+
+
+@contextmanager
+def simulate(gpu: SimulatedGpu) -> Iterator[torch.device]:
+    """Within the context, `gpu` is device ``simgpu:0``; tensors on it have shapes and storages but no values."""
+    register()
+    previous, _module.current = _module.current, gpu
+    autograd: Any = torch.autograd
+    engine, formatted = autograd._engine_run_backward, FakeTensor.__format__
+    resize, pin = torch.UntypedStorage.resize_, torch.Tensor.pin_memory
+
+    def backward(*args: Any, **kwargs: Any) -> Any:
+        result = engine(*args, **kwargs)
+        if torch._C._current_graph_task_id() == -1:
+            gpu.mode.raise_if_full()
+        return result
+
+    def followed_resize(storage: torch.UntypedStorage, size_bytes: int) -> Any:
+        result = resize(storage, size_bytes)
+        gpu.mode.resized(storage)
+        return result
+
+    autograd._engine_run_backward = backward
+    torch.UntypedStorage.resize_ = followed_resize  # type: ignore[method-assign, assignment]
+    FakeTensor.__format__ = _format_scalar  # type: ignore[method-assign]
+    torch.Tensor.pin_memory = _already_pinned  # type: ignore[method-assign, assignment]
+    try:
+        with gpu.sites.watching(), gpu.mode:
+            yield torch.device(DEVICE_TYPE, 0)
+    finally:
+        autograd._engine_run_backward = engine
+        torch.UntypedStorage.resize_ = resize  # type: ignore[method-assign]
+        FakeTensor.__format__ = formatted  # type: ignore[method-assign]
+        torch.Tensor.pin_memory = pin  # type: ignore[method-assign]
+        _module.current = previous
+
+
+def _already_pinned(tensor: torch.Tensor, device: object = None) -> torch.Tensor:
+    """Pinning takes host memory only, and nothing is copied here that would be faster for it."""
+    return tensor
+
+
+def _format_scalar(tensor: torch.Tensor, specification: str) -> str:
+    """``f"{loss:.4f}"`` of a tensor of one element, which plain tensors format as its value."""
+    return format(tensor.item() if tensor.dim() == 0 else object.__str__(tensor), specification)
+
+
+def requested_text(size_bytes: int) -> str:
+    """A size as PyTorch's out-of-memory message writes it (`format_size` in CUDACachingAllocator.cpp)."""
+    if size_bytes <= KIB:
+        return f"{size_bytes} bytes"
+    if size_bytes <= MIB:
+        return f"{size_bytes / KIB:.2f} KiB"
+    if size_bytes <= 1024 * MIB:
+        return f"{size_bytes / MIB:.2f} MiB"
+    return f"{size_bytes / (1024 * MIB):.2f} GiB"

@@ -1,0 +1,61 @@
+"""Facts about CUDA that differ by PyTorch version and GPU architecture, each with its source. No torch import."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass, replace
+
+from gpumem_tui.catalog.shapes import Gpu
+from gpumem_tui.memory import KIB, MIB
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """What the simulator assumes of one torch version on one architecture.
+
+    Attributes:
+        name: shown wherever a traced number is shown, e.g. ``torch 2.13 sm_80``.
+        cublas_workspace_bytes: taken from the caching allocator once per cuBLAS handle and stream; the forward and
+            the autograd thread have a handle each.
+        context_bytes: what a process holds on the device beside its allocator: CUDA context, kernels, libraries.
+        context_source: where `context_bytes` was measured.
+    """
+
+    name: str
+    cublas_workspace_bytes: int
+    context_bytes: int
+    context_source: str
+
+    def with_context(self, context_bytes: int, source: str) -> Profile:
+        """The same profile with a context that was measured."""
+        return replace(self, context_bytes=context_bytes, context_source=source)
+
+
+_CUBLAS_DEFAULT_BYTES = 4096 * KIB * 2 + 16 * KIB * 8
+_CUBLAS_LARGE_BYTES = 32 * MIB
+"""aten/src/ATen/cuda/CublasHandlePool.cpp: `:4096:2:16:8`, and 32 MiB on Hopper; later on Blackwell too (assumed: since
+torch 2.9)."""
+
+_CONTEXT_BYTES = 426 * MIB
+_CONTEXT_SOURCE = "measured on an RTX 6000 Ada with CUDA 13; assumed for other architectures"
+
+
+def profile_for(torch_version: str, gpu: Gpu) -> Profile:
+    """The profile for a torch version such as ``2.13.0+cpu`` on a GPU of the catalog."""
+    major_minor = ".".join(torch_version.split("+")[0].split(".")[:2])
+    return Profile(
+        name=f"torch {major_minor} {gpu.sm}",
+        cublas_workspace_bytes=_cublas_workspace_bytes(tuple(map(int, major_minor.split("."))), gpu),
+        context_bytes=_CONTEXT_BYTES,
+        context_source=_CONTEXT_SOURCE,
+    )
+
+
+def _cublas_workspace_bytes(torch_version: tuple[int, ...], gpu: Gpu) -> int:
+    """What the user set in `CUBLAS_WORKSPACE_CONFIG` (pairs of ``:KIB:COUNT``), else torch's default."""
+    pairs = re.findall(r":(\d+):(\d+)", os.environ.get("CUBLAS_WORKSPACE_CONFIG", ""))
+    if pairs:
+        return sum(int(size) * KIB * int(count) for size, count in pairs)
+    large = gpu.compute_capability == (9, 0) or (torch_version >= (2, 9) and gpu.compute_capability[0] in (9, 10, 12))
+    return _CUBLAS_LARGE_BYTES if large else _CUBLAS_DEFAULT_BYTES

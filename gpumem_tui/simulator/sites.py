@@ -1,0 +1,94 @@
+"""Where in the program an allocation comes from: the operator, the module it runs in, the line that called it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import CodeType, FrameType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules import module as hooks
+
+from gpumem_tui.simulator.timeline import Site
+
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_NOT_THE_PROGRAM = (
+    os.path.dirname(torch.__file__) + os.sep,
+    os.path.join(_PACKAGE, "simulator", ""),
+    os.path.join(_PACKAGE, "search", ""),
+    os.path.join(_PACKAGE, "workload", "phases.py"),
+    os.path.join(_PACKAGE, "workload", "run.py"),
+    "<",
+)
+
+
+class SiteFinder:
+    """Names the place of each operator; in backward, the place of the forward operator it differentiates.
+
+    Autograd numbers its nodes as forward makes them (`sequence_nr`), which is how backward finds its way home.
+    """
+
+    def __init__(self) -> None:
+        self._names: dict[int, str] = {}
+        self._running: list[str] = []
+        self._forward: dict[int, tuple[str, str]] = {}
+        self._lines: dict[tuple[CodeType, int], str | None] = {}
+
+    def name_modules(self, model: nn.Module) -> None:
+        """Call the modules of `model` by their qualified names from now on."""
+        self._names = {id(module): name for name, module in model.named_modules()}
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Follow which module runs."""
+
+        def enter(module: nn.Module, *_: Any) -> None:
+            self._running.append(self._names.get(id(module), type(module).__name__))
+
+        def leave(*_: Any) -> None:
+            self._running.pop()
+
+        handles = (
+            hooks.register_module_forward_pre_hook(enter),
+            hooks.register_module_forward_hook(leave, always_call=True),
+        )
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+            self._running.clear()
+
+    def site(self, operator: str) -> Site:
+        """The place of the operator that is being run."""
+        node = torch._C._current_autograd_node()
+        if node is not None and not torch.is_grad_enabled():
+            module, source = self._forward.get(node._sequence_nr(), ("", ""))
+            return Site(operator, module, source)
+        module, source = self._running[-1] if self._running else "", self.calling_line()
+        self._forward.setdefault(torch._C._autograd._get_sequence_nr() - 1, (module, source))
+        return Site(operator, module, source)
+
+    def calling_line(self) -> str:
+        """``file:line`` of the innermost frame that is the program's own."""
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None:
+            key = (frame.f_code, frame.f_lineno)
+            if key not in self._lines:
+                self._lines[key] = _line(*key)
+            line = self._lines[key]
+            if line is not None:
+                return line
+            frame = frame.f_back
+        return ""
+
+
+def _line(code: CodeType, number: int) -> str | None:
+    path = code.co_filename
+    if path.startswith(_NOT_THE_PROGRAM):
+        return None
+    return f"{os.path.basename(path)}:{number}"

@@ -1,0 +1,213 @@
+"""One training run as the allocator saw it: every allocation and release in order, with its bucket and phase.
+
+Recorded on the simulated GPU and on a real one alike, replayed by `replay`. Standard library only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from gpumem_tui.memory import ALLOCATED_BUCKETS, Breakdown, Bucket
+
+GRANULE_BYTES = 512
+"""The allocator's smallest step. What a block holds beyond its request rounded up to this is slack."""
+
+
+def rounded(size_bytes: int) -> int:
+    """A request rounded up to the allocator's step."""
+    return -(-size_bytes // GRANULE_BYTES) * GRANULE_BYTES
+
+
+class Phase(str, Enum):
+    """Where a training run is. `BATCH` is everything from the start of a step to the model's first forward."""
+
+    BUILD = "build"
+    BATCH = "batch"
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    OPTIMIZER = "optimizer"
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """`phase` of step `step` begins before event number `event`. Steps count from 1; building is step 0."""
+
+    event: int
+    step: int
+    phase: Phase
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """Where an allocation comes from; empty where unknown.
+
+    Attributes:
+        operator: e.g. ``aten.addmm``.
+        module: qualified name of the module that ran, e.g. ``blocks.3.mlp.0``; in backward, of the forward it undoes.
+        source: ``file:line`` that called.
+    """
+
+    operator: str = ""
+    module: str = ""
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What one site holds of one bucket at a moment."""
+
+    bucket: Bucket
+    site: Site
+    size_bytes: int
+    allocations: int
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """A recorded run.
+
+    Attributes:
+        events: ``i`` when allocation number i is made, ``-i`` when it is released; allocations count from 1.
+        sizes: requested bytes of allocation i at ``sizes[i - 1]``.
+        buckets: the bucket of allocation i, as an index into `ALLOCATED_BUCKETS`.
+        marks: where each phase of each step begins, in order.
+        sites: where allocation i comes from, as an index into `site_table`; empty if that was not recorded.
+    """
+
+    events: tuple[int, ...]
+    sizes: tuple[int, ...]
+    buckets: tuple[int, ...]
+    marks: tuple[Mark, ...]
+    sites: tuple[int, ...] = ()
+    site_table: tuple[Site, ...] = ()
+
+    def held_after(self, event: int) -> list[Held]:
+        """What is live after event number `event`, by bucket and site, the largest first."""
+        live: set[int] = set()
+        for number in self.events[: event + 1]:
+            (live.add if number > 0 else live.discard)(abs(number) - 1)
+        sizes: dict[tuple[int, int], list[int]] = {}
+        for index in live:
+            sizes.setdefault((self.buckets[index], self.sites[index] if self.sites else -1), []).append(
+                rounded(self.sizes[index])
+            )
+        held = [
+            Held(ALLOCATED_BUCKETS[bucket], self.site_table[site] if site >= 0 else Site(), sum(found), len(found))
+            for (bucket, site), found in sizes.items()
+        ]
+        return sorted(held, key=lambda entry: -entry.size_bytes)
+
+    def peak_event(self) -> int:
+        """The event after which most bytes are live, requests rounded up to the allocator's step; -1 if none."""
+        live = highest = 0
+        found = -1
+        for event, number in enumerate(self.events):
+            size = rounded(self.sizes[abs(number) - 1])
+            live += size if number > 0 else -size
+            if live > highest:
+                highest, found = live, event
+        return found
+
+    def breakdown_after(self, event: int, allocated_bytes: int | None = None) -> Breakdown:
+        """The buckets of what is live after event number `event` (0-based).
+
+        What the allocator holds beyond that (`allocated_bytes`) is slack of unsplit blocks and goes to `OTHER`.
+        """
+        totals = [0] * len(ALLOCATED_BUCKETS)
+        for number in self.events[: event + 1]:
+            index = abs(number) - 1
+            size = rounded(self.sizes[index])
+            totals[self.buckets[index]] += size if number > 0 else -size
+        buckets = dict(zip(ALLOCATED_BUCKETS, totals, strict=True))
+        if allocated_bytes is not None:
+            buckets[Bucket.OTHER] += max(0, allocated_bytes - sum(totals))
+        return Breakdown(buckets)
+
+
+class TimelineRecorder:
+    """Collects a run while it happens; `finish` decides the buckets that only the whole run can tell."""
+
+    def __init__(self) -> None:
+        self._events: list[int] = []
+        self._sizes: list[int] = []
+        self._born_in: list[int] = []
+        self._recomputed: list[bool] = []
+        self._tags: dict[int, Bucket] = {}
+        self._marks: list[Mark] = []
+        self._end: int | None = None
+        self._sites: list[int] = []
+        self._site_numbers: dict[Site, int] = {}
+
+    def allocate(self, size_bytes: int, recomputed: bool = False, site: Site | None = None) -> int:
+        """Record an allocation and return its number. `recomputed`: made by a forward repeated in backward."""
+        self._sizes.append(size_bytes)
+        self._sites.append(self._site_numbers.setdefault(site or Site(), len(self._site_numbers)))
+        self._born_in.append(len(self._marks) - 1)
+        self._recomputed.append(recomputed)
+        number = len(self._sizes)
+        self._events.append(number)
+        return number
+
+    def release(self, number: int) -> None:
+        """Record the release of an allocation."""
+        self._events.append(-number)
+
+    def mark(self, step: int, phase: Phase) -> None:
+        """From here on the run is in `phase` of `step`."""
+        self._marks.append(Mark(len(self._events), step, phase))
+
+    def tag(self, number: int, bucket: Bucket) -> None:
+        """State what an allocation is. The first statement stands."""
+        self._tags.setdefault(number, bucket)
+
+    def cut(self) -> None:
+        """Out of memory here: if the run fails, what is released while the error travels does not count."""
+        self._end = len(self._events)
+
+    def finish(self, failed: bool = False) -> Timeline:
+        """The run so far, or if it failed up to where memory ran out, with every allocation in its bucket.
+
+        Tagged allocations keep their tag. Of the rest, what forward made (or repeated) and a later phase, be it the
+        next forward, released is an activation; what lives to the end untagged is unexplained; all else is temporary.
+        If the run ended while the model was built, all that it held are parameters.
+        """
+        events = tuple(self._events[: self._end] if failed else self._events)
+        released_in = self._marks_at_release(events)
+        only_built = all(mark.phase is Phase.BUILD for mark in self._marks)
+        buckets = []
+        for index, born_in in enumerate(self._born_in):
+            number = index + 1
+            forward = self._phase(born_in) is Phase.FORWARD or self._recomputed[index]
+            if number in self._tags:
+                bucket = self._tags[number]
+            elif forward and (self._recomputed[index] or released_in.get(number) != born_in):
+                bucket = Bucket.ACTIVATIONS
+            elif number not in released_in:
+                bucket = Bucket.PARAMETERS if only_built else Bucket.OTHER
+            else:
+                bucket = Bucket.TEMPORARY
+            buckets.append(ALLOCATED_BUCKETS.index(bucket))
+        return Timeline(
+            events=events,
+            sizes=tuple(self._sizes),
+            buckets=tuple(buckets),
+            marks=tuple(self._marks),
+            sites=tuple(self._sites),
+            site_table=tuple(self._site_numbers),
+        )
+
+    def _phase(self, mark: int) -> Phase:
+        return self._marks[mark].phase if mark >= 0 else Phase.BUILD
+
+    def _marks_at_release(self, events: tuple[int, ...]) -> dict[int, int]:
+        """By allocation, the number of the mark in whose phase it was released."""
+        found: dict[int, int] = {}
+        starts = [mark.event for mark in self._marks] + [len(events) + 1]
+        mark = -1
+        for event, number in enumerate(events):
+            while event >= starts[mark + 1]:
+                mark += 1
+            if number < 0:
+                found[-number] = mark
+        return found

@@ -1,0 +1,230 @@
+"""Runs PyTorch programs on tensors without data and tells the allocator what the device would be asked for."""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+    UnsupportedOperatorException,
+)
+
+from gpumem_tui.memory import Bucket
+from gpumem_tui.simulator.allocator import OutOfMemory
+from gpumem_tui.simulator.blocks import Block
+from gpumem_tui.simulator.scratch import is_assumed, scratch_bytes
+
+if TYPE_CHECKING:
+    from gpumem_tui.simulator.device import SimulatedGpu
+
+_MATRIX_PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot", "vdot"})
+"""ops that fetch the thread's cuBLAS handle, which comes with a workspace (aten/src/ATen/cuda/CublasHandlePool.cpp)."""
+
+
+class Untraceable(RuntimeError):
+    """The step does something that cannot be followed without values; one line naming the operator."""
+
+
+class _StorageRef(weakref.ref[torch.UntypedStorage]):
+    """A live storage and what was allocated for it."""
+
+    __slots__ = ("block", "key", "number", "size_bytes")
+
+    key: int
+    number: int
+    block: Block
+    size_bytes: int
+
+
+class DeviceMode(FakeTensorMode):
+    """Fake tensors on the simulated device, real tensors on the CPU.
+
+    Data loading and step counters keep their values; only what lives on the device is without data. Every storage an
+    operator makes on the device is allocated, and released when the last tensor that holds it is gone, in the order in
+    which eager PyTorch does it.
+    """
+
+    def __init__(self, device_type: str, gpu: SimulatedGpu) -> None:
+        super().__init__(allow_fallback_kernels=False, allow_non_fake_inputs=True)
+        self._device_type = device_type
+        self._gpu = gpu
+        self._live: dict[int, _StorageRef] = {}
+        self._depth = 0
+        self._full: OutOfMemory | None = None
+        self._operator: Any = None
+        self.assumed: Counter[str] = Counter()
+        self._has_workspace = {False: False, True: False}
+
+    @property
+    def avoid_device_init(self) -> bool:
+        """There is no device to initialize."""
+        return True
+
+    def __torch_dispatch__(  # type: ignore[override]
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if not self._concerns_device(types, kwargs):
+            return func(*args, **kwargs)
+        if not _in_backward():
+            self.raise_if_full()
+        if func is torch.ops.aten._local_scalar_dense.default:
+            return _placeholder(args[0].dtype)
+        if func is torch.ops.aten.copy_.default and not isinstance(args[0], FakeTensor):
+            return args[0].zero_()
+        if self._depth:
+            return super().__torch_dispatch__(func, types, args, kwargs)
+        if func._opname in _MATRIX_PRODUCTS:
+            self._take_workspace()
+        self._depth = 1
+        try:
+            result = super().__torch_dispatch__(func, types, args, kwargs)
+        except Exception as error:
+            failure = self._in_words(func, error)
+            if _in_backward():
+                self._gpu.on_backward_error(failure)
+            raise failure from error
+        finally:
+            self._depth = 0
+            # Left there, its weak references would keep `Module.half()` and the like from swapping parameters.
+            self.fake_tensor_converter.meta_converter.tensor_memo.clear()
+        self._operator = func
+        self._record(result)
+        self._use_scratch(func._opname, args)
+        return result
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> DeviceMode:
+        """The copy of a tensor lies on the same device."""
+        return self
+
+    def raise_if_full(self) -> None:
+        """Raise the out-of-memory that backward met.
+
+        An exception that crosses the autograd engine's stream guard ends the process when the guard belongs to a
+        Python backend (`PythonDeviceGuard::exchangeStream`, torch 2.13), so backward runs to its end, costing nothing,
+        and the error is raised where `backward()` returns.
+        """
+        if self._full is not None:
+            error, self._full = self._full, None
+            raise self._gpu.out_of_memory(error) from None
+
+    def allocation_of(self, tensor: torch.Tensor) -> int | None:
+        """The number of the allocation that holds this tensor, None for a tensor elsewhere."""
+        if tensor.device.type != self._device_type:
+            return None
+        ref = self._live.get(tensor.untyped_storage()._cdata)
+        return ref.number if ref is not None else None
+
+    def resized(self, storage: torch.UntypedStorage) -> None:
+        """Follow `storage.resize_`, with which FSDP takes and gives back its buffers."""
+        self._tag_buffer(storage)
+        self._record_storage(storage)
+        self._tag_buffer(storage)
+
+    def _tag_buffer(self, storage: torch.UntypedStorage) -> None:
+        ref = self._live.get(storage._cdata)
+        if ref is not None and ref.number:
+            self._gpu.recorder.tag(ref.number, Bucket.TEMPORARY)
+
+    def _in_words(self, func: Any, error: Exception) -> Exception:
+        """What the fake tensors could not follow, naming the operator and the line; any other error as it is."""
+        if isinstance(error, (DataDependentOutputException, DynamicOutputShapeException)):
+            problem = "gives a result whose shape or value depends on the data"
+        elif isinstance(error, UnsupportedOperatorException):
+            problem = "does not say what shape its result has (it has no meta kernel)"
+        else:
+            return error
+        return Untraceable(f"{func} {problem} ({self._gpu.sites.calling_line() or 'at an unknown place'})")
+
+    def _concerns_device(self, types: Any, kwargs: Mapping[str, Any]) -> bool:
+        if any(issubclass(kind, FakeTensor) for kind in types):
+            return True
+        device = kwargs.get("device")
+        return device is not None and torch.device(device).type == self._device_type
+
+    def _record(self, result: Any) -> None:
+        if isinstance(result, torch.Tensor):
+            if result.device.type == self._device_type:
+                self._record_storage(result.untyped_storage())
+            elif not isinstance(result, FakeTensor):
+                result.zero_()  # copied from where there are no values
+        elif isinstance(result, (list, tuple)):
+            for item in result:
+                self._record(item)
+
+    def _record_storage(self, storage: torch.UntypedStorage) -> None:
+        key, size_bytes = storage._cdata, storage.nbytes()
+        known = self._live.get(key)
+        if known is not None and known.size_bytes == size_bytes:
+            return
+        if size_bytes == 0:
+            if known is not None:
+                self._release(known)
+            return
+        number, block = self._allocate(size_bytes)
+        if known is not None:
+            self._release(known)
+        if block is None:
+            return
+        ref = _StorageRef(storage, self._release)
+        ref.key, ref.number, ref.block, ref.size_bytes = key, number, block, size_bytes
+        self._live[key] = ref
+
+    def _allocate(self, size_bytes: int) -> tuple[int, Block | None]:
+        """The number and the block of a new allocation; no block once the device was found full in backward."""
+        if self._full is not None:
+            return 0, None
+        try:
+            block = self._gpu.allocator.malloc(size_bytes)
+        except OutOfMemory as error:
+            self._gpu.recorder.cut()
+            self._full = error
+            if not _in_backward():
+                self.raise_if_full()
+            return 0, None
+        recomputed = _in_backward() and torch.is_grad_enabled()
+        site = self._gpu.sites.site(f"aten.{self._operator._opname}" if self._operator is not None else "")
+        return self._gpu.recorder.allocate(size_bytes, recomputed, site), block
+
+    def _release(self, ref: _StorageRef) -> None:
+        if self._live.get(ref.key) is ref:
+            del self._live[ref.key]
+            self._gpu.allocator.free(ref.block)
+            self._gpu.recorder.release(ref.number)
+
+    def _use_scratch(self, operator: str, args: tuple[Any, ...]) -> None:
+        """What the kernel takes and gives back while it runs; at its end, when its results exist too."""
+        if is_assumed(operator, self._gpu.gpu.compute_capability):
+            self.assumed[operator] += 1
+        taken = [self._allocate(size_bytes) for size_bytes in scratch_bytes(operator, args)]
+        for number, block in taken:
+            if block is not None:
+                self._gpu.allocator.free(block)
+                self._gpu.recorder.release(number)
+
+    def _take_workspace(self) -> None:
+        """The first matrix product of the forward and of the autograd thread makes that thread's workspace."""
+        in_backward = _in_backward()
+        if not self._has_workspace[in_backward]:
+            self._has_workspace[in_backward] = True
+            number, _ = self._allocate(self._gpu.profile.cublas_workspace_bytes)
+            if number:
+                self._gpu.recorder.tag(number, Bucket.TEMPORARY)
+
+
+def _in_backward() -> bool:
+    return torch._C._current_graph_task_id() != -1
+
+
+def _placeholder(dtype: torch.dtype) -> bool | int | float:
+    """What reading a value back gives, where there are no values: zero, so that "found inf" reads as no."""
+    if dtype == torch.bool:
+        return False
+    return 0.0 if dtype.is_floating_point else 0

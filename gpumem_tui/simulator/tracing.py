@@ -1,0 +1,91 @@
+"""Traces a workload on the simulated GPU at three batch sizes and finds the affine form through them."""
+
+from __future__ import annotations
+
+import gc
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+
+from gpumem_tui.catalog.shapes import Gpu
+from gpumem_tui.formula.recipe import Recipe
+from gpumem_tui.simulator.device import SimulatedGpu, simulate
+from gpumem_tui.simulator.profile import Profile
+from gpumem_tui.simulator.replay import AffineTrace, NotAffine
+from gpumem_tui.simulator.timeline import Timeline
+from gpumem_tui.simulator.trace import Untraceable
+from gpumem_tui.simulator.world import world
+from gpumem_tui.workload.base import Workload, WorkloadError
+from gpumem_tui.workload.errors import located
+from gpumem_tui.workload.run import StepRun
+
+TRACED_BATCH_SIZES = (2, 3)
+CHECKED_BATCH_SIZE = 5
+
+
+@dataclass(frozen=True)
+class Tracer:
+    """Runs one workload on a simulated GPU that is never full.
+
+    Attributes:
+        recipe: whose sharding decides the world that rank 0 lives in.
+        steps: training steps a trace has.
+        on_backward_error: see `SimulatedGpu`.
+        assumed: counts the operators met whose kernels take scratch of unknown size.
+    """
+
+    workload: Workload
+    recipe: Recipe
+    gpu: Gpu
+    profile: Profile
+    steps: int
+    on_backward_error: Callable[[Exception], None]
+    assumed: Counter[str]
+
+    def affine(self) -> AffineTrace:
+        """The trace at every batch size.
+
+        Raises:
+            NotAffine: it depends on the batch size in other ways than by sizes that grow evenly.
+            WorkloadError: the step itself fails.
+            Untraceable: it does what cannot be followed without values.
+        """
+        first, second = ((size, self.at(size)) for size in TRACED_BATCH_SIZES)
+        try:
+            trace = AffineTrace.fit(first, second)
+        except NotAffine:
+            # The first run of a process fills caches (DTensor's sharding rules, a user's own) that the next finds full.
+            trace = AffineTrace.fit((first[0], self.at(first[0])), second)
+        trace.check(CHECKED_BATCH_SIZE, self.at(CHECKED_BATCH_SIZE))
+        return trace
+
+    def at(self, batch_size: int) -> Timeline:
+        """The run at one batch size.
+
+        Raises:
+            WorkloadError, Untraceable: as `affine`.
+        """
+        gpu = SimulatedGpu(self.gpu, self.profile, unlimited=True, on_backward_error=self.on_backward_error)
+        ranks = world(self.recipe.gpus) if self.recipe.sharding != "none" else nullcontext()
+        with ranks, simulate(gpu) as device, _no_collection():
+            try:
+                StepRun(self.workload, batch_size, device, gpu).run(self.steps)
+            except (WorkloadError, Untraceable):
+                raise
+            except (Exception, SystemExit) as error:
+                raise WorkloadError(f"the step fails: {located(error)}") from error
+            for operator, times in gpu.mode.assumed.items():
+                self.assumed[operator] = max(self.assumed[operator], times)
+            return gpu.finish()
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Keep the garbage collector from freeing cycles at a moment that differs between two traces."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()

@@ -1,0 +1,85 @@
+"""Simulated GPUs for tests, and the recording of whole training runs on them."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from gpumem_tui.catalog.loader import find_gpu, find_model
+from gpumem_tui.catalog.shapes import ModelShape
+from gpumem_tui.formula.recipe import Recipe
+from gpumem_tui.memory import Bucket
+from gpumem_tui.simulator.device import SimulatedGpu, simulate
+from gpumem_tui.simulator.profile import profile_for
+from gpumem_tui.simulator.timeline import Phase
+from gpumem_tui.workload.phases import watch_phases
+from gpumem_tui.workload.standard import CatalogWorkload
+
+GPT2 = find_model("gpt2").overridden(layers=2, hidden=64, heads=4, vocab=512, seq_len=64)
+LLAMA = find_model("llama-3.2-1b").overridden(layers=2, hidden=64, heads=4, kv_heads=2, vocab=512, seq_len=64)
+RESNET = find_model("resnet-18").overridden(image_size=64)
+MLP = find_model("mlp").overridden(hidden=256)
+
+CUBLAS_WORKSPACE_BYTES = 8_519_680
+"""What the first matrix product of the forward (and of the autograd) thread takes on an A100."""
+
+
+def simulated_gpu(name: str = "a100-80gb", limit_bytes: int | None = None, unlimited: bool = False) -> SimulatedGpu:
+    """A GPU of the catalog, under the installed torch's profile."""
+    gpu = find_gpu(name)
+    return SimulatedGpu(gpu, profile_for(torch.__version__, gpu), limit_bytes, unlimited)
+
+
+@contextmanager
+def on(name: str = "a100-80gb", limit_bytes: int | None = None) -> Iterator[tuple[torch.device, Any]]:
+    """A simulated device and its `torch.cuda`-like module."""
+    with simulate(simulated_gpu(name, limit_bytes)) as device:
+        yield device, torch.get_device_module(device)
+
+
+def trained(
+    shape: ModelShape, recipe: Recipe, batch_size: int, steps: int = 2, gpu: SimulatedGpu | None = None
+) -> SimulatedGpu:
+    """A GPU on which a catalog model was built and trained, its phases marked and its tensors tagged."""
+    gpu = gpu or simulated_gpu(unlimited=True)
+    workload = CatalogWorkload(shape, recipe)
+    begun = 0
+
+    def entering(phase: Phase) -> None:
+        if phase is Phase.OPTIMIZER:
+            gpu.tag(Bucket.GRADIENTS, [p.grad for p in model.parameters() if p.grad is not None])
+        gpu.mark(begun, phase)
+
+    def stepped() -> None:
+        gpu.tag(Bucket.OPTIMIZER, _tensors(optimizer.state.values()))
+
+    with _no_collector(), simulate(gpu) as device:
+        gpu.mark(0, Phase.BUILD)
+        model, optimizer = workload.build(device)
+        gpu.tag(Bucket.PARAMETERS, [*model.parameters(), *model.buffers()])
+        with watch_phases(model, entering, stepped):
+            for begun in range(1, steps + 1):  # noqa: B007  `entering` reads it
+                entering(Phase.BATCH)
+                batch = workload.make_batch(batch_size, device)
+                gpu.tag(Bucket.BATCH_DATA, batch)
+                workload.train_step(model, optimizer, batch)
+    return gpu
+
+
+@contextmanager
+def _no_collector() -> Iterator[None]:
+    """Cycles that are freed at a moment of the collector's choosing would make two runs differ."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def _tensors(states: Iterable[dict[str, object]]) -> Iterator[torch.Tensor]:
+    return (value for state in states for value in state.values() if isinstance(value, torch.Tensor))

@@ -1,0 +1,121 @@
+"""Which attention kernel CUDA would run, and what each keeps for backward."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from gpumem_tui.simulator.attention import Kernel, choose
+from tests.simulator.simulated_steps import CUBLAS_WORKSPACE_BYTES, on
+
+T4, V100, A100, H100 = (7, 5), (7, 0), (8, 0), (9, 0)
+BF16, FP16, FP32, FP64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
+BATCH, HEADS, TOKENS, WIDTH = 2, 4, 128, 64
+ROW_BYTES = BATCH * HEADS * TOKENS * 4
+"""An fp32 figure a query row, as logsumexp is."""
+
+
+def chosen(
+    capability: tuple[int, int],
+    dtype: torch.dtype,
+    width: int = 64,
+    value_width: int | None = None,
+    mask: bool = False,
+    grouped: bool = False,
+) -> Kernel:
+    query = torch.empty(1, 4, 16, width, dtype=dtype, device="meta")
+    key = torch.empty(1, 2 if grouped else 4, 16, width, dtype=dtype, device="meta")
+    value = torch.empty(1, 2 if grouped else 4, 16, value_width or width, dtype=dtype, device="meta")
+    attn_mask = torch.empty(16, 16, dtype=torch.bool, device="meta") if mask else None
+    return choose(query, key, value, attn_mask, capability, grouped)
+
+
+@pytest.mark.parametrize(
+    ("capability", "dtype", "width", "kernel"),
+    [
+        (A100, BF16, 64, "flash"),
+        (A100, FP16, 64, "flash"),
+        (H100, BF16, 256, "flash"),
+        (A100, BF16, 257, "math"),
+        (A100, BF16, 264, "efficient"),
+        (A100, BF16, 50, "flash"),
+        (A100, FP32, 64, "efficient"),
+        (A100, FP32, 62, "math"),
+        (A100, FP64, 64, "math"),
+        (T4, FP16, 64, "efficient"),
+        (T4, FP16, 60, "math"),
+        (T4, FP32, 62, "efficient"),
+        (T4, BF16, 64, "math"),
+        (V100, FP16, 64, "efficient"),
+    ],
+)
+def test_the_kernel_by_architecture_type_and_head(
+    capability: tuple[int, int], dtype: torch.dtype, width: int, kernel: Kernel
+) -> None:
+    assert chosen(capability, dtype, width) == kernel
+
+
+def test_masks_other_head_sizes_and_groups_leave_the_fused_kernels() -> None:
+    assert chosen(A100, BF16, mask=True) == "efficient"
+    assert chosen(A100, BF16, value_width=32) == "efficient"
+    assert chosen(A100, BF16, grouped=True) == "flash"
+    assert chosen(A100, FP32, grouped=True) == "math"
+
+
+def test_what_the_user_disabled_is_not_chosen() -> None:
+    with sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION):
+        assert chosen(A100, BF16) == "efficient"
+    with sdpa_kernel(SDPBackend.MATH):
+        assert chosen(A100, BF16) == "math"
+    with (
+        sdpa_kernel(SDPBackend.FLASH_ATTENTION),
+        pytest.raises(RuntimeError, match=r"No available kernel: torch\.float32 attention with a head size of 64"),
+    ):
+        chosen(A100, FP32)
+
+
+def kept_bytes(backend: SDPBackend, *, causal: bool = False, mask: bool = False) -> int:
+    """What one call keeps: its output and what backward needs besides the inputs."""
+    with on() as (device, memory):
+        query, key, value = (
+            torch.randn(BATCH, HEADS, TOKENS, WIDTH, device=device, dtype=BF16, requires_grad=True) for _ in range(3)
+        )
+        attn_mask = torch.ones(TOKENS, TOKENS, dtype=torch.bool, device=device) if mask else None
+        before: int = memory.memory_allocated()
+        with sdpa_kernel(backend):
+            output = F.scaled_dot_product_attention(query, key, value, attn_mask=attn_mask, is_causal=causal)
+        kept: int = memory.memory_allocated() - before
+        output.sum().backward()
+        assert query.grad is not None
+        assert query.grad.shape == query.shape
+        return kept
+
+
+@pytest.mark.parametrize("backend", [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION])
+@pytest.mark.parametrize("causal", [False, True])
+def test_fused_kernels_keep_the_output_logsumexp_and_a_random_state(backend: SDPBackend, causal: bool) -> None:
+    output_bytes = BATCH * HEADS * TOKENS * WIDTH * 2
+    assert kept_bytes(backend, causal=causal) == output_bytes + ROW_BYTES + 2 * 512
+
+
+def test_a_boolean_mask_becomes_a_bias_of_the_querys_type() -> None:
+    without = kept_bytes(SDPBackend.EFFICIENT_ATTENTION)
+    assert kept_bytes(SDPBackend.EFFICIENT_ATTENTION, mask=True) - without == TOKENS * TOKENS * 2
+
+
+def test_the_math_kernel_keeps_the_scores() -> None:
+    kept = kept_bytes(SDPBackend.MATH)
+    assert kept - CUBLAS_WORKSPACE_BYTES >= BATCH * HEADS * TOKENS * TOKENS * 4
+
+
+def test_a_head_that_flash_must_pad_gives_a_result_of_its_own_width() -> None:
+    with on() as (device, _):
+        query = torch.randn(1, 2, 16, 50, device=device, dtype=BF16, requires_grad=True)
+        with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+            output = F.scaled_dot_product_attention(query, query, query)
+        assert output.shape == query.shape
+        output.sum().backward()
+        assert query.grad is not None
+        assert query.grad.shape == query.shape

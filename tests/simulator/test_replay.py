@@ -1,0 +1,303 @@
+"""Two traces answer for every batch size: the affine form, the replay, and what they say of peaks and capacity."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from gpumem_tui.catalog.shapes import ModelShape
+from gpumem_tui.formula.recipe import Recipe, Recompute
+from gpumem_tui.memory import ALLOCATED_BUCKETS, GIB, MIB, Bucket
+from gpumem_tui.simulator.allocator import CachingAllocator
+from gpumem_tui.simulator.device import SimulatedGpu
+from gpumem_tui.simulator.replay import AffineTrace, NotAffine, largest_batch, replay
+from gpumem_tui.simulator.settings import AllocatorSettings
+from gpumem_tui.simulator.timeline import Mark, Phase, Timeline, TimelineRecorder
+from tests.simulator.simulated_steps import GPT2, LLAMA, MLP, RESNET, simulated_gpu, trained
+
+RUNS = [
+    pytest.param(shape, recipe, id=f"{shape.name} {name}")
+    for shape, name, recipe in [
+        (GPT2, "fp32", Recipe()),
+        (GPT2, "amp-fp16 recompute", Recipe(precision="amp-fp16", recompute="full")),
+        (GPT2, "math attention", Recipe(attention="math", optimizer="sgd-momentum")),
+        (LLAMA, "amp-bf16", Recipe(precision="amp-bf16")),
+        (LLAMA, "bf16 selective", Recipe(precision="bf16", recompute="selective", optimizer="adafactor")),
+        (RESNET, "fp32", Recipe(optimizer="sgd")),
+        (RESNET, "amp-bf16", Recipe(precision="amp-bf16")),
+    ]
+]
+every_run = pytest.mark.parametrize(("shape", "recipe"), RUNS)
+
+
+@cache
+def run(shape: ModelShape, recipe: Recipe, batch_size: int) -> SimulatedGpu:
+    return trained(shape, recipe, batch_size)
+
+
+@cache
+def fitted(shape: ModelShape, recipe: Recipe) -> AffineTrace:
+    return AffineTrace.fit((2, run(shape, recipe, 2).finish()), (3, run(shape, recipe, 3).finish()))
+
+
+# Replay of real training steps
+
+
+@every_run
+def test_a_replay_is_what_the_allocator_did(shape: ModelShape, recipe: Recipe) -> None:
+    gpu = run(shape, recipe, 3)
+    replayed = replay(gpu.finish())
+    assert replayed.fits
+    assert replayed.peak_allocated_bytes == gpu.allocator.stats.peak_allocated_bytes
+    assert replayed.peak_reserved_bytes == gpu.allocator.stats.peak_reserved_bytes
+
+
+@every_run
+def test_a_batch_size_that_was_not_traced_is_foretold_to_the_byte(shape: ModelShape, recipe: Recipe) -> None:
+    trace = fitted(shape, recipe)
+    direct = run(shape, recipe, 7)
+    trace.check(7, direct.finish())
+    foretold, traced = replay(trace.at(7)), replay(direct.finish())
+    assert foretold == traced
+    assert foretold.peak_allocated_bytes == direct.allocator.stats.peak_allocated_bytes
+    assert foretold.breakdown.as_json() == traced.breakdown.as_json()
+
+
+@every_run
+def test_the_buckets_sum_to_the_peak_in_every_phase(shape: ModelShape, recipe: Recipe) -> None:
+    replayed = replay(fitted(shape, recipe).at(5))
+    assert replayed.breakdown.total_bytes == replayed.peak_allocated_bytes
+    for phase in replayed.phases:
+        assert phase.breakdown.total_bytes == phase.peak_allocated_bytes
+        assert phase.peak_allocated_bytes <= replayed.peak_allocated_bytes
+        assert phase.reserved_bytes <= replayed.peak_reserved_bytes
+    assert max(phase.peak_allocated_bytes for phase in replayed.phases) == replayed.peak_allocated_bytes
+
+
+def test_the_phases_of_a_run_in_order() -> None:
+    replayed = replay(run(GPT2, Recipe(), 3).finish())
+    steps = [
+        (step, phase) for step in (1, 2) for phase in (Phase.BATCH, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
+    ]
+    assert [(peak.step, peak.phase) for peak in replayed.phases] == [(0, Phase.BUILD), *steps]
+
+
+def test_each_bucket_is_what_its_name_says() -> None:
+    shape, recipe = MLP, Recipe()
+    replayed = replay(run(shape, recipe, 64).finish())
+    weights = (shape.inputs + (shape.layers - 2) * shape.hidden) * shape.hidden + shape.hidden * shape.classes
+    at_build, at_optimizer = replayed.phases[0].breakdown, replayed.phases[-1].breakdown
+    assert at_build[Bucket.PARAMETERS] >= weights * 4
+    assert at_build[Bucket.GRADIENTS] == at_build[Bucket.OPTIMIZER] == at_build[Bucket.ACTIVATIONS] == 0
+    assert at_optimizer[Bucket.PARAMETERS] == at_optimizer[Bucket.GRADIENTS] == at_build[Bucket.PARAMETERS]
+    assert at_optimizer[Bucket.OPTIMIZER] == 2 * at_build[Bucket.PARAMETERS]
+    assert at_optimizer[Bucket.BATCH_DATA] == -(-64 * shape.inputs * 4 // 512) * 512 + 512
+
+
+def test_recomputed_activations_are_activations_though_made_in_backward() -> None:
+    kept, recomputed = (run(GPT2, Recipe(recompute=how), 16).finish() for how in RECOMPUTED)
+    assert activations_made_in_backward(kept) == 0
+    assert activations_made_in_backward(recomputed) > 0
+    after_forward = [
+        next(peak.breakdown[Bucket.ACTIVATIONS] for peak in replay(timeline).phases if peak.phase is Phase.FORWARD)
+        for timeline in (kept, recomputed)
+    ]
+    assert after_forward[1] < after_forward[0]
+
+
+RECOMPUTED: tuple[Recompute, Recompute] = ("none", "full")
+
+
+def activations_made_in_backward(timeline: Timeline) -> int:
+    """How many allocations of the bucket were made while backward ran."""
+    wanted = ALLOCATED_BUCKETS.index(Bucket.ACTIVATIONS)
+    return sum(
+        number > 0 and timeline.buckets[number - 1] == wanted
+        for mark, following in pairwise(timeline.marks)
+        if mark.phase is Phase.BACKWARD
+        for number in timeline.events[mark.event : following.event]
+    )
+
+
+# The affine form
+
+
+def line(*sizes: int, buckets: tuple[int, ...] | None = None) -> Timeline:
+    """Allocations of these sizes, all made and then all released."""
+    numbers = tuple(range(1, len(sizes) + 1))
+    events = (*numbers, *(-number for number in numbers))
+    return Timeline(events, sizes, buckets or (0,) * len(sizes), (Mark(0, 0, Phase.BUILD),))
+
+
+def test_sizes_are_extended_along_the_line_through_two_runs() -> None:
+    trace = AffineTrace.fit((5, line(100, 5000, 50)), (2, line(100, 2000, 80)))
+    assert trace.constants == (100, 0, 100)
+    assert trace.slopes == (0, 1000, -10)
+    assert trace.exact_from == 2
+    assert trace.at(7).sizes == (100, 7000, 30)
+    trace.check(5, line(100, 5000, 50))
+
+
+@pytest.mark.parametrize(
+    ("other", "complaint"),
+    [
+        (line(100, 2001), r"2000 bytes at batch size 2 takes 2001 at 4"),
+        (line(100, 2000, 1), r"allocates differently at batch sizes 2 and 4 \(4 and 6 events\)"),
+        (line(100, 2000, buckets=(0, 1)), "allocates differently"),
+        (replace(line(100, 2000), marks=()), "allocates differently"),
+    ],
+    ids=["uneven", "more events", "other buckets", "other marks"],
+)
+def test_runs_that_differ_in_more_than_even_growth_are_refused(other: Timeline, complaint: str) -> None:
+    with pytest.raises(NotAffine, match=complaint):
+        AffineTrace.fit((2, line(100, 2000)), (4, other))
+
+
+def test_a_run_that_leaves_the_line_is_noticed() -> None:
+    trace = AffineTrace.fit((2, line(200)), (3, line(300)))
+    with pytest.raises(NotAffine, match="batch size 5"):
+        trace.check(5, line(512))
+
+
+# Capacity
+
+
+def trace_of(constant_bytes: int, slope_bytes: int) -> AffineTrace:
+    return AffineTrace.fit(
+        (2, line(constant_bytes, 2 * slope_bytes)),
+        (3, line(constant_bytes, 3 * slope_bytes)),
+    )
+
+
+@hypothesis_settings(deadline=None)
+@given(
+    constant=st.integers(1, 40 * MIB),
+    slope=st.integers(1, 5 * MIB),
+    capacity=st.integers(1, GIB),
+    expandable=st.booleans(),
+    limit=st.none() | st.integers(1, GIB),
+)
+def test_the_largest_batch_fits_and_the_next_does_not(
+    constant: int, slope: int, capacity: int, expandable: bool, limit: int | None
+) -> None:
+    trace = trace_of(constant, slope)
+    settings = AllocatorSettings(expandable_segments=expandable)
+    largest = largest_batch(trace, capacity, settings, limit)
+    assert largest == 0 or replay(trace.at(largest), capacity, settings, limit).fits
+    assert not replay(trace.at(largest + 1), capacity, settings, limit).fits
+
+
+@pytest.mark.parametrize("capacity", [64 * MIB, 512 * MIB, 4 * GIB])
+@pytest.mark.parametrize("shape", [GPT2, MLP], ids=lambda shape: shape.name)
+def test_the_largest_batch_of_a_model_is_what_the_device_runs(shape: ModelShape, capacity: int) -> None:
+    trace = fitted(shape, Recipe())
+    largest = largest_batch(trace, capacity)
+
+    def runs(batch_size: int) -> bool:
+        gpu = simulated_gpu()
+        gpu.allocator = CachingAllocator(capacity)
+        try:
+            trained(shape, Recipe(), batch_size, gpu=gpu)
+        except torch.OutOfMemoryError:
+            return False
+        return True
+
+    assert runs(largest)
+    assert not runs(largest + 1)
+
+
+@given(capacity=st.integers(1, 256 * MIB))
+@hypothesis_settings(deadline=None, max_examples=25)
+def test_a_run_fits_exactly_where_its_reserved_bytes_do(capacity: int) -> None:
+    timeline = fitted(MLP, Recipe()).at(8)
+    without_limit = replay(timeline)
+    limited = replay(timeline, capacity)
+    assert limited.peak_reserved_bytes <= capacity
+    if capacity >= without_limit.peak_reserved_bytes:
+        assert limited == without_limit
+    if capacity < without_limit.peak_allocated_bytes:
+        assert not limited.fits
+        assert limited.peak_allocated_bytes < without_limit.peak_allocated_bytes
+        assert limited.breakdown.total_bytes == limited.peak_allocated_bytes
+
+
+def test_the_largest_batch_is_zero_where_one_sample_does_not_fit() -> None:
+    assert largest_batch(trace_of(10 * MIB, MIB), 5 * MIB) == 0
+
+
+def test_a_step_that_does_not_grow_has_no_largest_batch() -> None:
+    with pytest.raises(NotAffine, match="no allocation grows"):
+        largest_batch(trace_of(MIB, 0), GIB)
+
+
+# Timelines
+
+
+def test_slack_of_unsplit_blocks_is_other() -> None:
+    recorder = TimelineRecorder()
+    recorder.mark(0, Phase.BUILD)
+    number = recorder.allocate(20 * MIB)
+    recorder.release(number)
+    recorder.allocate(19 * MIB + MIB // 2)
+    replayed = replay(recorder.finish())
+    assert replayed.breakdown[Bucket.OTHER] == 0
+    assert replayed.peak_event == 0
+    after = recorder.finish().breakdown_after(2, allocated_bytes=20 * MIB)
+    assert after[Bucket.OTHER] == MIB // 2
+
+
+def test_an_empty_run_has_no_peak() -> None:
+    empty = TimelineRecorder().finish()
+    assert empty.peak_event() == -1
+    assert replay(empty).breakdown.total_bytes == 0
+
+
+def test_allocations_are_named_by_where_they_are_made_and_released() -> None:
+    recorder = TimelineRecorder()
+    recorder.mark(0, Phase.BUILD)
+    weight = recorder.allocate(512)
+    recorder.tag(weight, Bucket.PARAMETERS)
+    recorder.tag(weight, Bucket.GRADIENTS)
+    recorder.mark(1, Phase.FORWARD)
+    kept, scratch = recorder.allocate(512), recorder.allocate(512)
+    recorder.release(scratch)
+    recorder.mark(1, Phase.BACKWARD)
+    gone, again, stays = recorder.allocate(512), recorder.allocate(512, recomputed=True), recorder.allocate(512)
+    for number in (gone, again, kept):
+        recorder.release(number)
+    timeline = recorder.finish()
+    assert [ALLOCATED_BUCKETS[index] for index in timeline.buckets] == [
+        Bucket.PARAMETERS,
+        Bucket.ACTIVATIONS,
+        Bucket.TEMPORARY,
+        Bucket.TEMPORARY,
+        Bucket.ACTIVATIONS,
+        Bucket.OTHER,
+    ]
+    assert stays in timeline.events
+
+
+def test_what_is_released_after_an_out_of_memory_does_not_count() -> None:
+    recorder = TimelineRecorder()
+    recorder.mark(1, Phase.FORWARD)
+    number = recorder.allocate(512)
+    recorder.cut()
+    recorder.release(number)
+    timeline = recorder.finish(failed=True)
+    assert timeline.events == (number,)
+    assert timeline.buckets == (ALLOCATED_BUCKETS.index(Bucket.ACTIVATIONS),)
+
+
+def test_a_run_that_ends_while_the_model_is_built_holds_parameters() -> None:
+    recorder = TimelineRecorder()
+    recorder.mark(0, Phase.BUILD)
+    recorder.allocate(512)
+    recorder.cut()
+    assert recorder.finish().buckets == (ALLOCATED_BUCKETS.index(Bucket.PARAMETERS),)

@@ -1,0 +1,85 @@
+"""ZeRO by PyTorch's own engines on a world of which only rank 0 exists."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import pytest
+import torch
+
+from gpumem_tui.catalog.loader import find_gpu, find_model
+from gpumem_tui.formula.parameters import count_parameters
+from gpumem_tui.formula.recipe import Recipe
+from gpumem_tui.memory import ALLOCATED_BUCKETS, Bucket
+from gpumem_tui.search.events import TraceDone, TraceRequest
+from gpumem_tui.search.trial import trace
+from gpumem_tui.simulator.profile import profile_for
+from gpumem_tui.simulator.replay import Replay, replay
+from gpumem_tui.simulator.timeline import Phase, Timeline
+from gpumem_tui.workload.spec import WorkloadSpec
+
+GPUS = 8
+SHAPE = find_model("gpt2").overridden(layers=4, hidden=512, heads=8, vocab=8192, seq_len=64)
+
+
+def _traced(sharding: Literal["none", "zero1", "zero2", "zero3"]) -> Timeline:
+    gpu = find_gpu("a100-80gb")
+    recipe = Recipe(sharding=sharding, gpus=1 if sharding == "none" else GPUS)
+    request = TraceRequest(WorkloadSpec(recipe, shape=SHAPE), gpu, steps=3)
+    done = trace(request, request.workload.load(), profile_for(torch.__version__, gpu), report=lambda _: None)
+    assert isinstance(done, TraceDone), done
+    return done.trace.at(2)
+
+
+@pytest.fixture(scope="module")
+def timelines() -> dict[str, Timeline]:
+    return {name: _traced(name) for name in ("none", "zero1", "zero2", "zero3")}
+
+
+@pytest.fixture(scope="module")
+def stages(timelines: dict[str, Timeline]) -> dict[str, Replay]:
+    return {name: replay(timeline) for name, timeline in timelines.items()}
+
+
+def _most(timeline: Timeline, bucket: Bucket) -> int:
+    """The most bytes a bucket ever holds."""
+    index = ALLOCATED_BUCKETS.index(bucket)
+    live = most = 0
+    for number in timeline.events:
+        if timeline.buckets[abs(number) - 1] == index:
+            live += timeline.sizes[abs(number) - 1] * (1 if number > 0 else -1)
+            most = max(most, live)
+    return most
+
+
+def _at(result: Replay, phase: Phase, bucket: Bucket) -> int:
+    """Bytes of a bucket at the peak of a phase of the last step."""
+    return next(p.breakdown[bucket] for p in result.phases if p.step == 3 and p.phase is phase)
+
+
+def test_fsdp_shards_parameters_and_state_to_an_eighth(stages: dict[str, Replay]) -> None:
+    whole = 4 * count_parameters(SHAPE)
+    for stage in ("zero2", "zero3"):
+        assert _at(stages[stage], Phase.BACKWARD, Bucket.PARAMETERS) == pytest.approx(whole / GPUS, rel=0.02)
+        assert _at(stages[stage], Phase.OPTIMIZER, Bucket.OPTIMIZER) == pytest.approx(2 * whole / GPUS, rel=0.02)
+        assert _at(stages[stage], Phase.OPTIMIZER, Bucket.GRADIENTS) == pytest.approx(whole / GPUS, rel=0.02)
+
+
+def test_zero1_keeps_parameters_and_gradients_whole_and_spreads_the_state_by_tensor(stages: dict[str, Replay]) -> None:
+    whole = 4 * count_parameters(SHAPE)
+    largest_tensor = 4 * SHAPE.vocab * SHAPE.hidden
+    assert _at(stages["zero1"], Phase.BACKWARD, Bucket.PARAMETERS) == pytest.approx(whole, rel=0.01)
+    state = _at(stages["zero1"], Phase.OPTIMIZER, Bucket.OPTIMIZER)
+    assert 2 * largest_tensor <= state < 2 * whole / 2
+
+
+def test_resharding_after_forward_is_what_zero3_saves_over_zero2(stages: dict[str, Replay]) -> None:
+    assert stages["zero3"].peak_allocated_bytes < stages["zero2"].peak_allocated_bytes
+    assert stages["zero2"].peak_allocated_bytes < stages["none"].peak_allocated_bytes
+
+
+def test_gathered_weights_are_temporary_not_activations(timelines: dict[str, Timeline]) -> None:
+    alone = _most(timelines["none"], Bucket.ACTIVATIONS)
+    assert _most(timelines["zero2"], Bucket.ACTIVATIONS) == pytest.approx(alone, rel=0.01)
+    assert _most(timelines["zero3"], Bucket.ACTIVATIONS) == pytest.approx(alone, rel=0.01)
+    assert _most(timelines["zero2"], Bucket.TEMPORARY) > 0.9 * 4 * count_parameters(SHAPE)
