@@ -1,0 +1,179 @@
+"""What a user may say, on the command line or in a form, turned into what the program works with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from gpumem_tui.catalog.loader import CatalogError, find_gpu, find_model, load_hf_config
+from gpumem_tui.catalog.shapes import ShapeError
+from gpumem_tui.formula.recipe import Attention, Optimizer, Precision, Recipe, Recompute, Sharding
+from gpumem_tui.memory import MIB, Unknown, format_bytes
+from gpumem_tui.monitor.devices import RealGpu
+from gpumem_tui.search.runner import Device
+from gpumem_tui.workload.spec import WorkloadSpec
+
+DEFAULT_MODEL = "gpt2"
+DEFAULT_SIMULATED_GPU = "a100-80gb"
+_BESIDE_THE_ALLOCATOR_BYTES = 1024 * MIB
+"""Left to the CUDA context, kernels and libraries, and as a margin, when a GPU is shared."""
+
+
+class OptionError(Exception):
+    """An option that cannot be obeyed: one line that names the option, what was wrong with it, and the mend."""
+
+
+@dataclass(frozen=True)
+class ModelChanges:
+    """Overrides of a catalog model's shape; None leaves a field as it is."""
+
+    layers: int | None = None
+    hidden: int | None = None
+    heads: int | None = None
+    kv_heads: int | None = None
+    ffn: int | None = None
+    vocab: int | None = None
+    seq_len: int | None = None
+    image_size: int | None = None
+
+    def given(self) -> dict[str, int]:
+        """The fields that are changed."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: value for name, value in values.items() if value is not None}
+
+
+@dataclass(frozen=True)
+class WorkloadOptions:
+    """``--model`` (with changes), ``--config`` or ``--workload``, and the recipe's options."""
+
+    model: str | None = None
+    config: str | None = None
+    workload: str | None = None
+    changes: ModelChanges = ModelChanges()
+    precision: Precision = "fp32"
+    optimizer: Optimizer = "adamw"
+    recompute: Recompute = "none"
+    attention: Attention = "auto"
+    sharding: Sharding = "none"
+    gpus: int = 1
+
+    def spec(self) -> WorkloadSpec:
+        """The workload these options describe.
+
+        Raises:
+            OptionError: contradicting options, an unknown model, an impossible shape, an unreadable file.
+        """
+        named = [f"--{name}" for name in ("model", "config", "workload") if getattr(self, name) is not None]
+        if len(named) > 1:
+            raise OptionError(f"{' and '.join(named)}: give only one of them")
+        if self.gpus < 1:
+            raise OptionError(f"--gpus: must be at least 1, not {self.gpus}")
+        recipe = Recipe(self.precision, self.optimizer, self.recompute, self.attention, self.sharding, self.gpus)
+        if self.workload is not None:
+            return self._file_spec(recipe)
+        try:
+            if self.config is not None:
+                shape = load_hf_config(self.config)
+            else:
+                shape = find_model(self.model or DEFAULT_MODEL)
+        except CatalogError as error:
+            raise OptionError(f"--{'config' if self.config is not None else 'model'}: {error}") from error
+        try:
+            return WorkloadSpec(recipe, shape=shape.overridden(**self.changes.given()))
+        except ShapeError as error:
+            raise OptionError(str(error)) from error
+
+    def _file_spec(self, recipe: Recipe) -> WorkloadSpec:
+        assert self.workload is not None
+        if self.changes.given():
+            option = next(iter(self.changes.given())).replace("_", "-")
+            raise OptionError(f"--{option}: a workload file builds its own model; change it there")
+        if recipe != Recipe():
+            raise OptionError("--workload: the file decides precision, optimizer and the rest; leave those options out")
+        path, _, name = self.workload.partition(":")
+        if not Path(path).is_file():
+            raise OptionError(f"--workload: there is no file {path}")
+        absolute = str(Path(path).resolve())
+        return WorkloadSpec(recipe, file=f"{absolute}:{name}" if name else absolute)
+
+
+def simulated_device(name: str, reason: str = "") -> Device:
+    """The device behind ``sim:NAME`` (given without the prefix).
+
+    Raises:
+        OptionError: no such GPU in the catalog.
+    """
+    try:
+        return Device(find_gpu(name), simulated=True, reason=reason)
+    except CatalogError as error:
+        raise OptionError(f"--gpu: {error}") from error
+
+
+def choose_device(wanted: str | None, gpus: tuple[RealGpu, ...] | Unknown, *, share: bool) -> Device:
+    """The device for ``--gpu WANTED`` (an index, a UUID, ``sim:NAME``; None for the first free one).
+
+    Raises:
+        OptionError: no such device, or one that others use and `share` is False.
+    """
+    if wanted is not None and wanted.startswith("sim:"):
+        return simulated_device(wanted.removeprefix("sim:"))
+    if wanted is None:
+        return _first_free(gpus, share=share)
+    if isinstance(gpus, Unknown):
+        raise OptionError(f"--gpu: {wanted!r} is not to be had: {gpus.reason}; --gpu sim:a100-80gb simulates one")
+    found = [gpu for gpu in gpus if wanted in (str(gpu.index), gpu.uuid)]
+    if not found:
+        known = ", ".join(f"{gpu.index} ({gpu.name})" for gpu in gpus) or "none"
+        raise OptionError(f"--gpu: there is no GPU {wanted!r} here; there are {known}, and sim:NAME simulates one")
+    gpu = found[0]
+    if not gpu.is_free and not share:
+        raise OptionError(f"--gpu: {_in_use(gpu)}; --share searches in what they leave")
+    return _real(gpu, share=share)
+
+
+def _first_free(gpus: tuple[RealGpu, ...] | Unknown, *, share: bool) -> Device:
+    if isinstance(gpus, Unknown):
+        return simulated_device(DEFAULT_SIMULATED_GPU, reason=gpus.reason)
+    if not gpus:
+        return simulated_device(DEFAULT_SIMULATED_GPU, reason="no NVIDIA GPU on this machine")
+    free = [gpu for gpu in gpus if gpu.is_free]
+    if free:
+        return _real(free[0], share=False)
+    if share:
+        return _real(min(gpus, key=lambda gpu: gpu.used_bytes), share=True)
+    return simulated_device(DEFAULT_SIMULATED_GPU, reason=f"no free GPU: {_in_use(gpus[0])}")
+
+
+def _real(gpu: RealGpu, *, share: bool) -> Device:
+    shared = share and not gpu.is_free
+    others = gpu.used_bytes if shared else 0
+    return Device(gpu.describe(shared=shared), simulated=False, uuid=gpu.uuid, others_bytes=others)
+
+
+def share_limit_bytes(device: Device) -> int | None:
+    """The cap that keeps a search beside other processes within what they leave; None for a device of one's own."""
+    if not device.others_bytes:
+        return None
+    return max(1, device.gpu.cuda_total_bytes - _BESIDE_THE_ALLOCATOR_BYTES)
+
+
+def visible_gpus(gpus: tuple[RealGpu, ...], variable: str | None) -> tuple[RealGpu, ...]:
+    """Those that ``CUDA_VISIBLE_DEVICES`` lets this user see, in its order: indices or UUIDs (or their beginnings).
+
+    As CUDA does, the list ends at the first entry that names no GPU.
+    """
+    if variable is None:
+        return gpus
+    seen = []
+    for entry in variable.split(","):
+        name = entry.strip()
+        found = [gpu for gpu in gpus if name and (name == str(gpu.index) or gpu.uuid.startswith(name))]
+        if not found:
+            break
+        seen.append(found[0])
+    return tuple(seen)
+
+
+def _in_use(gpu: RealGpu) -> str:
+    by = f" by process {', '.join(map(str, gpu.pids))}" if gpu.pids else ""
+    return f"GPU {gpu.index} ({gpu.name}) has {format_bytes(gpu.used_bytes)} in use{by}"

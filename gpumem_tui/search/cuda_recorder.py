@@ -1,0 +1,136 @@
+"""The timeline of a run on a real GPU, from the allocator's own history."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from gpumem_tui.memory import Bucket
+from gpumem_tui.simulator.timeline import Phase, Site, Timeline, TimelineRecorder
+from gpumem_tui.workload.base import local
+
+_MAX_ENTRIES = 2_000_000
+
+
+class HistoryIncomplete(Exception):
+    """The allocator's history does not cover the whole run; the message says why."""
+
+
+@dataclass(frozen=True)
+class Note:
+    """Something the run said after so many allocations and releases: a phase begins, or addresses are a bucket's."""
+
+    position: int
+    phase: tuple[int, Phase] | None = None
+    bucket: Bucket | None = None
+    addresses: tuple[int, ...] = ()
+
+
+class CudaRecorder:
+    """Records on one CUDA device; the counterpart of `SimulatedGpu`'s `mark`, `tag` and `finish`.
+
+    The allocator counts what it did, and each note carries that count: so notes find their place in the history when
+    the run is over. Nothing here synchronizes or allocates on the device.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._notes: list[Note] = []
+        self._start = 0
+        self._start = self._position()
+        torch.cuda.memory._record_memory_history(
+            "all", context="alloc", stacks="python", max_entries=_MAX_ENTRIES, device=device
+        )
+
+    def mark(self, step: int, phase: Phase) -> None:
+        """From here on the run is in `phase` of `step`."""
+        self._notes.append(Note(self._position(), phase=(step, phase)))
+
+    def tag(self, bucket: Bucket, tensors: Iterable[torch.Tensor]) -> None:
+        """State which bucket these tensors are; tensors elsewhere are ignored."""
+        addresses = tuple(local(tensor).untyped_storage().data_ptr() for tensor in tensors if tensor.is_cuda)
+        self._notes.append(Note(self._position(), bucket=bucket, addresses=addresses))
+
+    def name_modules(self, model: torch.nn.Module) -> None:
+        """The allocator's history knows frames, not modules."""
+
+    def _position(self) -> int:
+        """Allocations and releases since recording began."""
+        stats = torch.cuda.memory_stats(self._device)
+        return int(stats["allocation.all.allocated"]) + int(stats["allocation.all.freed"]) - self._start
+
+    def finish(self, failed: bool = False) -> Timeline:
+        """Stop recording and merge history and notes; if the run failed, up to where memory ran out.
+
+        Raises:
+            HistoryIncomplete: there were more events than the history holds.
+        """
+        snapshot = torch.cuda.memory._snapshot(self._device)
+        torch.cuda.memory._record_memory_history(None, device=self._device)
+        history = snapshot["device_traces"][self._device.index or 0]
+        if len(history) >= _MAX_ENTRIES:
+            raise HistoryIncomplete(f"more than {_MAX_ENTRIES:,} allocator events")
+        return merge(history, self._notes, failed)
+
+
+def merge(history: Iterable[dict[str, Any]], notes: Iterable[Note], failed: bool = False) -> Timeline:
+    """Replay history entries with the notes at their places."""
+    recorder = TimelineRecorder()
+    live: dict[int, int] = {}
+    phase = Phase.BUILD
+    for entry in _in_order(history, notes):
+        if isinstance(entry, Note):
+            if entry.phase is not None:
+                recorder.mark(*entry.phase)
+                phase = entry.phase[1]
+            for address in entry.addresses:
+                if address in live and entry.bucket is not None:
+                    recorder.tag(live[address], entry.bucket)
+        elif entry["action"] == "oom":
+            recorder.cut()
+        elif entry["action"] == "alloc":
+            repeated = phase is Phase.BACKWARD and _in_checkpoint(entry.get("frames", ()))
+            site = Site(source=_calling_line(entry.get("frames", ())))
+            live[entry["addr"]] = recorder.allocate(entry["size"], recomputed=repeated, site=site)
+        elif entry["action"] == "free_requested" and entry["addr"] in live:
+            recorder.release(live.pop(entry["addr"]))
+    return recorder.finish(failed)
+
+
+def _in_order(history: Iterable[dict[str, Any]], notes: Iterable[Note]) -> Iterator[dict[str, Any] | Note]:
+    """History entries, each note after as many allocations and releases as it counted."""
+    pending = iter(notes)
+    note = next(pending, None)
+    position = 0
+    for entry in history:
+        counts = entry["action"] in ("alloc", "free_requested")
+        while counts and note is not None and note.position <= position:
+            yield note
+            note = next(pending, None)
+        position += counts
+        yield entry
+    while note is not None:
+        yield note
+        note = next(pending, None)
+
+
+def _in_checkpoint(frames: Iterable[dict[str, Any]]) -> bool:
+    """Whether a checkpoint repeats its forward; innermost frames come first. Its own nested backward is none."""
+    for frame in frames:
+        if frame["filename"].endswith("torch/autograd/graph.py"):
+            return False
+        if frame["filename"].endswith("torch/utils/checkpoint.py"):
+            return True
+    return False
+
+
+def _calling_line(frames: Iterable[dict[str, Any]]) -> str:
+    """``file:line`` of the innermost frame outside of torch."""
+    for frame in frames:
+        if "/torch/" not in frame["filename"]:
+            return f"{os.path.basename(frame['filename'])}:{frame['line']}"
+    return ""

@@ -1,0 +1,223 @@
+"""What crosses between the search (parent) and a trial (child): one JSON object a line, typed and versioned.
+
+Plain dataclasses rather than msgspec structs, because the child may run in a user's own interpreter that has torch and
+nothing of ours; the parent validates every line with msgspec.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from gpumem_tui.catalog.shapes import Gpu
+from gpumem_tui.memory import Breakdown
+from gpumem_tui.simulator.replay import AffineTrace
+from gpumem_tui.simulator.timeline import Mark, Phase, Site
+from gpumem_tui.workload.spec import WorkloadSpec
+
+SCHEMA = 1
+Outcome = Literal["fit", "oom", "error"]
+
+
+@dataclass(frozen=True)
+class TrialRequest:
+    """Run the step at one batch size and say whether it fits.
+
+    Attributes:
+        gpu: the device, as catalogued or as the driver describes it. `simulated`: be it, rather than use it.
+        limit_bytes: cap on reserved bytes; None for the whole device. `steps`: full training steps to run.
+        others_bytes: what other processes held on the device when it was chosen.
+    """
+
+    workload: WorkloadSpec
+    gpu: Gpu
+    simulated: bool
+    batch_size: int
+    steps: int
+    limit_bytes: int | None = None
+    others_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class TraceRequest:
+    """Trace the step on the simulated GPU at three batch sizes and find the affine form through them."""
+
+    workload: WorkloadSpec
+    gpu: Gpu
+    steps: int
+
+
+Request = TrialRequest | TraceRequest
+
+
+@dataclass(frozen=True)
+class Ready:
+    """The child runs and has imported torch."""
+
+    torch_version: str
+    python_version: str
+    cuda_available: bool
+    profile: str
+    context_bytes: int
+    event: Literal["ready"] = "ready"
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Memory as a phase begins (or the run ends): allocator figures and the live buckets known by then."""
+
+    step: int
+    phase: str
+    allocated_bytes: int
+    reserved_bytes: int
+    buckets: dict[str, int]
+    event: Literal["sample"] = "sample"
+
+
+@dataclass(frozen=True)
+class TrialDone:
+    """The outcome of one trial.
+
+    Attributes:
+        buckets: the composition at the peak; they sum to `peak_allocated_bytes`. None where it could not be had, and
+            `buckets_unknown` says why.
+        detail: the out-of-memory message or the error, in one line; empty for a fit.
+        device_used_bytes: what the whole device held at the peak for this process: context and reserved.
+        step_seconds: wall time of each full step; empty on the simulated GPU, whose steps take no device time.
+    """
+
+    batch_size: int
+    outcome: Outcome
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+    device_used_bytes: int
+    buckets: dict[str, int] | None
+    buckets_unknown: str
+    seconds: float
+    steps: int
+    step_seconds: tuple[float, ...] = ()
+    alloc_retries: int = 0
+    detail: str = ""
+    event: Literal["trial"] = "trial"
+
+    @property
+    def breakdown(self) -> Breakdown | None:
+        """`buckets`, typed."""
+        return None if self.buckets is None else Breakdown.from_json(self.buckets)
+
+
+@dataclass(frozen=True)
+class TraceDone:
+    """An affine trace (see `AffineTrace`), flattened for the wire.
+
+    Marks are (event, step, phase), sites (operator, module, source). `assumed` names the operators whose kernels take
+    scratch of unknown size, counted as none: (operator, times, why).
+    """
+
+    events: tuple[int, ...]
+    constants: tuple[int, ...]
+    slopes: tuple[int, ...]
+    buckets: tuple[int, ...]
+    marks: tuple[tuple[int, int, str], ...]
+    exact_from: int
+    seconds: float
+    sites: tuple[int, ...] = ()
+    site_table: tuple[tuple[str, str, str], ...] = ()
+    assumed: tuple[tuple[str, int, str], ...] = ()
+    event: Literal["trace"] = "trace"
+
+    @property
+    def trace(self) -> AffineTrace:
+        """The trace, ready for replay."""
+        marks = tuple(Mark(event, step, Phase(phase)) for event, step, phase in self.marks)
+        table = tuple(Site(*site) for site in self.site_table)
+        return AffineTrace(
+            self.events, self.constants, self.slopes, self.buckets, marks, self.exact_from, self.sites, table
+        )
+
+    @classmethod
+    def of(cls, trace: AffineTrace, seconds: float, assumed: Mapping[str, int], why: Mapping[str, str]) -> TraceDone:
+        """Flatten a trace."""
+        marks = tuple((mark.event, mark.step, mark.phase.value) for mark in trace.marks)
+        return cls(
+            events=trace.events,
+            constants=trace.constants,
+            slopes=trace.slopes,
+            buckets=trace.buckets,
+            marks=marks,
+            exact_from=trace.exact_from,
+            seconds=seconds,
+            sites=trace.sites,
+            site_table=tuple((site.operator, site.module, site.source) for site in trace.site_table),
+            assumed=tuple((operator, times, why[operator]) for operator, times in assumed.items()),
+        )
+
+
+@dataclass(frozen=True)
+class Failed:
+    """The child could not do what was asked.
+
+    Attributes:
+        kind: ``workload``: the user's file or options are wrong; ``torch``: no usable torch in that interpreter;
+            ``trace``: the step cannot be traced; ``device``: the GPU cannot be used.
+        detail: one clear line.
+    """
+
+    kind: Literal["workload", "torch", "trace", "device"]
+    detail: str
+    event: Literal["failed"] = "failed"
+
+
+ChildEvent = Ready | Sample | TrialDone | TraceDone | Failed
+_BY_NAME: dict[str, type[ChildEvent]] = {
+    "ready": Ready,
+    "sample": Sample,
+    "trial": TrialDone,
+    "trace": TraceDone,
+    "failed": Failed,
+}
+
+
+class WireError(ValueError):
+    """A line that is not an event of this schema."""
+
+
+def encode(message: Request | ChildEvent) -> bytes:
+    """One JSON line."""
+    body = asdict(message)
+    if isinstance(message, (TrialRequest, TraceRequest)):
+        body["action"] = "trial" if isinstance(message, TrialRequest) else "trace"
+    return json.dumps({"schema": SCHEMA, **body}, separators=(",", ":")).encode() + b"\n"
+
+
+def decode_request(line: bytes) -> Request:
+    """Read the parent's request in the child (standard library only; the parent is this same program)."""
+    values: dict[str, Any] = json.loads(line)
+    if values.pop("schema") != SCHEMA:
+        raise WireError("the parent speaks another version")
+    action = values.pop("action")
+    gpu = values.pop("gpu")
+    gpu["compute_capability"] = tuple(gpu["compute_capability"])
+    workload = WorkloadSpec.from_wire(values.pop("workload"))
+    kind = TrialRequest if action == "trial" else TraceRequest
+    return kind(workload=workload, gpu=Gpu(**gpu), **values)
+
+
+def decode_event(line: bytes) -> ChildEvent:
+    """Read and validate a child's line in the parent.
+
+    Raises:
+        WireError: not JSON, another schema version, an unknown event, or a field of the wrong type.
+    """
+    import msgspec
+
+    try:
+        values: Mapping[str, Any] = msgspec.json.decode(line, type=dict[str, Any])
+        if values.get("schema") != SCHEMA:
+            raise WireError(f"event of schema {values.get('schema')!r}, expected {SCHEMA}")
+        kind = _BY_NAME[values["event"]]
+        return msgspec.convert(values, kind)
+    except (msgspec.MsgspecError, KeyError, TypeError) as error:
+        raise WireError(f"not an event: {error}") from error

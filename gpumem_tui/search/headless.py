@@ -1,0 +1,120 @@
+"""A search without a screen: plain log lines or JSON lines on stdout, progress on stderr if that is a terminal."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+from gpumem_tui.formula.plan import accumulation
+from gpumem_tui.search import report
+from gpumem_tui.search.events import TrialDone
+from gpumem_tui.search.prediction import Prediction
+from gpumem_tui.search.runner import (
+    Predicted,
+    SearchConfig,
+    SearchFinished,
+    TrialFinished,
+    TrialProgress,
+    TrialStarted,
+    Unusable,
+    Verdict,
+    search,
+)
+
+
+def run(config: SearchConfig, *, as_json: bool, target_batch: int | None) -> int:
+    """Search, print, and return the exit code."""
+    writer = _Json(config, target_batch) if as_json else _Plain(config, target_batch)
+    prediction: Prediction | None = None
+    results: dict[int, TrialDone] = {}
+    verdict: Verdict | None = None
+    try:
+        for event in search(config):
+            if isinstance(event, Predicted):
+                prediction = event.prediction
+                writer.predicted(event)
+            elif isinstance(event, TrialStarted):
+                _progress(f"trial {event.number}: batch {event.batch_size} …")
+            elif isinstance(event, TrialProgress):
+                _progress(
+                    f"trial {event.number}: batch {event.batch_size}, step {event.sample.step} {event.sample.phase}"
+                )
+            elif isinstance(event, TrialFinished):
+                _progress("")
+                results[event.result.batch_size] = event.result
+                writer.trial(event, prediction)
+            elif isinstance(event, SearchFinished):
+                verdict = event.verdict
+    except Unusable as error:
+        _progress("")
+        print(f"gpumem-tui: {error}", file=sys.stderr)
+        return error.exit_code
+    _progress("")
+    assert verdict is not None, "a search ends with a verdict"
+    writer.finished(verdict, prediction, results.get(verdict.max_batch_size))
+    return verdict.exit_code
+
+
+class _Json:
+    def __init__(self, config: SearchConfig, target_batch: int | None) -> None:
+        self._config = config
+        self._target_batch = target_batch
+
+    def predicted(self, event: Predicted) -> None:
+        """The predictions come with the result."""
+
+    def trial(self, event: TrialFinished, prediction: Prediction | None) -> None:
+        self._print(report.trial_json(event.number, event.result, self._config.device))
+
+    def finished(self, verdict: Verdict, prediction: Prediction | None, largest: TrialDone | None) -> None:
+        body = report.result_json(self._config, verdict, prediction)
+        if self._target_batch is not None and verdict.max_batch_size:
+            steps = accumulation(self._target_batch, verdict.max_batch_size, self._config.workload.recipe.gpus)
+            body["accumulation"] = report.accumulation_json(steps)
+        self._print(body)
+
+    @staticmethod
+    def _print(body: dict[str, Any]) -> None:
+        print(json.dumps(body), flush=True)
+
+
+class _Plain:
+    def __init__(self, config: SearchConfig, target_batch: int | None) -> None:
+        self._config = config
+        self._target_batch = target_batch
+        self._print(report.workload_line(config.workload))
+        self._print(f"on {report.device_line(config.device)}, strategy {config.strategy}")
+
+    def predicted(self, event: Predicted) -> None:
+        self._print(f"torch {event.ready.torch_version}, profile {event.ready.profile}")
+        self._print(report.predicted_line(event.prediction))
+
+    def trial(self, event: TrialFinished, prediction: Prediction | None) -> None:
+        self._print(report.trial_line(event.number, event.result, prediction))
+
+    def finished(self, verdict: Verdict, prediction: Prediction | None, largest: TrialDone | None) -> None:
+        if prediction is not None and largest is not None:
+            self._print("")
+            for line in report.ledger_lines(self._config, prediction, largest, largest.batch_size):
+                self._print(line)
+            self._print("")
+        self._print(f"result: {verdict.message}")
+        checked = "verified, " if verdict.verified else "not verified, " if verdict.outcome == "found" else ""
+        trials = "1 trial" if verdict.trials == 1 else f"{verdict.trials} trials"
+        self._print(f"{checked}{trials}, {verdict.ooms} out of memory")
+        for line in report.advice(self._config, verdict):
+            self._print(f"  {line}")
+        if self._target_batch is not None and verdict.max_batch_size:
+            steps = accumulation(self._target_batch, verdict.max_batch_size, self._config.workload.recipe.gpus)
+            self._print(report.accumulation_line(self._config.workload, steps))
+
+    @staticmethod
+    def _print(line: str) -> None:
+        print(line, flush=True)
+
+
+def _progress(line: str) -> None:
+    """One line on stderr that the next one overwrites; nothing if nobody watches."""
+    if sys.stderr.isatty():
+        print(f"\r\x1b[K{line}", end="", file=sys.stderr, flush=True)

@@ -1,0 +1,130 @@
+"""The two predictions that stand beside a measurement: the closed form and the traced step. No torch here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from gpumem_tui.catalog.shapes import Gpu
+from gpumem_tui.formula.predict import DEFAULT_HEADROOM, FormulaPrediction, max_batch_size, predict
+from gpumem_tui.memory import Unknown
+from gpumem_tui.search.events import Ready, TraceDone
+from gpumem_tui.simulator.replay import AffineTrace, NotAffine, Replay, largest_batch, replay
+from gpumem_tui.simulator.settings import AllocatorSettings
+from gpumem_tui.simulator.timeline import Held
+from gpumem_tui.workload.spec import WorkloadSpec
+
+
+@dataclass(frozen=True)
+class Formula:
+    """The closed form for one workload and GPU.
+
+    Attributes:
+        total_bytes: the memory that `headroom` is a share of: the device's, or a user's cap.
+    """
+
+    workload: WorkloadSpec
+    total_bytes: int
+    headroom: float = DEFAULT_HEADROOM
+
+    @cached_property
+    def max_batch_size(self) -> int | Unknown:
+        """Largest batch size by the closed form, or why there is none."""
+        shape = self.workload.shape
+        if shape is None:
+            return Unknown("no formula for a workload file")
+        return max_batch_size(shape, self.workload.recipe, self.total_bytes, self.headroom)
+
+    def at(self, batch_size: int) -> FormulaPrediction | Unknown:
+        """The closed form's rows at a batch size, or why there are none."""
+        shape = self.workload.shape
+        if shape is None:
+            return Unknown("no formula for a workload file")
+        return predict(shape, self.workload.recipe, batch_size)
+
+
+@dataclass(frozen=True)
+class Traced:
+    """The traced step for one workload and GPU, at any batch size.
+
+    Attributes:
+        capacity_bytes: what the allocator can take: CUDA's total less the context.
+        allowed_bytes: a user's cap on reserved bytes, None for none.
+        profile, context_bytes: the simulator's assumptions (see `Profile`).
+        seconds: how long tracing took.
+        assumed: operators whose kernels take scratch of unknown size, counted as none: (operator, times, why).
+    """
+
+    trace: AffineTrace
+    capacity_bytes: int
+    allowed_bytes: int | None
+    profile: str
+    context_bytes: int
+    seconds: float
+    assumed: tuple[tuple[str, int, str], ...] = ()
+    settings: AllocatorSettings = field(default_factory=AllocatorSettings)
+    _replays: dict[int, Replay] = field(default_factory=dict, repr=False, compare=False)
+
+    @classmethod
+    def of(
+        cls, ready: Ready, done: TraceDone, gpu: Gpu, limit_bytes: int | None, settings: AllocatorSettings
+    ) -> Traced:
+        """From what a tracing child said."""
+        return cls(
+            trace=done.trace,
+            capacity_bytes=gpu.cuda_total_bytes - ready.context_bytes,
+            allowed_bytes=limit_bytes,
+            profile=ready.profile,
+            context_bytes=ready.context_bytes,
+            seconds=done.seconds,
+            assumed=done.assumed,
+            settings=settings,
+        )
+
+    def at(self, batch_size: int) -> Replay:
+        """The step at a batch size on this device, or without limit where it does not fit; kept for the next time."""
+        found = self._replays.get(batch_size)
+        if found is None:
+            timeline = self.trace.at(batch_size)
+            found = replay(timeline, self.capacity_bytes, self.settings, self.allowed_bytes)
+            if not found.fits:
+                found = replay(timeline, settings=self.settings)
+            self._replays[batch_size] = found
+        return found
+
+    def held_at_peak(self, batch_size: int) -> list[Held]:
+        """What is live at the peak, by bucket and place in the program, the largest first."""
+        return self.trace.at(batch_size).held_after(self.at(batch_size).peak_event)
+
+    def device_used_bytes(self, batch_size: int) -> int:
+        """What the device holds for this process at the peak: reserved and context."""
+        return self.at(batch_size).peak_reserved_bytes + self.context_bytes
+
+    @property
+    def grows(self) -> bool:
+        """False if not one allocation depends on the batch size."""
+        return any(self.trace.slopes)
+
+    @cached_property
+    def max_batch_size(self) -> int | Unknown:
+        """Largest batch size that fits by replay, or why that cannot be told."""
+        try:
+            return largest_batch(self.trace, self.capacity_bytes, self.settings, self.allowed_bytes)
+        except NotAffine as error:
+            return Unknown(str(error))
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Both predictions."""
+
+    formula: Formula
+    traced: Traced | Unknown
+
+    @property
+    def best_max_batch_size(self) -> int | None:
+        """The size to start a search from: traced if there is one, else by formula."""
+        if isinstance(self.traced, Traced) and isinstance(self.traced.max_batch_size, int):
+            return self.traced.max_batch_size
+        formula = self.formula.max_batch_size
+        return formula if isinstance(formula, int) else None

@@ -1,0 +1,180 @@
+"""One trial's child process, from the parent's side: start it, read its events, pause it, end it. Never orphan it."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from gpumem_tui.search.events import ChildEvent, Request, TrialRequest, WireError, decode_event, encode
+
+_CHILD = Path(__file__).with_name("child.py")
+_POLL_S = 0.1
+_OUTPUT_TAIL_BYTES = 4096
+_LONGEST_LAST_LINE = 200
+
+
+class ChildDied(Exception):
+    """The child ended, or was ended, without finishing its work; one line says how."""
+
+
+class CannotStart(Exception):
+    """There is no such interpreter, or it cannot be run; one line."""
+
+
+class ChildProcess:
+    """A fresh interpreter that does one request.
+
+    Args:
+        request: what to do.
+        python: the interpreter; the user's training environment may be another than the viewer's.
+        gpu_uuid: the only GPU the child may see; None hides all of them.
+
+    Raises:
+        CannotStart: `python` is not a program that runs here.
+    """
+
+    def __init__(self, request: Request, python: str, gpu_uuid: str | None) -> None:
+        read_fd, write_fd = os.pipe()
+        self._output = tempfile.TemporaryFile()  # noqa: SIM115  lives as long as the child
+        simulated = not isinstance(request, TrialRequest) or request.simulated
+        environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "" if simulated or gpu_uuid is None else gpu_uuid}
+        try:
+            self._process = subprocess.Popen(
+                [python, str(_CHILD), str(write_fd)],
+                stdin=subprocess.PIPE,
+                stdout=self._output,
+                stderr=subprocess.STDOUT,
+                pass_fds=(write_fd,),
+                env=environment,
+                start_new_session=True,
+            )
+        except OSError as error:
+            os.close(read_fd)
+            self._output.close()
+            raise CannotStart(
+                f"--python {python}: cannot be run ({error.strerror}); give the path of a Python that has torch"
+            ) from error
+        finally:
+            os.close(write_fd)
+        self._pipe = os.fdopen(read_fd, "rb", buffering=0)
+        self._command(encode(request))
+
+    @property
+    def pid(self) -> int:
+        """The child's process id."""
+        return self._process.pid
+
+    def events(
+        self, wait: Callable[[], None], timeout_s: float, held: Callable[[], bool] = lambda: False
+    ) -> Iterator[ChildEvent]:
+        """Every event until the child is done.
+
+        Args:
+            wait: called several times a second; may raise to stop waiting.
+            timeout_s: without a sign of life for this long, the child hangs.
+            held: whether silence is expected now, because the user paused it.
+
+        Raises:
+            ChildDied: it hung, crashed, was killed, or spoke nonsense.
+        """
+        rest = b""
+        heard = time.monotonic()
+        ended = False
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._pipe, selectors.EVENT_READ)
+            while True:
+                wait()
+                if not selector.select(0 if ended else _POLL_S):
+                    if ended:
+                        break  # what it started may live on and hold the pipe open
+                    ended = self._process.poll() is not None
+                    if held():
+                        heard = time.monotonic()
+                    elif time.monotonic() - heard > timeout_s:
+                        raise ChildDied(f"no sign of life for {timeout_s:.0f} s: the trial hangs")
+                    continue
+                chunk = self._pipe.read(1 << 20)
+                heard = time.monotonic()
+                if not chunk:
+                    break
+                *lines, rest = (rest + chunk).split(b"\n")
+                for line in lines:
+                    yield self._decoded(line)
+        code = self._exit_code(wait, timeout_s)
+        if code != 0 or rest:
+            raise ChildDied(self._epitaph(code))
+
+    def pause(self) -> None:
+        """Stop after the step that is running."""
+        self._command(b"pause\n")
+
+    def resume(self) -> None:
+        """Go on after a pause."""
+        self._command(b"resume\n")
+
+    def end(self) -> None:
+        """Kill the child and everything it started, if it still runs, and free what it held here."""
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        if self._process.stdin is not None:
+            with suppress(BrokenPipeError):
+                self._process.stdin.close()
+        self._pipe.close()
+        self._output.close()
+
+    def _command(self, line: bytes) -> None:
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(line)
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            return  # the child is gone; `events` says how
+
+    def _decoded(self, line: bytes) -> ChildEvent:
+        try:
+            return decode_event(line)
+        except WireError as error:
+            raise ChildDied(f"the trial process sent garbage: {error}") from error
+
+    def _exit_code(self, wait: Callable[[], None], timeout_s: float) -> int:
+        """How it ended, soon after its last word; user code that closes every file can silence it and run on."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            wait()
+            try:
+                return self._process.wait(_POLL_S)
+            except subprocess.TimeoutExpired:
+                if time.monotonic() > deadline:
+                    raise ChildDied(f"closed its pipe and ran on for {timeout_s:.0f} s: the trial hangs") from None
+
+    def _epitaph(self, code: int) -> str:
+        """How the child died, with the last line it printed."""
+        self._output.seek(0, os.SEEK_END)
+        self._output.seek(max(0, self._output.tell() - _OUTPUT_TAIL_BYTES))
+        printed = self._output.read().decode(errors="replace").strip().splitlines()
+        last = f": {_printable(printed[-1])}" if printed else ""
+        if code >= 0:
+            return f"exited with code {code}{last}"
+        name = signal.Signals(-code).name if -code in signal.Signals.__members__.values() else f"signal {-code}"
+        hint = " (host memory full?)" if -code == signal.SIGKILL else ""
+        return f"killed by {name}{hint}{last}"
+
+
+def _printable(line: str) -> str:
+    """A line fit for one line of a terminal, whatever was printed."""
+    text = "".join(character for character in line if character.isprintable()).strip()
+    return text if len(text) <= _LONGEST_LAST_LINE else text[: _LONGEST_LAST_LINE - 1] + "…"
+
+
+def default_python() -> str:
+    """The interpreter that children use unless told otherwise: this one."""
+    return sys.executable

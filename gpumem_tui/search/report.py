@@ -1,0 +1,316 @@
+"""The search and the predictions as JSON objects (schema 1, keys are a public contract) and as plain lines."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import asdict
+from typing import Any
+
+from gpumem_tui.formula.parameters import count_parameters
+from gpumem_tui.formula.plan import Accumulation, tokens_per_global_batch
+from gpumem_tui.formula.predict import FormulaPrediction, largest_obstacle
+from gpumem_tui.formula.remedies import remedies
+from gpumem_tui.memory import ALLOCATED_BUCKETS, Breakdown, Bucket, Unknown, format_bytes
+from gpumem_tui.search.events import TrialDone
+from gpumem_tui.search.prediction import Formula, Prediction, Traced
+from gpumem_tui.search.runner import Device, SearchConfig, Verdict
+from gpumem_tui.workload.spec import WorkloadSpec
+
+SCHEMA = 1
+_FORMULA_BUCKETS = tuple(bucket for bucket in ALLOCATED_BUCKETS if bucket is not Bucket.OTHER)
+_OUTCOMES = {"fit": "fits", "oom": "out of memory", "error": "failed"}
+_BEST_REMEDIES = 3
+_COMPOSITION_LINES = 20
+
+
+# JSON
+
+
+def workload_json(workload: WorkloadSpec, batch_size: int | None = None) -> dict[str, Any]:
+    """What is trained."""
+    body: dict[str, Any] = {"model": workload.name}
+    if batch_size is not None:
+        body["batch_size"] = batch_size
+    if workload.shape is not None:
+        body["parameters"] = count_parameters(workload.shape)
+        body["shape"] = {
+            key: value
+            for key, value in asdict(workload.shape).items()
+            if value and key not in ("name", "source", "published_parameters")
+        }
+        body.update(asdict(workload.recipe))
+    return body
+
+
+def device_json(device: Device) -> dict[str, Any]:
+    """Where it runs."""
+    return {
+        "name": device.gpu.title,
+        "total_bytes": device.gpu.total_bytes,
+        "simulated": device.simulated,
+        "reason": device.reason or None,
+    }
+
+
+def formula_json(formula: Formula, batch_size: int) -> dict[str, Any]:
+    """The closed form at a batch size; null figures carry their reason under `unavailable`."""
+    prediction = formula.at(batch_size)
+    if isinstance(prediction, Unknown):
+        return {"buckets": None, "peak_bytes": None, "max_batch_size": None, "unavailable": prediction.reason}
+    return {
+        "buckets": prediction.breakdown.as_json(_FORMULA_BUCKETS),
+        "peak_bytes": prediction.peak_bytes,
+        "max_batch_size": formula.max_batch_size,
+        "headroom": formula.headroom,
+        "rows": [
+            {"bucket": r.bucket.value, "name": r.name, "size_bytes": r.size_bytes, "formula": r.expression,
+             "source": r.source, "note": r.note}
+            for r in prediction.rows
+        ],
+        "assumptions": list(prediction.assumptions),
+    }  # fmt: skip
+
+
+def traced_json(traced: Traced | Unknown, batch_size: int) -> dict[str, Any]:
+    """The traced step at a batch size."""
+    keys = ("buckets", "peak_allocated_bytes", "peak_reserved_bytes", "device_used_bytes", "max_batch_size", "profile")
+    if isinstance(traced, Unknown):
+        return {**dict.fromkeys(keys), "unavailable": traced.reason}
+    replay = traced.at(batch_size)
+    largest = traced.max_batch_size
+    body: dict[str, Any] = {
+        "buckets": replay.breakdown.as_json(),
+        "peak_allocated_bytes": replay.peak_allocated_bytes,
+        "peak_reserved_bytes": replay.peak_reserved_bytes,
+        "device_used_bytes": traced.device_used_bytes(batch_size),
+        "max_batch_size": largest if isinstance(largest, int) else None,
+        "profile": traced.profile,
+        "context_bytes": traced.context_bytes,
+        "assumed": [{"operator": name, "times": times, "why": why} for name, times, why in traced.assumed],
+        "phases": [
+            {"step": p.step, "phase": p.phase.value, "peak_allocated_bytes": p.peak_allocated_bytes,
+             "reserved_bytes": p.reserved_bytes, "buckets": p.breakdown.as_json()}
+            for p in replay.phases
+        ],
+        "composition": [
+            {"bucket": held.bucket.value, "module": held.site.module, "operator": held.site.operator,
+             "source": held.site.source, "bytes": held.size_bytes, "allocations": held.allocations}
+            for held in traced.held_at_peak(batch_size)
+        ],
+    }  # fmt: skip
+    if isinstance(largest, Unknown):
+        body["unavailable"] = largest.reason
+    return body
+
+
+def prediction_json(config: SearchConfig, prediction: Prediction, batch_size: int) -> dict[str, Any]:
+    """The object that `predict --json` prints."""
+    return {
+        "schema": SCHEMA,
+        "workload": workload_json(config.workload, batch_size),
+        "device": device_json(config.device),
+        "formula": formula_json(prediction.formula, batch_size),
+        "traced": traced_json(prediction.traced, batch_size),
+    }
+
+
+def trial_json(number: int, result: TrialDone, device: Device) -> dict[str, Any]:
+    """One line of `search --json`."""
+    return {
+        "event": "trial",
+        "schema": SCHEMA,
+        "number": number,
+        "batch_size": result.batch_size,
+        "outcome": result.outcome,
+        "simulated": device.simulated,
+        "peak_allocated_bytes": result.peak_allocated_bytes,
+        "peak_reserved_bytes": result.peak_reserved_bytes,
+        "device_used_bytes": result.device_used_bytes,
+        "buckets": result.buckets,
+        "buckets_unavailable": result.buckets_unknown or None,
+        "steps": result.steps,
+        "step_seconds": list(result.step_seconds),
+        "seconds": round(result.seconds, 3),
+        "alloc_retries": result.alloc_retries,
+        "detail": result.detail or None,
+    }
+
+
+def result_json(config: SearchConfig, verdict: Verdict, prediction: Prediction | None) -> dict[str, Any]:
+    """The last line of `search --json`."""
+    body: dict[str, Any] = {
+        "event": "result",
+        "schema": SCHEMA,
+        "outcome": verdict.outcome,
+        "max_batch_size": verdict.max_batch_size,
+        "first_failing": verdict.first_failing,
+        "verified": verdict.verified,
+        "trials": verdict.trials,
+        "ooms": verdict.ooms,
+        "message": verdict.message,
+        "workload": workload_json(config.workload),
+        "device": device_json(config.device),
+        "advice": advice(config, verdict),
+    }
+    if prediction is not None:
+        at = max(1, verdict.max_batch_size)
+        body["formula"] = formula_json(prediction.formula, at)
+        body["traced"] = traced_json(prediction.traced, at)
+    return body
+
+
+def accumulation_json(accumulation: Accumulation) -> dict[str, int]:
+    """How the found batch reaches the wanted one."""
+    return {"steps": accumulation.steps, "global_batch_size": accumulation.global_batch_size}
+
+
+# Plain lines
+
+
+def workload_line(workload: WorkloadSpec) -> str:
+    """The workload in one line."""
+    shape, recipe = workload.shape, workload.recipe
+    if shape is None:
+        return f"workload file {workload.name}"
+    parts = [shape.name, f"{count_parameters(shape):,} parameters"]
+    if shape.seq_len:
+        parts.append(f"sequence length {shape.seq_len:,}")
+    if shape.image_size:
+        parts.append(f"{shape.image_size} px")
+    parts += [recipe.precision, recipe.optimizer, f"recompute {recipe.recompute}", f"attention {recipe.attention}"]
+    if recipe.sharding != "none" or recipe.gpus > 1:
+        parts.append(f"sharding {recipe.sharding} over {recipe.gpus} GPUs")
+    return " · ".join(parts)
+
+
+def device_line(device: Device) -> str:
+    """The device in one line, saying in words when it is simulated."""
+    reason = f" ({device.reason})" if device.reason else ""
+    kind = "SIMULATED " if device.simulated else ""
+    return f"{kind}{device.gpu.title}{reason}, {format_bytes(device.gpu.total_bytes)}, {device.gpu.sm}"
+
+
+def predicted_line(prediction: Prediction) -> str:
+    """Both predicted largest batches."""
+    traced = prediction.traced
+    by_trace = traced.max_batch_size if isinstance(traced, Traced) else traced
+    return f"predicted largest batch: formula {_value(prediction.formula.max_batch_size)}, traced {_value(by_trace)}"
+
+
+def fits_line(traced: Traced, batch_size: int) -> str:
+    """Whether the traced step fits on the device."""
+    largest = traced.max_batch_size
+    if isinstance(largest, Unknown):
+        return f"whether batch {batch_size} fits is not known: {largest.reason}"
+    verdict = "fits" if batch_size <= largest else "does not fit"
+    return f"by trace batch {batch_size} {verdict}; the largest that does is {largest}"
+
+
+def trial_line(number: int, result: TrialDone, prediction: Prediction | None) -> str:
+    """One trial of the log."""
+    line = f"trial {number:>2}  batch {result.batch_size:>5}  {_OUTCOMES[result.outcome]:<13}"
+    if result.peak_allocated_bytes:
+        line += (
+            f"  peak {format_bytes(result.peak_allocated_bytes):>10} allocated"
+            f" {format_bytes(result.peak_reserved_bytes):>10} reserved"
+            f" {format_bytes(result.device_used_bytes):>10} of the device"
+        )
+    if result.outcome == "fit" and prediction is not None and isinstance(prediction.traced, Traced):
+        error = prediction.traced.at(result.batch_size).peak_allocated_bytes - result.peak_allocated_bytes
+        line += f"  traced {_signed(error)}"
+    line += f"  {result.seconds:.1f} s"
+    return f"{line}  {result.detail}" if result.outcome == "error" else line
+
+
+def ledger_lines(config: SearchConfig, prediction: Prediction, result: TrialDone | None, batch_size: int) -> list[str]:
+    """Formula | Traced | Simulated or Measured | error, a line a bucket."""
+    formula = prediction.formula.at(batch_size)
+    replay = prediction.traced.at(batch_size) if isinstance(prediction.traced, Traced) else None
+    tried = result.breakdown if result is not None else None
+    third = config.device.measured_title
+    lines = [
+        f"{f'at batch {batch_size}':<20}{'Formula':>12}{'Traced':>12}" + (f"{third:>12}{'error':>12}" if result else "")
+    ]
+
+    def line(title: str, *values: int | None) -> str:
+        cells = [format_bytes(value) for value in values]
+        if result is not None:
+            known = values[1] is not None and values[2] is not None
+            cells.append(_signed(values[1] - values[2]) if known else "–")  # type: ignore[operator]
+        return f"{title:<20}" + "".join(f"{cell:>12}" for cell in cells)
+
+    def values(bucket: Bucket | None) -> list[int | None]:
+        columns: list[int | None] = [
+            _of(formula.breakdown if isinstance(formula, FormulaPrediction) else None, bucket),
+            _of(replay.breakdown if replay is not None else None, bucket),
+        ]
+        return columns + ([_of(tried, bucket)] if result is not None else [])
+
+    lines += [line(bucket.title, *values(bucket)) for bucket in ALLOCATED_BUCKETS]
+    lines.append(line("= allocated", *values(None)))
+    reserved: list[int | None] = [None, replay.peak_reserved_bytes if replay is not None else None]
+    used = [None, prediction.traced.device_used_bytes(batch_size) if isinstance(prediction.traced, Traced) else None]
+    if result is not None:
+        reserved.append(result.peak_reserved_bytes)
+        used.append(result.device_used_bytes)
+    lines += [line("reserved", *reserved), line("device used", *used)]
+    return lines
+
+
+def accumulation_line(workload: WorkloadSpec, accumulation: Accumulation) -> str:
+    """How the micro-batches reach the wanted global batch, or the next larger one."""
+    line = f"{accumulation.steps} accumulation steps make a global batch of {accumulation.global_batch_size:,}"
+    shape = workload.shape
+    if shape is not None and shape.seq_len:
+        line += f" sequences, {tokens_per_global_batch(shape, accumulation):,} tokens"
+    return line if accumulation.exact else f"{line}; {accumulation.target_batch:,} is not a multiple of the batch"
+
+
+def assumed_lines(traced: Traced) -> list[str]:
+    """The operators whose kernels' scratch is not known and was counted as none, a line each."""
+    return [f"assumed without scratch: aten.{name} ({times} times; {why})" for name, times, why in traced.assumed]
+
+
+def composition_lines(traced: Traced, batch_size: int, by: str) -> list[str]:
+    """What holds the peak, by ``module``, ``operator`` or ``source`` line; layers of one kind are counted together."""
+    totals: Counter[tuple[str, str]] = Counter()
+    for held in traced.held_at_peak(batch_size):
+        place = re.sub(r"\b\d+\b", "*", str(getattr(held.site, by))) if by == "module" else str(getattr(held.site, by))
+        totals[held.bucket.title, place or "–"] += held.size_bytes
+    return [
+        f"{bucket:<16}  {place:<32}  {format_bytes(size_bytes):>10}"
+        for (bucket, place), size_bytes in totals.most_common(_COMPOSITION_LINES)
+    ]
+
+
+def advice(config: SearchConfig, verdict: Verdict) -> list[str]:
+    """When nothing fits: which bucket alone exceeds the card, and what would help most, a line each."""
+    shape = config.workload.shape
+    if verdict.outcome != "nothing_fits" or shape is None:
+        return []
+    total = config.limit_bytes or config.device.gpu.total_bytes
+    prediction = Formula(config.workload, total, config.headroom).at(1)
+    assert isinstance(prediction, FormulaPrediction)
+    obstacle = largest_obstacle(prediction, total)
+    lines = [obstacle.message] if obstacle is not None else []
+    for remedy in remedies(shape, config.workload.recipe, total, config.headroom)[:_BEST_REMEDIES]:
+        then = f"batch {remedy.max_batch_size} fits" if remedy.max_batch_size else "still not enough alone"
+        lines.append(f"{remedy.option}: saves {format_bytes(remedy.saved_bytes)}, {then}; {remedy.cost}")
+    return lines
+
+
+def _of(breakdown: Breakdown | None, bucket: Bucket | None) -> int | None:
+    if breakdown is None:
+        return None
+    return breakdown.total_bytes if bucket is None else breakdown[bucket]
+
+
+def _signed(size_bytes: int) -> str:
+    if size_bytes == 0:
+        return "±0"
+    return f"{'+' if size_bytes > 0 else ''}{format_bytes(size_bytes)}"
+
+
+def _value(value: int | Unknown) -> str:
+    return f"none ({value.reason})" if isinstance(value, Unknown) else str(value)

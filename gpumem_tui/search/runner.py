@@ -1,0 +1,396 @@
+"""The search: predict, then run trials in child processes until a size ran and the next one did not fit.
+
+`search` is a generator of events; the screen, the plain log and the JSON lines are three readers of it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Literal
+
+from gpumem_tui.catalog.shapes import Gpu
+from gpumem_tui.formula.predict import DEFAULT_HEADROOM
+from gpumem_tui.memory import Unknown, format_bytes
+from gpumem_tui.search import strategy
+from gpumem_tui.search.events import Failed, Ready, Request, Sample, TraceDone, TraceRequest, TrialDone, TrialRequest
+from gpumem_tui.search.prediction import Formula, Prediction, Traced
+from gpumem_tui.search.process import CannotStart, ChildDied, ChildProcess, default_python
+from gpumem_tui.simulator.settings import AllocatorSettings
+from gpumem_tui.workload.spec import WorkloadSpec
+
+MAX_BATCH_SIZE = 1 << 24
+"""No larger size is tried; a step that could not be traced and still fits here does not grow with the batch."""
+
+
+@dataclass(frozen=True)
+class Device:
+    """Where to search. `uuid` is the real GPU's; `reason` says why a simulated one was taken ("": it was asked for).
+
+    `others_bytes` is what other processes hold on it: a search beside them stays within what they leave.
+    """
+
+    gpu: Gpu
+    simulated: bool
+    uuid: str | None = None
+    reason: str = ""
+    others_bytes: int = 0
+
+    @property
+    def measured_title(self) -> str:
+        """The heading over what trials report: nothing simulated is ever called measured."""
+        return "Simulated" if self.simulated else "Measured"
+
+
+@dataclass(frozen=True)
+class SearchConfig:
+    """Everything a search needs to know.
+
+    Attributes:
+        steps: full training steps a trial runs; three show lazily made state and steady reuse.
+        limit_bytes: cap on what the allocator may reserve; None for the whole device.
+        ramp_step: a ramp's step; None for one that suits the prediction.
+        timeout_s: a trial silent for longer than this hangs.
+    """
+
+    workload: WorkloadSpec
+    device: Device
+    strategy: strategy.Name = "guided"
+    python: str = field(default_factory=default_python)
+    steps: int = 3
+    limit_bytes: int | None = None
+    headroom: float = DEFAULT_HEADROOM
+    ramp_step: int | None = None
+    timeout_s: float = 300.0
+    allocator: AllocatorSettings = field(default_factory=AllocatorSettings)
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """Before the first trial: both predictions, and what the child's interpreter said of itself."""
+
+    prediction: Prediction
+    ready: Ready
+
+
+@dataclass(frozen=True)
+class TrialStarted:
+    """Trial `number` (from 1) begins."""
+
+    number: int
+    batch_size: int
+
+
+@dataclass(frozen=True)
+class TrialProgress:
+    """A phase of the running trial begins."""
+
+    number: int
+    batch_size: int
+    sample: Sample
+
+
+@dataclass(frozen=True)
+class TrialFinished:
+    """The outcome of trial `number`."""
+
+    number: int
+    result: TrialDone
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The end of a search.
+
+    Attributes:
+        max_batch_size: the largest size that ran; 0 if none did.
+        first_failing: the smallest size beyond it that did not run; None if none was found.
+        verified: `max_batch_size` ran and the very next size was out of memory.
+        message: one line.
+    """
+
+    outcome: Literal["found", "nothing_fits", "failed", "cancelled"]
+    max_batch_size: int
+    first_failing: int | None
+    verified: bool
+    trials: int
+    ooms: int
+    message: str
+
+    @property
+    def exit_code(self) -> int:
+        """The process exit code the command line promises."""
+        return {"found": 0, "nothing_fits": 3, "failed": 4, "cancelled": 130}[self.outcome]
+
+
+@dataclass(frozen=True)
+class SearchFinished:
+    """The last event of every search."""
+
+    verdict: Verdict
+
+
+SearchEvent = Predicted | TrialStarted | TrialProgress | TrialFinished | SearchFinished
+
+
+class Cancelled(Exception):
+    """The user ended the search."""
+
+
+class Unusable(Exception):
+    """The search cannot start: torch, the workload or the device is not what was promised; one clear line."""
+
+    def __init__(self, failure: Failed) -> None:
+        super().__init__(failure.detail)
+        self.kind = failure.kind
+
+    @property
+    def exit_code(self) -> int:
+        """2 for what the user's options or files have wrong, 4 for a device or a trace that fails."""
+        return 2 if self.kind in ("workload", "torch") else 4
+
+
+class Control:
+    """The user's hand on a running search; safe to use from another thread."""
+
+    def __init__(self) -> None:
+        self._cancelled = threading.Event()
+        self._child: ChildProcess | None = None
+        self._lock = threading.Lock()
+        self._paused = False
+
+    @property
+    def paused(self) -> bool:
+        """True between `pause` and `resume`."""
+        return self._paused
+
+    def cancel(self) -> None:
+        """End the search now; the running trial is killed."""
+        self._cancelled.set()
+
+    def pause(self) -> None:
+        """Hold the search after the step that is running."""
+        with self._lock:
+            self._paused = True
+            if self._child is not None:
+                self._child.pause()
+
+    def resume(self) -> None:
+        """Go on after a pause."""
+        with self._lock:
+            self._paused = False
+            if self._child is not None:
+                self._child.resume()
+
+    def check(self) -> None:
+        """Raise Cancelled if the user ended the search."""
+        if self._cancelled.is_set():
+            raise Cancelled
+
+    @contextmanager
+    def running(self, child: ChildProcess) -> Iterator[None]:
+        """Commands go to `child` within the context; it is ended after it, whatever happens."""
+        with self._lock:
+            self._child = child
+            if self._paused:
+                child.pause()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._child = None
+            child.end()
+
+
+def predict(config: SearchConfig, control: Control | None = None) -> Predicted:
+    """Both predictions, the traced one from a child process.
+
+    Raises:
+        Unusable: no torch there, or a workload that cannot be built.
+        ChildDied, Cancelled: the child crashed; the user ended it.
+    """
+    control = control or Control()
+    formula = Formula(config.workload, config.limit_bytes or config.device.gpu.total_bytes, config.headroom)
+    ready: Ready | None = None
+    traced: Traced | Unknown = Unknown("the trace ended early")
+    request = TraceRequest(config.workload, config.device.gpu, config.steps)
+    try:
+        for event in _converse(request, config, control):
+            if isinstance(event, Ready):
+                ready = event
+            elif isinstance(event, TraceDone) and ready is not None:
+                traced = Traced.of(ready, event, config.device.gpu, config.limit_bytes, config.allocator)
+            elif isinstance(event, Failed):
+                traced = _untraced(event, config)
+    except ChildDied as death:
+        if ready is None or (config.workload.shape is None and config.device.simulated):
+            raise
+        traced = Unknown(f"tracing failed: {death}")
+    if ready is None:
+        raise ChildDied("the tracing process said nothing")
+    return Predicted(Prediction(formula, traced), ready)
+
+
+def _untraced(event: Failed, config: SearchConfig) -> Unknown:
+    """Why there is no trace, where others still answer: the formula for a catalog model, trials on a real GPU."""
+    others = config.workload.shape is not None or not config.device.simulated
+    if event.kind == "trace" or (event.kind == "workload" and others):
+        return Unknown(event.detail)
+    raise Unusable(event)
+
+
+def search(config: SearchConfig, control: Control | None = None) -> Iterator[SearchEvent]:
+    """Find the largest batch size that runs; the last event is always `SearchFinished`.
+
+    Raises:
+        Unusable: the search cannot start, or the device refuses.
+    """
+    control = control or Control()
+    results: list[TrialDone] = []
+    try:
+        predicted = predict(config, control)
+        yield predicted
+        settings = _strategy_settings(config, predicted)
+        traced = predicted.prediction.traced
+        grows = traced.grows if isinstance(traced, Traced) else None
+        while (size := strategy.next_size(_tried(results), settings)) is not None:
+            yield from _trial(size, config, control, results)
+            if _hopeless(results) or (grows is False and results[-1].outcome == "fit"):
+                break
+        yield SearchFinished(_verdict(results, config, grows))
+    except Cancelled:
+        yield SearchFinished(_cancelled(results))
+    except Unusable as failure:
+        if not results:
+            raise
+        yield SearchFinished(_failed(results, str(failure)))
+    except ChildDied as death:
+        yield SearchFinished(_failed(results, f"tracing failed: {death}"))
+
+
+def _trial(size: int, config: SearchConfig, control: Control, results: list[TrialDone]) -> Iterator[SearchEvent]:
+    """One size in a fresh process; a second try if the process died rather than failed."""
+    for attempt in (1, 2):
+        number = len(results) + 1
+        yield TrialStarted(number, size)
+        result: TrialDone | None = None
+        died = "the trial ended without a word"
+        try:
+            for event in _converse(_trial_request(size, config), config, control):
+                if isinstance(event, Sample):
+                    yield TrialProgress(number, size, event)
+                elif isinstance(event, TrialDone):
+                    result = event
+                elif isinstance(event, Failed):
+                    raise Unusable(event)
+        except ChildDied as death:
+            died = str(death)
+        finished = result or _dead(size, died)
+        results.append(finished)
+        yield TrialFinished(number, finished)
+        if result is not None or attempt == 2:
+            return
+
+
+def _trial_request(size: int, config: SearchConfig) -> TrialRequest:
+    device = config.device
+    return TrialRequest(
+        workload=config.workload,
+        gpu=device.gpu,
+        simulated=device.simulated,
+        batch_size=size,
+        steps=config.steps,
+        limit_bytes=config.limit_bytes,
+        others_bytes=device.others_bytes,
+    )
+
+
+def _converse(request: Request, config: SearchConfig, control: Control) -> Iterator[object]:
+    control.check()
+    try:
+        child = ChildProcess(request, config.python, config.device.uuid)
+    except CannotStart as error:
+        raise Unusable(Failed("torch", str(error))) from error
+    with control.running(child):
+        yield from child.events(control.check, config.timeout_s, lambda: control.paused)
+
+
+def _dead(size: int, detail: str) -> TrialDone:
+    return TrialDone(size, "error", 0, 0, 0, None, "the trial process died", 0.0, 0, detail=detail)
+
+
+def _strategy_settings(config: SearchConfig, predicted: Predicted) -> strategy.Settings:
+    capacity = config.device.gpu.cuda_total_bytes - predicted.ready.context_bytes
+    return strategy.Settings(
+        strategy=config.strategy,
+        predicted=predicted.prediction.best_max_batch_size,
+        capacity_bytes=min(capacity, config.limit_bytes or capacity),
+        step=config.ramp_step,
+        ceiling=MAX_BATCH_SIZE,
+    )
+
+
+def _tried(results: list[TrialDone]) -> list[strategy.Tried]:
+    """By size, the last word counts: a retry overrules the death it follows."""
+    by_size = {r.batch_size: r for r in results}
+    return [strategy.Tried(r.batch_size, r.outcome == "fit", r.peak_reserved_bytes) for r in by_size.values()]
+
+
+def _hopeless(results: list[TrialDone]) -> bool:
+    """The step itself raises at two sizes and runs at none: that is no matter of size."""
+    raising = {result.batch_size for result in results if result.outcome == "error" and result.buckets is not None}
+    return len(raising) > 1 and all(result.outcome != "fit" for result in results)
+
+
+# The verdict
+
+
+def _verdict(results: list[TrialDone], config: SearchConfig, grows: bool | None) -> Verdict:
+    """`grows`: whether memory depends on the batch size, as far as the trace tells; None without one."""
+    last = results[-1]
+    if _hopeless(results):
+        return _failed(results, f"the step fails at batch size {last.batch_size}: {last.detail}")
+    fit, failing = strategy.bracket(_tried(results))
+    if fit >= MAX_BATCH_SIZE and grows:
+        said = f"at least {fit:,} samples fit; larger batches are not tried"
+        return _finish("found", results, fit, None, said, verified=False)
+    if fit >= MAX_BATCH_SIZE or (fit and grows is False):
+        return _failed(results, f"memory does not grow with the batch: {fit:,} samples fit; is batch_size used?")
+    where = f"{'simulated ' if config.device.simulated else ''}{config.device.gpu.title}"
+    failure = next((r for r in reversed(results) if r.batch_size == failing), None)
+    if failure is not None and failure.outcome == "error":
+        said = f"batch {fit} ran; batch {failing} failed for another reason than memory: {failure.detail}"
+        return _finish("found" if fit else "failed", results, fit, failing, said, verified=False)
+    if fit == 0:
+        said = f"nothing fits: one sample is out of memory on {where}"
+        return _finish("nothing_fits", results, 0, failing, said, verified=False)
+    largest = next(r for r in reversed(results) if r.batch_size == fit)
+    held = format_bytes(largest.device_used_bytes)
+    said = f"largest batch {fit} on {where}: it ran with {held} of the device used, {failing} was out of memory"
+    return _finish("found", results, fit, failing, said, verified=failing == fit + 1)
+
+
+def _failed(results: list[TrialDone], message: str) -> Verdict:
+    fit, failing = strategy.bracket(_tried(results))
+    return _finish("failed", results, fit, failing, message, verified=False)
+
+
+def _cancelled(results: list[TrialDone]) -> Verdict:
+    fit, failing = strategy.bracket(_tried(results))
+    message = f"cancelled; the largest batch that ran is {fit}" if fit else "cancelled before any batch ran"
+    return _finish("cancelled", results, fit, failing, message, verified=False)
+
+
+def _finish(
+    outcome: Literal["found", "nothing_fits", "failed", "cancelled"],
+    results: list[TrialDone],
+    fit: int,
+    failing: int | None,
+    message: str,
+    *,
+    verified: bool,
+) -> Verdict:
+    ooms = sum(result.outcome == "oom" for result in results)
+    return Verdict(outcome, fit, failing, verified, len(results), ooms, message)

@@ -1,0 +1,130 @@
+"""Which batch size to try next: pure functions of the results so far.
+
+Every strategy ends the same way, when a size ran and the next one did not fit (or not even one sample fits), so the
+verdict never names a size that was not run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+Name = Literal["guided", "ramp", "double", "binary"]
+NAMES: tuple[Name, ...] = get_args(Name)
+
+RAMP_TRIALS = 12
+"""A ramp without a given step is cut into about this many sizes up to the predicted largest batch."""
+
+PATIENCE_TRIALS = 7
+"""After this many trials a guided search no longer believes the line through its results: reserved bytes move in whole
+segments, so two sizes side by side can foretell a next one that is only one further on, again and again."""
+
+
+@dataclass(frozen=True)
+class Tried:
+    """One batch size that was run. `peak_bytes` is the reserved peak, meaningful where it fits."""
+
+    batch_size: int
+    fits: bool
+    peak_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a strategy may know besides the results.
+
+    Attributes:
+        predicted: largest batch size foretold (traced, else by formula); None if nobody could tell.
+        capacity_bytes: what the allocator can reserve, for extrapolation.
+        step: a ramp's step; None for one that fits the prediction.
+        ceiling: never try a larger size (a user's ``--max-batch``); None for no limit.
+    """
+
+    strategy: Name = "guided"
+    predicted: int | None = None
+    capacity_bytes: int = 0
+    step: int | None = None
+    ceiling: int | None = None
+
+
+def next_size(tried: Sequence[Tried], settings: Settings) -> int | None:
+    """The batch size to try next, or None when the search is done."""
+    fit, oom = bracket(tried)
+    if oom is not None and oom - fit <= 1:
+        return None
+    if settings.ceiling is not None and fit >= settings.ceiling:
+        return None
+    wanted = _STRATEGIES[settings.strategy](tried, settings)
+    upper = oom - 1 if oom is not None else max(wanted, fit + 1)
+    if settings.ceiling is not None:
+        upper = min(upper, settings.ceiling)
+    return min(max(wanted, fit + 1), upper)
+
+
+def bracket(tried: Sequence[Tried]) -> tuple[int, int | None]:
+    """The largest size that fits (0 if none did) and the smallest beyond it that does not (None if none yet)."""
+    fit = max((t.batch_size for t in tried if t.fits), default=0)
+    oom = min((t.batch_size for t in tried if not t.fits and t.batch_size > fit), default=None)
+    return fit, oom
+
+
+def _guided(tried: Sequence[Tried], settings: Settings) -> int:
+    """The prediction and its successor; when it is off, the size that the measured slope foretells."""
+    fit, oom = bracket(tried)
+    sizes = {t.batch_size for t in tried}
+    predicted = max(1, settings.predicted) if settings.predicted is not None else None
+    if predicted is None:
+        return _double(tried, settings)
+    if predicted not in sizes:
+        return predicted
+    if fit == predicted and predicted + 1 not in sizes:
+        return predicted + 1
+    extrapolated = _extrapolate(tried, settings.capacity_bytes)
+    if extrapolated is not None and len(tried) < PATIENCE_TRIALS:
+        return extrapolated
+    if oom is not None:
+        return (fit + oom) // 2
+    below = max((t.batch_size for t in tried if t.fits and t.batch_size < fit), default=0)
+    return fit + 2 * (fit - below)
+
+
+def _extrapolate(tried: Sequence[Tried], capacity_bytes: int) -> int | None:
+    """Where the line through the two largest fitting sizes reaches the capacity."""
+    fits = sorted((t for t in tried if t.fits), key=lambda t: t.batch_size)[-2:]
+    if len(fits) < 2:
+        return None
+    low, high = fits
+    slope = (high.peak_bytes - low.peak_bytes) / (high.batch_size - low.batch_size)
+    if slope <= 0:
+        return None
+    return high.batch_size + int((capacity_bytes - high.peak_bytes) / slope)
+
+
+def _ramp(tried: Sequence[Tried], settings: Settings) -> int:
+    """From one sample upward in equal steps; after the first failure, halve the gap it leaves."""
+    fit, oom = bracket(tried)
+    if oom is not None:
+        return (fit + oom) // 2
+    step = settings.step or max(1, (settings.predicted or 0) // RAMP_TRIALS)
+    return fit + step if fit else 1
+
+
+def _double(tried: Sequence[Tried], settings: Settings) -> int:
+    """1, 2, 4, … until it fails, then halve the gap."""
+    fit, oom = bracket(tried)
+    return 2 * fit or 1 if oom is None else (fit + oom) // 2
+
+
+def _binary(tried: Sequence[Tried], settings: Settings) -> int:
+    """Halve the range from nothing to twice the prediction (or 64 samples), widening it while all fits."""
+    fit, oom = bracket(tried)
+    if oom is not None:
+        return (fit + oom) // 2
+    ceiling = 2 * (settings.predicted or 32)
+    while ceiling <= fit + 1:
+        ceiling *= 2
+    return (fit + ceiling) // 2
+
+
+_STRATEGIES = {"guided": _guided, "ramp": _ramp, "double": _double, "binary": _binary}

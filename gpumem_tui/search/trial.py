@@ -1,0 +1,305 @@
+"""The child process: runs a real training step on a GPU, real or simulated, and reports what its memory did.
+
+Standard library and torch only: it may run in a user's own interpreter. Everything it says goes to one pipe as the
+events of `events`; what the user's code prints goes wherever the parent sent stdout and stderr.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from io import RawIOBase
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from gpumem_tui.search.events import (
+    ChildEvent,
+    Failed,
+    Outcome,
+    Ready,
+    Sample,
+    TraceDone,
+    TraceRequest,
+    TrialDone,
+    TrialRequest,
+    decode_request,
+    encode,
+)
+from gpumem_tui.simulator.profile import Profile, profile_for
+
+if TYPE_CHECKING:
+    import torch
+
+    from gpumem_tui.workload.base import Workload
+    from gpumem_tui.workload.run import MemorySample, Recorder
+
+Report = Callable[[ChildEvent], None]
+
+
+def main(events_fd: int) -> NoReturn:
+    """Read one request from standard input, do it, report to `events_fd`, and leave. Leaves, too, when the parent dies.
+
+    The process ends without the interpreter's teardown: a thread that user code left running would hold it up forever,
+    and what libraries do then is of no interest to the outcome.
+    """
+    code = 1
+    try:
+        _serve(events_fd)
+        code = 0
+    except BaseException:  # noqa: BLE001  the last line of what is printed becomes the parent's message
+        traceback.print_exc()
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError, ValueError):
+                stream.flush()
+        os._exit(code)
+
+
+def _serve(events_fd: int) -> None:
+    _die_with_parent()
+    os.set_inheritable(events_fd, False)  # what user code starts must not speak on this pipe
+    pipe = os.fdopen(events_fd, "wb")
+    commands = _take_stdin()
+    request = decode_request(commands.readline())
+    may_run = _obey(commands)
+
+    def report(event: ChildEvent) -> None:
+        pipe.write(encode(event))
+        pipe.flush()
+
+    try:
+        import torch
+    except ImportError as error:
+        mend = "install torch there, or give --python the interpreter of the environment you train in"
+        report(Failed("torch", f"{sys.executable} cannot import torch ({error}): {mend}"))
+        return
+    from gpumem_tui.simulator.device import register
+    from gpumem_tui.simulator.trace import Untraceable
+    from gpumem_tui.workload.base import WorkloadError
+
+    profile = profile_for(torch.__version__, request.gpu)
+    cuda = torch.cuda.is_available()
+    report(Ready(torch.__version__, platform.python_version(), cuda, profile.name, profile.context_bytes))
+    try:
+        if isinstance(request, TraceRequest) or request.simulated:
+            register()
+        workload = request.workload.load()
+        if isinstance(request, TraceRequest):
+            report(trace(request, workload, profile, report))
+        elif request.simulated:
+            report(_simulated_trial(request, workload, profile, report, may_run))
+        elif not cuda:
+            report(Failed("device", f"torch {torch.__version__} of {sys.executable} finds no CUDA device"))
+        else:
+            report(_cuda_trial(request, workload, profile, report, may_run))
+    except WorkloadError as error:
+        report(Failed("workload", str(error)))
+    except Untraceable as error:
+        report(Failed("trace", str(error)))
+
+
+# The parent's hand on this process
+
+
+def _take_stdin() -> RawIOBase:
+    """The parent's commands, out of the reach of user code and of what it starts: for them stdin is empty."""
+    commands = os.dup(0)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    return os.fdopen(commands, "rb", buffering=0)  # a thread waits here until the end; it must hold no lock
+
+
+def _die_with_parent() -> None:
+    """Ask the kernel to kill this process when its parent dies, SIGKILL included (Linux only; see `_obey` too)."""
+    if sys.platform == "linux":
+        import ctypes
+
+        set_parent_death_signal = 1
+        ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
+
+
+def _obey(commands: RawIOBase) -> threading.Event:
+    """Follow ``pause`` and ``resume`` lines; at the end of the stream, when the parent is gone, leave at once."""
+    may_run = threading.Event()
+    may_run.set()
+
+    def listen() -> None:
+        for line in iter(commands.readline, b""):
+            (may_run.clear if line.strip() == b"pause" else may_run.set)()
+        os._exit(1)
+
+    threading.Thread(target=listen, daemon=True).start()
+    return may_run
+
+
+# Trials
+
+
+def _simulated_trial(
+    request: TrialRequest, workload: Workload, profile: Profile, report: Report, may_run: threading.Event
+) -> ChildEvent:
+    from gpumem_tui.simulator.device import SimulatedGpu, simulate
+
+    gpu = SimulatedGpu(request.gpu, profile, request.limit_bytes, on_backward_error=_leaving(report))
+    with simulate(gpu) as device:
+        return _trial(request, workload, device, gpu, profile, report, may_run)
+
+
+def _cuda_trial(
+    request: TrialRequest, workload: Workload, profile: Profile, report: Report, may_run: threading.Event
+) -> ChildEvent:
+    import torch
+
+    from gpumem_tui.search.cuda_recorder import CudaRecorder
+    from gpumem_tui.workload.errors import one_line
+
+    device = torch.device("cuda", 0)
+    try:
+        torch.cuda.init()
+        if request.limit_bytes is not None:
+            total = torch.cuda.get_device_properties(device).total_memory
+            torch.cuda.set_per_process_memory_fraction(min(1.0, request.limit_bytes / total), device)
+        torch.zeros(1, device=device)
+        recorder = CudaRecorder(device)
+    except RuntimeError as error:
+        return Failed("device", f"{request.gpu.title} cannot be used: {one_line(error)}")
+    torch.cuda.empty_cache()
+    profile = profile.with_context(_context_bytes(request, device), "measured before the first step")
+    done = _trial(request, workload, device, recorder, profile, report, may_run)
+    if not isinstance(done, TrialDone) or done.outcome == "error":
+        return done
+    # Kernels and libraries are loaded as they are first used, so the context has grown.
+    grown = max(profile.context_bytes, _context_bytes(request, device))
+    return replace(done, device_used_bytes=done.peak_reserved_bytes + grown)
+
+
+def _context_bytes(request: TrialRequest, device: torch.device) -> int:
+    """What this process holds on the device beside its allocator's segments."""
+    import torch
+
+    free, total = torch.cuda.mem_get_info(device)
+    return max(0, total - free - torch.cuda.memory_reserved(device) - request.others_bytes)
+
+
+def _trial(
+    request: TrialRequest,
+    workload: Workload,
+    device: torch.device,
+    recorder: Recorder,
+    profile: Profile,
+    report: Report,
+    may_run: threading.Event,
+) -> ChildEvent:
+    import torch
+
+    from gpumem_tui.search.classify import is_out_of_memory
+    from gpumem_tui.simulator.trace import Untraceable
+    from gpumem_tui.workload.base import WorkloadError
+    from gpumem_tui.workload.errors import located, one_line
+    from gpumem_tui.workload.run import StepRun
+
+    memory: Any = torch.get_device_module(device)
+    memory.reset_peak_memory_stats(device)
+    started = time.perf_counter()
+
+    def sampled(sample: MemorySample) -> None:
+        buckets = {bucket.value: size_bytes for bucket, size_bytes in sample.buckets.items()}
+        report(Sample(sample.step, sample.phase.value, sample.allocated_bytes, sample.reserved_bytes, buckets))
+
+    run = StepRun(workload, request.batch_size, device, recorder, sampled)
+    outcome: Outcome = "fit"
+    detail = ""
+    try:
+        run.run(request.steps, may_run)
+    except (WorkloadError, Untraceable):
+        raise
+    except (Exception, SystemExit) as error:  # noqa: BLE001  whatever user code raises is this trial's outcome
+        free = _free_bytes(memory, device, profile)
+        outcome = "oom" if is_out_of_memory(error, free) else "error"
+        detail = one_line(error) if outcome == "oom" else located(error)
+        run.tag_gradients()
+    seconds = time.perf_counter() - started
+    peak, reserved = memory.max_memory_allocated(device), memory.max_memory_reserved(device)
+    buckets, unknown = _composition(recorder, peak, failed=outcome != "fit")
+    return TrialDone(
+        batch_size=request.batch_size,
+        outcome=outcome,
+        peak_allocated_bytes=peak,
+        peak_reserved_bytes=reserved,
+        device_used_bytes=reserved + profile.context_bytes,
+        buckets=buckets,
+        buckets_unknown=unknown,
+        seconds=seconds,
+        steps=len(run.step_seconds),
+        step_seconds=() if request.simulated else tuple(run.step_seconds),
+        alloc_retries=memory.memory_stats(device).get("num_alloc_retries", 0),
+        detail=detail,
+    )
+
+
+def _free_bytes(memory: Any, device: torch.device, profile: Profile) -> int:
+    """What is left on the device; after a failed launch CUDA answers no more, but the allocator's books are here."""
+    try:
+        free, _ = memory.mem_get_info(device)
+    except RuntimeError:
+        total = memory.get_device_properties(device).total_memory
+        return max(0, int(total) - int(memory.memory_reserved(device)) - profile.context_bytes)
+    return int(free)
+
+
+def _composition(recorder: Recorder, peak_bytes: int, failed: bool) -> tuple[dict[str, int] | None, str]:
+    """The buckets at the peak by JSON key, or None and the reason."""
+    from gpumem_tui.search.cuda_recorder import HistoryIncomplete
+    from gpumem_tui.workload.errors import one_line
+
+    try:
+        timeline = recorder.finish(failed)
+    except (HistoryIncomplete, RuntimeError) as error:
+        return None, one_line(error)
+    return timeline.breakdown_after(timeline.peak_event(), peak_bytes).as_json(), ""
+
+
+# Traces
+
+
+def trace(request: TraceRequest, workload: Workload, profile: Profile, report: Report) -> ChildEvent:
+    """The affine trace of a workload, or why there is none.
+
+    Raises:
+        WorkloadError: the step itself fails.
+        Untraceable: it does what cannot be followed without values.
+    """
+    from gpumem_tui.simulator.replay import NotAffine
+    from gpumem_tui.simulator.scratch import UNKNOWN_SCRATCH
+    from gpumem_tui.simulator.tracing import Tracer
+
+    started = time.perf_counter()
+    assumed: Counter[str] = Counter()
+    recipe = request.workload.recipe
+    tracer = Tracer(workload, recipe, request.gpu, profile, request.steps, _leaving(report), assumed)
+    try:
+        affine = tracer.affine()
+    except NotAffine as error:
+        return Failed("trace", str(error))
+    return TraceDone.of(affine, time.perf_counter() - started, assumed, UNKNOWN_SCRATCH)
+
+
+def _leaving(report: Report) -> Callable[[Exception], None]:
+    """Say what went wrong in backward while there is still a process to say it."""
+    from gpumem_tui.simulator.trace import Untraceable
+    from gpumem_tui.workload.errors import located
+
+    def leave(error: Exception) -> None:
+        report(Failed("trace", str(error) if isinstance(error, Untraceable) else located(error)))
+        os._exit(0)
+
+    return leave

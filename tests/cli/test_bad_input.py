@@ -1,0 +1,84 @@
+"""Everything a user can get wrong: one clear line on stderr, exit code 2, no traceback."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Program
+
+_NO_FUNCTIONS = "def build(device): ...\n"
+_RAISES = "raise RuntimeError('no data here')\n"
+_BUILD_RAISES = """
+def build(device):
+    raise FileNotFoundError("weights.pt")
+def make_batch(batch_size, device): ...
+def train_step(model, optimizer, batch): ...
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["search", "--model", "gpt-2"], "unknown model 'gpt-2': did you mean gpt2"),
+        (["search", "--seq-len", "-4"], "'--seq-len': -4 is not in the range"),
+        (["search", "--heads", "7"], "--heads: 7 heads do not divide a hidden size of 768"),
+        (["search", "--workload", "missing.py"], "--workload: there is no file missing.py"),
+        (["search", "--gpu", "9"], "--gpu: '9' is not to be had: no NVIDIA driver on this machine"),
+        (["search", "--gpu", "sim:a10000"], "--gpu: unknown GPU 'a10000'"),
+        (["search", "--config", "broken.json"], "--config: "),
+        (["search", "--limit", "999GiB"], "--limit: the device has only 80.00 GiB"),
+        (["search", "--limit", "lots"], "'--limit': 'lots' is not a size such as 20GiB"),
+        (["search", "--python", "/no/python"], "--python: /no/python is no program"),
+        (["search", "--json", "--plain"], "--json and --plain: give only one"),
+        (["search", "--sharding", "zero3", "--gpus", "8"], "--sharding zero3: a search runs the step of one GPU"),
+        (["search", "--presicion", "fp32"], "--presicion"),
+        (["predict"], "--batch-size"),
+        (["predict", "--batch-size", "0"], "'--batch-size': 0 is not in the range"),
+        (["serch"], "No such command 'serch'"),
+        ([], "no terminal to draw on"),
+    ],
+)
+def test_one_clear_line(program: Program, arguments: list[str], said: str) -> None:
+    (program.folder / "broken.json").write_text("{")
+    done = program(*arguments)
+    assert done.code == 2
+    assert done.out == ""
+    assert said in done.err
+    assert done.err.startswith("gpumem-tui: ")
+    assert done.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (_NO_FUNCTIONS, "make_batch"),
+        (_RAISES, "no data here"),
+        ("def build(:\n", "step.py:1"),
+    ],
+)
+def test_a_broken_workload_file(program: Program, tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "step.py"
+    path.write_text(text)
+    done = program("search", "--workload", str(path), "--plain")
+    assert done.code == 2
+    assert said in done.err
+    assert "Traceback" not in done.err
+    assert done.err.count("\n") == 1
+
+
+def test_a_workload_that_raises_while_building_says_where(program: Program, tmp_path: Path) -> None:
+    path = tmp_path / "step.py"
+    path.write_text(_BUILD_RAISES)
+    done = program("search", "--workload", str(path), "--plain")
+    assert done.code in (2, 4)
+    assert "weights.pt" in done.out + done.err
+    assert "step.py:3" in done.out + done.err
+    assert "Traceback" not in done.out + done.err
+
+
+def test_allocator_settings_that_pytorch_would_refuse(program: Program) -> None:
+    done = program("predict", "--batch-size", "1", env={"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:8"})
+    assert done.code == 2
+    assert "max_split_size_mb must be at least 20" in done.err

@@ -1,0 +1,185 @@
+"""`search` and `predict` without a terminal: the JSON contract, the plain log, the exit codes."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import jsonschema
+import pytest
+
+from tests.cli.conftest import Finished, Program
+
+_BYTES = {"type": "integer", "minimum": 0}
+_BUCKET_NAMES = ("parameters", "gradients", "optimizer", "activations", "batch_data")
+_FORMULA_BUCKETS = {"type": "object", "required": list(_BUCKET_NAMES), "additionalProperties": _BYTES}
+_ALL_BUCKETS = {
+    "type": "object",
+    "required": [*_BUCKET_NAMES, "temporary", "other"],
+    "additionalProperties": _BYTES,
+}
+_DEVICE = {
+    "type": "object",
+    "required": ["name", "total_bytes", "simulated"],
+    "properties": {"name": {"type": "string"}, "total_bytes": _BYTES, "simulated": {"type": "boolean"}},
+}
+_TRACED = {
+    "type": "object",
+    "required": [
+        "buckets",
+        "peak_allocated_bytes",
+        "peak_reserved_bytes",
+        "device_used_bytes",
+        "max_batch_size",
+        "profile",
+    ],
+    "properties": {
+        "buckets": _ALL_BUCKETS,
+        "peak_allocated_bytes": _BYTES,
+        "peak_reserved_bytes": _BYTES,
+        "device_used_bytes": _BYTES,
+        "max_batch_size": _BYTES,
+        "profile": {"type": "string"},
+    },
+}
+_FORMULA = {
+    "type": "object",
+    "required": ["buckets", "peak_bytes", "max_batch_size"],
+    "properties": {"buckets": _FORMULA_BUCKETS, "peak_bytes": _BYTES, "max_batch_size": _BYTES},
+}
+_PREDICT = {
+    "type": "object",
+    "required": ["schema", "workload", "device", "formula", "traced"],
+    "properties": {
+        "schema": {"const": 1},
+        "workload": {"type": "object", "required": ["model", "batch_size"]},
+        "device": _DEVICE,
+        "formula": _FORMULA,
+        "traced": _TRACED,
+    },
+}
+_TRIAL = {
+    "type": "object",
+    "required": [
+        "event",
+        "batch_size",
+        "outcome",
+        "peak_allocated_bytes",
+        "peak_reserved_bytes",
+        "buckets",
+        "seconds",
+    ],
+    "properties": {
+        "event": {"const": "trial"},
+        "batch_size": {"type": "integer", "minimum": 1},
+        "outcome": {"enum": ["fit", "oom", "error"]},
+        "peak_allocated_bytes": _BYTES,
+        "peak_reserved_bytes": _BYTES,
+        "buckets": _ALL_BUCKETS,
+        "seconds": {"type": "number", "minimum": 0},
+    },
+}
+_RESULT = {
+    "type": "object",
+    "required": ["event", "max_batch_size", "trials", "ooms", "verified"],
+    "properties": {
+        "event": {"const": "result"},
+        "max_batch_size": _BYTES,
+        "trials": _BYTES,
+        "ooms": _BYTES,
+        "verified": {"type": "boolean"},
+        "device": _DEVICE,
+        "formula": _FORMULA,
+        "traced": _TRACED,
+    },
+}
+
+
+def _lines(done: Finished) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in done.out.splitlines()]
+
+
+@pytest.fixture(scope="module")
+def gpt2(program: Program) -> Finished:
+    return program("search", "--json")
+
+
+def test_search_finds_and_verifies_gpt2_on_a_simulated_a100(gpt2: Finished) -> None:
+    *trials, result = _lines(gpt2)
+    assert gpt2.code == 0
+    assert gpt2.err == ""
+    for trial in trials:
+        jsonschema.validate(trial, _TRIAL)
+        assert sum(trial["buckets"].values()) == trial["peak_allocated_bytes"]
+    jsonschema.validate(result, _RESULT)
+    assert result["verified"] is True
+    assert result["device"]["simulated"] is True
+    outcomes = {trial["batch_size"]: trial["outcome"] for trial in trials}
+    assert outcomes[result["max_batch_size"]] == "fit"
+    assert outcomes[result["max_batch_size"] + 1] == "oom"
+    assert result["trials"] == len(trials)
+    assert result["ooms"] == list(outcomes.values()).count("oom")
+
+
+def test_the_trace_foretells_what_the_trial_finds_to_the_byte(gpt2: Finished) -> None:
+    *trials, result = _lines(gpt2)
+    fit = next(trial for trial in trials if trial["batch_size"] == result["max_batch_size"])
+    assert result["traced"]["buckets"] == fit["buckets"]
+    assert result["traced"]["peak_reserved_bytes"] == fit["peak_reserved_bytes"]
+    assert result["traced"]["max_batch_size"] == result["max_batch_size"]
+
+
+def test_nothing_fits(program: Program) -> None:
+    done = program("search", "--plain", "--model", "llama-3-8b", "--gpu", "sim:rtx-4090-24gb")
+    assert done.code == 3
+    assert "nothing fits" in done.out
+    assert "optimizer state alone needs 59.83 GiB of the card's 23.99 GiB" in done.out
+    assert "--precision bf16: saves" in done.out
+
+
+def test_the_ramp_shows_its_trials_in_plain_lines(program: Program) -> None:
+    small = ["--layers", "1", "--hidden", "64", "--heads", "2", "--vocab", "1024", "--seq-len", "256"]
+    done = program("search", "--plain", "--strategy", "ramp", "--limit", "128MiB", *small)
+    trials = [line for line in done.out.splitlines() if line.startswith("trial ")]
+    assert done.code == 0
+    assert len(trials) >= 10
+    assert "SIMULATED" in done.out
+    assert "measured" not in done.out.lower()
+    assert "verified" in done.out
+
+
+def test_predict_prints_the_contract(program: Program) -> None:
+    done = program("predict", "--batch-size", "8", "--target-batch", "256", "--json")
+    assert done.code == 0
+    (body,) = _lines(done)
+    jsonschema.validate(body, _PREDICT)
+    assert body["workload"]["parameters"] == 124_439_808
+    assert body["formula"]["buckets"]["parameters"] == 4 * 124_439_808
+    assert sum(body["traced"]["buckets"].values()) == body["traced"]["peak_allocated_bytes"]
+    assert body["accumulation"] == {"steps": 32, "global_batch_size": 256}
+
+
+def test_predict_answers_by_formula_where_the_step_cannot_be_traced(program: Program) -> None:
+    done = program("predict", "--batch-size", "4", "--optimizer", "adamw-8bit", "--json")
+    (body,) = _lines(done)
+    assert done.code == 0
+    assert body["formula"]["buckets"]["optimizer"] == 2 * 124_439_808
+    assert body["traced"]["peak_allocated_bytes"] is None
+    assert "--optimizer adamw-8bit" in body["traced"]["unavailable"]
+
+
+def test_sharding_is_predicted_by_both(program: Program) -> None:
+    done = program("predict", "--batch-size", "4", "--sharding", "zero3", "--gpus", "8", "--json")
+    (body,) = _lines(done)
+    assert done.code == 0
+    assert body["formula"]["buckets"]["parameters"] == 4 * 124_439_808 // 8
+    assert body["traced"]["buckets"]["parameters"] == pytest.approx(4 * 124_439_808 / 8, rel=0.01)
+
+
+def test_what_pytorch_is_told_is_simulated(program: Program) -> None:
+    plain = program("predict", "--batch-size", "4", "--json")
+    expandable = program(
+        "predict", "--batch-size", "4", "--json", env={"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+    )
+    before, after = _lines(plain)[0]["traced"], _lines(expandable)[0]["traced"]
+    assert after["peak_reserved_bytes"] < before["peak_reserved_bytes"]

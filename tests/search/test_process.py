@@ -1,0 +1,223 @@
+"""A trial's process, whatever the code in it does: one outcome or one line, and nothing left behind."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from gpumem_tui.search.events import Failed, Ready, Sample
+from gpumem_tui.search.process import ChildDied
+from tests.search.trials import Trial, gone_within, workload
+
+PAUSE_POLLS = 25
+"""The parent polls ten times a second: a pause of 2.5 s."""
+
+
+def test_a_trial_reports_readiness_phases_and_its_outcome(tmp_path: Path) -> None:
+    trial = Trial(workload(tmp_path)).run()
+    first, *samples, _ = trial.events
+    assert isinstance(first, Ready)
+    assert not first.cuda_available
+    assert first.profile.endswith("sm_80")
+    step = ["batch", "forward", "backward", "optimizer"]
+    assert [s.phase for s in samples if isinstance(s, Sample)] == ["build", *step, *step, "batch"]
+    assert all(sum(s.buckets.values()) == s.allocated_bytes for s in samples if isinstance(s, Sample))
+    assert trial.result.outcome == "fit"
+    assert trial.result.steps == 2
+    assert trial.result.buckets is not None
+    assert sum(trial.result.buckets.values()) == trial.result.peak_allocated_bytes
+
+
+@pytest.mark.parametrize(
+    ("fault", "line"),
+    [
+        ("os.kill(os.getpid(), signal.SIGKILL)", r"^killed by SIGKILL \(host memory full\?\): last words$"),
+        ("os.kill(os.getpid(), signal.SIGSEGV)", r"^killed by SIGSEGV: last words$"),
+        ("os._exit(7)", r"^exited with code 7: last words$"),
+        ("os.closerange(3, 4096)", r"^exited with code 1: OSError: \[Errno 9\] Bad file descriptor$"),
+    ],
+    ids=["SIGKILL", "SIGSEGV", "exit", "closed files"],
+)
+def test_how_a_process_died_is_one_line(tmp_path: Path, fault: str, line: str) -> None:
+    spec = workload(
+        tmp_path,
+        f"""
+        def make_batch(batch_size, device):
+            print("last\\x1b words", flush=True)
+            {fault}
+        """,
+    )
+    with pytest.raises(ChildDied, match=line):
+        Trial(spec).run()
+
+
+@pytest.mark.parametrize(
+    ("silence", "line"),
+    [("", "no sign of life for 1 s"), ("os.closerange(3, 4096)", "closed its pipe and ran on for 1 s")],
+    ids=["hangs", "hangs with its files closed"],
+)
+def test_a_process_that_hangs_is_given_up(tmp_path: Path, silence: str, line: str) -> None:
+    spec = workload(
+        tmp_path,
+        f"""
+        def train_step(model, optimizer, batch):
+            {silence}
+            time.sleep(60)
+        """,
+    )
+    trial = Trial(spec, timeout_s=1.0)
+    with pytest.raises(ChildDied, match=line):
+        trial.run()
+    assert gone_within(1, [trial.child.pid])
+
+
+def test_an_exit_is_the_outcome_of_the_step(tmp_path: Path) -> None:
+    spec = workload(
+        tmp_path,
+        """
+        def train_step(model, optimizer, batch):
+            sys.exit("no data here")
+        """,
+    )
+    result = Trial(spec).run().result
+    assert result.outcome == "error"
+    assert result.detail.startswith("SystemExit: no data here (")
+    assert "workload.py:" in result.detail
+
+
+def test_what_the_user_prints_is_kept_apart(tmp_path: Path) -> None:
+    spec = workload(
+        tmp_path,
+        """
+        def make_batch(batch_size, device):
+            for _ in range(100):
+                print("{" * 50_000)
+                print('{"event": "trial"}', file=sys.stderr)
+            return torch.randn(batch_size, 8, device=device)
+        """,
+    )
+    assert Trial(spec).run().result.outcome == "fit"
+
+
+def test_what_the_user_starts_shares_neither_pipe(tmp_path: Path) -> None:
+    spec = workload(
+        tmp_path,
+        f"""
+        def make_batch(batch_size, device):
+            subprocess.run("ls -l /proc/self/fd > {tmp_path}/files", shell=True, close_fds=False)
+            try:
+                input()
+            except EOFError:
+                print("nothing to read", file=open("{tmp_path}/stdin", "w"))
+            return torch.randn(batch_size, 8, device=device)
+        """,
+    )
+    assert Trial(spec).run().result.outcome == "fit"
+    if sys.platform == "linux":
+        assert "pipe:" not in (tmp_path / "files").read_text()
+    assert (tmp_path / "stdin").read_text() == "nothing to read\n"
+
+
+def test_a_thread_that_never_ends_does_not_hold_the_trial_up(tmp_path: Path) -> None:
+    spec = workload(
+        tmp_path,
+        """
+        import threading
+
+        def build(device):
+            threading.Thread(target=time.sleep, args=(600,)).start()
+            return nn.Linear(8, 8, device=device), None
+
+        def train_step(model, optimizer, batch):
+            model(batch).sum().backward()
+        """,
+    )
+    assert Trial(spec, timeout_s=20).run().result.outcome == "fit"
+
+
+@pytest.mark.parametrize("start", ["subprocess.Popen(['sleep', '60']).pid", "os.fork() or time.sleep(60)"])
+def test_what_the_user_left_running_is_ended_with_the_trial(tmp_path: Path, start: str) -> None:
+    spec = workload(
+        tmp_path,
+        f"""
+        def build(device):
+            with open("{tmp_path}/pid", "w") as file:
+                print({start}, file=file)
+            model = nn.Linear(8, 8, device=device)
+            return model, None
+
+        def train_step(model, optimizer, batch):
+            model(batch).sum().backward()
+        """,
+    )
+    trial = Trial(spec)
+    started = time.monotonic()
+    assert trial.run().result.outcome == "fit"
+    assert time.monotonic() - started < 30, "it waited for what holds the pipe"
+    assert gone_within(1, [trial.child.pid, int((tmp_path / "pid").read_text())])
+
+
+def test_a_paused_trial_holds_after_its_step_and_is_no_hang(tmp_path: Path) -> None:
+    spec = workload(
+        tmp_path,
+        """
+        def make_batch(batch_size, device):
+            time.sleep(0.1)
+            return torch.randn(batch_size, 8, device=device)
+        """,
+    )
+    trial = Trial(spec, steps=12, timeout_s=2.0)
+    paused_at = polls = 0
+
+    def wait() -> None:
+        """Pause in the second step for longer than the time limit, then go on."""
+        nonlocal paused_at, polls
+        if trial.step == 2 and not paused_at:
+            trial.child.pause()
+            paused_at = trial.step
+        polls += bool(paused_at)
+        if polls == PAUSE_POLLS:
+            assert trial.step <= paused_at + 1, "it ran on"
+            trial.child.resume()
+
+    trial.run(wait, held=lambda: 0 < polls < PAUSE_POLLS)
+    assert trial.result.steps == 12
+
+
+def test_a_killed_search_takes_its_trial_along(tmp_path: Path) -> None:
+    spec = workload(
+        tmp_path,
+        f"""
+        def train_step(model, optimizer, batch):
+            open("{tmp_path}/training", "w").close()
+            while True:
+                pass
+        """,
+    )
+    script = f"""
+from tests.search.trials import Trial, WorkloadSpec, Recipe
+Trial(WorkloadSpec(Recipe(), file={spec.file!r})).run()
+"""
+    parent = subprocess.Popen([sys.executable, "-c", script], cwd=Path(__file__).parents[2])
+    deadline = time.monotonic() + 30
+    while not (tmp_path / "training").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    children = [child.pid for child in psutil.Process(parent.pid).children(recursive=True)]
+    assert len(children) == 1
+    parent.send_signal(signal.SIGKILL)
+    parent.wait()
+    assert gone_within(3, children)
+
+
+def test_a_file_that_cannot_be_loaded_is_the_users_to_mend(tmp_path: Path) -> None:
+    spec = workload(tmp_path, "del train_step")
+    last = Trial(spec).run().events[-1]
+    assert isinstance(last, Failed)
+    assert last.kind == "workload"
+    assert "has no train_step" in last.detail

@@ -1,0 +1,352 @@
+"""Whole searches on simulated GPUs: what they prove, how they end, and what they say when they cannot."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+
+from gpumem_tui.catalog.loader import find_gpu, find_model
+from gpumem_tui.catalog.shapes import Gpu
+from gpumem_tui.formula.recipe import Recipe
+from gpumem_tui.memory import Unknown
+from gpumem_tui.search.events import Failed, TrialDone
+from gpumem_tui.search.prediction import Traced
+from gpumem_tui.search.process import ChildDied
+from gpumem_tui.search.runner import (
+    Control,
+    Device,
+    Predicted,
+    SearchConfig,
+    SearchEvent,
+    SearchFinished,
+    TrialFinished,
+    TrialProgress,
+    TrialStarted,
+    Unusable,
+    Verdict,
+    predict,
+    search,
+)
+from gpumem_tui.simulator.replay import replay
+from gpumem_tui.workload.spec import WorkloadSpec
+from tests.search.trials import config, gone_within, workload
+
+MLP = WorkloadSpec(Recipe(), shape=find_model("mlp").overridden(hidden=64))
+
+
+def verdict_of(events: list[SearchEvent]) -> Verdict:
+    assert isinstance(events[-1], SearchFinished)
+    return events[-1].verdict
+
+
+def finished(events: list[SearchEvent]) -> list[TrialFinished]:
+    return [event for event in events if isinstance(event, TrialFinished)]
+
+
+# A search that finds
+
+
+@pytest.mark.parametrize("gpu", ["rtx-3090-24gb", "a100-80gb"])
+def test_a_guided_search_proves_what_was_traced_in_two_trials(gpu: str) -> None:
+    events = list(search(SearchConfig(MLP, Device(find_gpu(gpu), simulated=True))))
+    verdict = verdict_of(events)
+    assert verdict.outcome == "found"
+    assert verdict.verified
+    assert (verdict.trials, verdict.ooms, verdict.exit_code) == (2, 1, 0)
+    assert verdict.first_failing == verdict.max_batch_size + 1
+    assert "simulated" in verdict.message
+    fit, oom = (trial.result for trial in finished(events))
+    assert (fit.batch_size, fit.outcome) == (verdict.max_batch_size, "fit")
+    assert (oom.batch_size, oom.outcome) == (verdict.first_failing, "oom")
+    assert "out of memory" in oom.detail
+    assert "\n" not in oom.detail
+    check_the_trace_foretold(fit, events[0], find_gpu(gpu))
+    for number in (1, 2):
+        check_the_story_of(number, events)
+
+
+def check_the_trace_foretold(fit: TrialDone, first: SearchEvent, gpu: Gpu) -> None:
+    """The traced peak is the trial's peak, and one sample more goes beyond the device."""
+    assert isinstance(first, Predicted)
+    traced = first.prediction.traced
+    assert isinstance(traced, Traced)
+    at_largest = traced.at(fit.batch_size)
+    assert traced.max_batch_size == fit.batch_size
+    assert at_largest.peak_allocated_bytes == fit.peak_allocated_bytes
+    assert at_largest.breakdown == fit.breakdown
+    assert fit.device_used_bytes == fit.peak_reserved_bytes + traced.context_bytes
+    assert fit.device_used_bytes <= gpu.cuda_total_bytes
+    limited = replay(traced.trace.at(fit.batch_size), traced.capacity_bytes)
+    assert limited.peak_reserved_bytes == fit.peak_reserved_bytes
+    assert not replay(traced.trace.at(fit.batch_size + 1), traced.capacity_bytes).fits
+
+
+def check_the_story_of(number: int, events: list[SearchEvent]) -> None:
+    """A trial starts, goes through its phases and finishes, its buckets summing to its peak."""
+    told = [e for e in events if isinstance(e, (TrialStarted, TrialProgress, TrialFinished)) and e.number == number]
+    last = told[-1]
+    assert isinstance(told[0], TrialStarted)
+    assert isinstance(last, TrialFinished)
+    assert [e.sample.phase for e in told if isinstance(e, TrialProgress)][:3] == ["build", "batch", "forward"]
+    assert last.result.breakdown is not None
+    assert last.result.breakdown.total_bytes == last.result.peak_allocated_bytes
+
+
+def test_a_limit_is_searched_under() -> None:
+    limited = replace(config(MLP), limit_bytes=4 * 2**30)
+    events = list(search(limited))
+    assert verdict_of(events).verified
+    fit, _ = (trial.result for trial in finished(events))
+    assert 3.9 * 2**30 < fit.peak_reserved_bytes <= 4 * 2**30
+
+
+# A search that finds nothing
+
+
+def test_nothing_fits_where_one_sample_is_too_much(tmp_path: Path) -> None:
+    spec = workload(
+        tmp_path,
+        """
+        def make_batch(batch_size, device):
+            return torch.randn(batch_size, 2**32, 8, device=device)
+        """,
+    )
+    events = list(search(config(spec)))
+    verdict = verdict_of(events)
+    assert verdict.outcome == "nothing_fits"
+    assert (verdict.max_batch_size, verdict.exit_code, verdict.verified) == (0, 3, False)
+    assert [trial.result.batch_size for trial in finished(events)] == [1]
+
+
+def test_a_step_that_ignores_the_batch_size_is_told_after_one_trial(tmp_path: Path) -> None:
+    spec = workload(
+        tmp_path,
+        """
+        def make_batch(batch_size, device):
+            return torch.randn(4, 8, device=device)
+        """,
+    )
+    events = list(search(config(spec)))
+    verdict = verdict_of(events)
+    assert verdict.outcome == "failed"
+    assert "is batch_size used?" in verdict.message
+    assert verdict.trials == 1
+    assert verdict.exit_code == 4
+
+
+def test_a_process_that_dies_is_tried_once_more(tmp_path: Path) -> None:
+    spec = workload(
+        tmp_path,
+        f"""
+        def make_batch(batch_size, device):
+            if batch_size > 5 and not os.path.exists("{tmp_path}/died"):
+                open("{tmp_path}/died", "w").close()
+                os.kill(os.getpid(), signal.SIGKILL)
+            return torch.randn(batch_size, 1024, 8, device=device)
+        """,
+    )
+    events = list(search(config(spec)))
+    outcomes = [trial.result.outcome for trial in finished(events)]
+    assert outcomes == ["error", "fit", "oom"]
+    first, second, _ = (trial.result for trial in finished(events))
+    assert first.batch_size == second.batch_size
+    assert first.detail.startswith("killed by SIGKILL")
+    assert first.breakdown is None
+    assert first.buckets_unknown
+    assert verdict_of(events).verified
+
+
+# What cannot be searched
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "def build(device): raise ValueError('no\\nweights')",
+        "def make_batch(batch_size, device): raise ValueError('no\\nweights')",
+        "def train_step(model, optimizer, batch): raise ValueError('no\\nweights')",
+    ],
+    ids=["build", "make_batch", "train_step"],
+)
+def test_an_exception_in_the_users_code_is_one_line_with_its_place(tmp_path: Path, fault: str) -> None:
+    spec = workload(tmp_path, fault)
+    with pytest.raises(Unusable, match=r"ValueError: no weights \(.*workload\.py:\d+\)") as caught:
+        predict(config(spec))
+    assert caught.value.kind == "workload"
+    assert caught.value.exit_code == 2
+    assert "\n" not in str(caught.value)
+
+
+def test_a_step_that_cannot_be_traced_leaves_the_formula(tmp_path: Path) -> None:
+    spec = workload(
+        tmp_path,
+        """
+        def make_batch(batch_size, device):
+            samples = torch.randn(batch_size, 8, device=device)
+            return samples[samples[:, 0] > 0]
+        """,
+    )
+    prediction = predict(config(spec)).prediction
+    assert isinstance(prediction.traced, Unknown)
+    assert prediction.traced.reason.startswith("aten.index.Tensor")
+    assert "workload.py:" in prediction.traced.reason
+    assert prediction.best_max_batch_size is None
+
+
+@pytest.fixture(scope="session")
+def bare_python(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """An interpreter that has nothing installed."""
+    folder = tmp_path_factory.mktemp("bare")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
+    return str(folder / "bin" / "python")
+
+
+def test_an_interpreter_without_torch_is_named(bare_python: str, tmp_path: Path) -> None:
+    with pytest.raises(Unusable, match="cannot import torch") as caught:
+        next(search(config(MLP, python=bare_python)))
+    assert caught.value.kind == "torch"
+    assert caught.value.exit_code == 2
+    assert bare_python in str(caught.value)
+    assert "--python" in str(caught.value)
+
+
+def test_an_interpreter_that_is_none_is_named(tmp_path: Path) -> None:
+    missing = str(tmp_path / "python")
+    with pytest.raises(Unusable, match=r"cannot be run \(No such file or directory\)") as caught:
+        predict(config(MLP, python=missing))
+    assert caught.value.kind == "torch"
+    assert str(caught.value).startswith(f"--python {missing}: ")
+    Path(missing).write_text("")
+    with pytest.raises(Unusable, match=r"cannot be run \(Permission denied\)"):
+        predict(config(MLP, python=missing))
+
+
+def test_a_program_that_is_no_python_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ChildDied, match="the tracing process said nothing"):
+        predict(config(MLP, python="/bin/true"))
+    verdict = verdict_of(list(search(config(MLP, python="/bin/false"))))
+    assert verdict.outcome == "failed"
+    assert verdict.message == "tracing failed: exited with code 1"
+
+
+def test_failures_have_the_exit_code_of_their_kind() -> None:
+    codes = {kind: Unusable(Failed(kind, "")).exit_code for kind in ("workload", "torch", "trace", "device")}
+    assert codes == {"workload": 2, "torch": 2, "trace": 4, "device": 4}
+
+
+# The user's hand
+
+
+@pytest.fixture
+def endless(tmp_path: Path) -> SearchConfig:
+    """A search whose trials never end."""
+    return config(
+        workload(
+            tmp_path,
+            f"""
+            def train_step(model, optimizer, batch):
+                open("{tmp_path}/training", "w").close()
+                time.sleep(600)
+            """,
+        )
+    )
+
+
+def wait_until(happened: Callable[[], bool]) -> None:
+    """Give a child process time to come so far."""
+    deadline = time.monotonic() + 60
+    while not happened() and time.monotonic() < deadline:
+        time.sleep(0.05)
+
+
+def test_a_cancelled_search_ends_at_once_and_leaves_no_process(endless: SearchConfig, tmp_path: Path) -> None:
+    control = Control()
+    events: list[SearchEvent] = []
+    thread = threading.Thread(target=lambda: events.extend(search(endless, control)))
+    thread.start()
+    wait_until((tmp_path / "training").exists)
+    children = [child.pid for child in psutil.Process().children(recursive=True)]
+    assert children
+    asked = time.monotonic()
+    control.cancel()
+    thread.join(timeout=10)
+    assert time.monotonic() - asked < 1
+    assert gone_within(1, children)
+    verdict = verdict_of(events)
+    assert (verdict.outcome, verdict.exit_code) == ("cancelled", 130)
+    assert verdict.message == "cancelled before any batch ran"
+
+
+def test_a_search_that_is_abandoned_ends_its_trial() -> None:
+    events = search(config(MLP))
+    for event in events:
+        if isinstance(event, TrialProgress):
+            break
+    children = [child.pid for child in psutil.Process().children(recursive=True)]
+    events.close()  # type: ignore[attr-defined]
+    assert children
+    assert gone_within(1, children)
+
+
+def test_a_search_paused_before_it_starts_waits_for_resume(tmp_path: Path) -> None:
+    control = Control()
+    control.pause()
+    assert control.paused
+    events: list[SearchEvent] = []
+    thread = threading.Thread(target=lambda: events.extend(search(config(workload(tmp_path)), control)))
+    thread.start()
+    wait_until(lambda: any(isinstance(event, TrialProgress) for event in events))
+    time.sleep(1)
+    assert max(event.sample.step for event in events if isinstance(event, TrialProgress)) == 0
+    control.resume()
+    wait_until(lambda: bool(finished(events)))
+    control.cancel()
+    thread.join(timeout=60)
+    assert finished(events)[0].result.outcome == "fit"
+    assert verdict_of(events).outcome == "cancelled"
+
+
+def test_a_cancelled_search_does_not_start() -> None:
+    control = Control()
+    control.cancel()
+    assert [type(event) for event in search(config(MLP), control)] == [SearchFinished]
+
+
+def test_a_real_gpu_is_asked_even_though_the_trace_sees_none(tmp_path: Path) -> None:
+    """The tracing child is kept from all GPUs; only a trial can tell whether its torch has CUDA."""
+    device = Device(find_gpu("a100-80gb"), simulated=False, uuid="GPU-0")
+    events: list[object] = []
+    with pytest.raises(Unusable, match="finds no CUDA device") as caught:
+        events.extend(search(SearchConfig(workload(tmp_path), device)))
+    assert caught.value.exit_code == 4
+
+
+def test_what_cannot_be_followed_in_backward_names_its_operator_and_line(tmp_path: Path) -> None:
+    faults = """
+    class Picks(torch.autograd.Function):
+        @staticmethod
+        def forward(context, x):
+            context.save_for_backward(x)
+            return x * 1
+
+        @staticmethod
+        def backward(context, gradient):
+            (x,) = context.saved_tensors
+            picked = gradient[x > 0]
+            return gradient
+
+    def train_step(model, optimizer, batch):
+        Picks.apply(model(batch)).sum().backward()
+    """
+    traced = predict(config(workload(tmp_path, faults))).prediction.traced
+    assert isinstance(traced, Unknown)
+    assert "aten.nonzero" in traced.reason or "aten.index" in traced.reason
+    assert "workload.py:" in traced.reason

@@ -1,0 +1,141 @@
+"""Every strategy finds the largest size that runs, whatever it was told beforehand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from gpumem_tui.search.strategy import NAMES, PATIENCE_TRIALS, RAMP_TRIALS, Name, Settings, Tried, bracket, next_size
+
+BYTES_A_SAMPLE = 1000
+CAPACITY = 5000 * BYTES_A_SAMPLE
+every_strategy = pytest.mark.parametrize("name", NAMES)
+truths = st.integers(0, 5000)
+predictions = st.none() | st.integers(0, 50_000) | st.integers(0, 10)
+quick = hypothesis_settings(deadline=None)
+Fits = Callable[[int], bool]
+
+
+def reachable(name: Name, largest: int) -> int:
+    """A ramp may climb one by one, which is what it is for but takes long to test."""
+    return largest % 300 if name == "ramp" else largest
+
+
+def explore(settings: Settings, fits: Fits, peak: Callable[[int], int] = lambda size: size * 1000) -> list[Tried]:
+    """Run the strategy to its end; fails if it repeats itself or does not stop."""
+    tried: list[Tried] = []
+    while (size := next_size(tried, settings)) is not None:
+        assert size >= 1
+        assert size not in {t.batch_size for t in tried}, "a size was tried twice"
+        assert len(tried) < 6000, "the search does not end"
+        tried.append(Tried(size, fits(size), peak(size)))
+    return tried
+
+
+def assert_proven(tried: list[Tried], largest: int) -> None:
+    outcomes = {t.batch_size: t.fits for t in tried}
+    assert outcomes.get(largest, True), f"{largest} was not run"
+    assert largest == 0 or largest in outcomes
+    assert outcomes[largest + 1] is False
+    assert bracket(tried) == (largest, largest + 1)
+
+
+@every_strategy
+@quick
+@given(largest=truths, predicted=predictions, step=st.none() | st.integers(1, 500))
+def test_every_search_ends_with_the_largest_size_run_and_the_next_one_failed(
+    name: Name, largest: int, predicted: int | None, step: int | None
+) -> None:
+    largest = reachable(name, largest)
+    settings = Settings(name, predicted, CAPACITY, step)
+    assert_proven(explore(settings, lambda size: size <= largest), largest)
+
+
+@every_strategy
+@quick
+@given(largest=truths, predicted=predictions, peaks=st.lists(st.integers(0, 2 * CAPACITY), min_size=1, max_size=20))
+def test_misleading_peaks_do_not_mislead(name: Name, largest: int, predicted: int | None, peaks: list[int]) -> None:
+    largest = reachable(name, largest)
+    settings = Settings(name, predicted, CAPACITY)
+    tried = explore(settings, lambda size: size <= largest, lambda size: peaks[size % len(peaks)])
+    assert_proven(tried, largest)
+    if name == "guided":
+        farthest = max(t.batch_size for t in tried)
+        assert len(tried) <= PATIENCE_TRIALS + 3 * farthest.bit_length()
+
+
+@every_strategy
+@quick
+@given(largest=truths, predicted=predictions, ceiling=st.integers(1, 5000))
+def test_no_size_beyond_the_ceiling_is_tried(name: Name, largest: int, predicted: int | None, ceiling: int) -> None:
+    largest = reachable(name, largest)
+    tried = explore(Settings(name, predicted, CAPACITY, ceiling=ceiling), lambda size: size <= largest)
+    assert max(t.batch_size for t in tried) <= ceiling
+    assert bracket(tried)[0] == min(largest, ceiling)
+
+
+@quick
+@given(largest=st.integers(1, 10**6))
+def test_a_right_prediction_takes_two_trials(largest: int) -> None:
+    tried = explore(Settings("guided", largest, CAPACITY), lambda size: size <= largest)
+    assert [t.batch_size for t in tried] == [largest, largest + 1]
+
+
+@quick
+@given(largest=st.integers(100, 5000), percent=st.integers(-20, 20).filter(bool))
+def test_a_prediction_that_is_off_costs_few_trials_where_memory_is_linear(largest: int, percent: int) -> None:
+    predicted = largest + largest * percent // 100
+    capacity = largest * BYTES_A_SAMPLE + BYTES_A_SAMPLE // 2
+    tried = explore(Settings("guided", predicted, capacity), lambda size: size <= largest)
+    assert_proven(tried, largest)
+    assert len(tried) <= 6
+
+
+@quick
+@given(largest=truths, step=st.integers(1, 500))
+def test_a_ramp_climbs_in_equal_steps_until_the_first_failure(largest: int, step: int) -> None:
+    largest = reachable("ramp", largest)
+    tried = explore(Settings("ramp", None, CAPACITY, step), lambda size: size <= largest)
+    climbed = [t.batch_size for t in tried[: next(i for i, t in enumerate(tried) if not t.fits) + 1]]
+    assert climbed == [1 + step * index for index in range(len(climbed))]
+
+
+@quick
+@given(predicted=st.integers(1, 5000))
+def test_a_ramp_without_a_step_suits_the_prediction(predicted: int) -> None:
+    tried = explore(Settings("ramp", predicted, CAPACITY), lambda size: size <= predicted)
+    before_failing = next(index for index, t in enumerate(tried) if not t.fits)
+    assert before_failing <= 2 * RAMP_TRIALS
+
+
+@quick
+@given(largest=truths)
+def test_doubling_doubles(largest: int) -> None:
+    tried = explore(Settings("double", None, CAPACITY), lambda size: size <= largest)
+    upward = [t.batch_size for t in tried if t.fits or t.batch_size & (t.batch_size - 1) == 0]
+    assert upward[: largest.bit_length() + 1] == [2**power for power in range(largest.bit_length() + 1)]
+
+
+@every_strategy
+@quick
+@given(largest=truths)
+def test_halving_takes_a_logarithm_of_trials(name: Name, largest: int) -> None:
+    if name in ("double", "binary"):
+        tried = explore(Settings(name, largest, CAPACITY), lambda size: size <= largest)
+        assert len(tried) <= 2 * (largest + 2).bit_length() + 2
+
+
+@every_strategy
+def test_a_failure_of_any_kind_bounds_the_search(name: Name) -> None:
+    """A size that ran once is believed although a smaller one failed, as an unlucky process may."""
+    unlucky = [Tried(10, fits=False), Tried(40, fits=True, peak_bytes=40), Tried(41, fits=False)]
+    assert bracket(unlucky) == (40, 41)
+    assert next_size(unlucky, Settings(name, 10, CAPACITY)) is None
+
+
+def test_nothing_tried_is_an_open_bracket() -> None:
+    assert bracket([]) == (0, None)

@@ -1,0 +1,99 @@
+"""Workload files written for a test, and real trials of them in child processes on a simulated GPU."""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+
+from gpumem_tui.catalog.loader import find_gpu
+from gpumem_tui.formula.recipe import Recipe
+from gpumem_tui.search.events import ChildEvent, Sample, TrialDone, TrialRequest
+from gpumem_tui.search.process import ChildProcess
+from gpumem_tui.search.runner import Device, SearchConfig
+from gpumem_tui.workload.spec import WorkloadSpec
+
+SOUND = """
+import os, signal, subprocess, sys, time
+import torch
+from torch import nn
+
+def build(device):
+    model = nn.Linear(8, 8, device=device)
+    return model, torch.optim.SGD(model.parameters(), lr=0.1)
+
+def make_batch(batch_size, device):
+    return torch.randn(batch_size, 1024, 8, device=device)
+
+def train_step(model, optimizer, batch):
+    model(batch).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+A100 = Device(find_gpu("a100-80gb"), simulated=True)
+
+
+def workload(folder: Path, faults: str = "") -> WorkloadSpec:
+    """A workload file that trains a small layer, with some of its functions defined anew by `faults`."""
+    path = folder / "workload.py"
+    path.write_text(SOUND + textwrap.dedent(faults))
+    return WorkloadSpec(Recipe(), file=str(path))
+
+
+def config(spec: WorkloadSpec, *, python: str = sys.executable, timeout_s: float = 60.0) -> SearchConfig:
+    """A guided search on a simulated A100."""
+    return SearchConfig(spec, A100, python=python, timeout_s=timeout_s)
+
+
+class Trial:
+    """One trial of one sample in a child process, from its start to its end."""
+
+    def __init__(self, spec: WorkloadSpec, steps: int = 2, timeout_s: float = 60.0) -> None:
+        self.events: list[ChildEvent] = []
+        self.timeout_s = timeout_s
+        self.child = ChildProcess(TrialRequest(spec, A100.gpu, True, 1, steps), sys.executable, None)
+
+    def run(self, wait: Callable[[], None] = lambda: None, held: Callable[[], bool] = lambda: False) -> Trial:
+        """Read its events to the end, then end it. Silence counts from the first step on: imports take their time.
+
+        Raises:
+            ChildDied: it did not finish its work.
+        """
+        try:
+            for event in self.child.events(wait, self.timeout_s, lambda: held() or not self.step):
+                self.events.append(event)
+        finally:
+            self.child.end()
+        return self
+
+    @property
+    def step(self) -> int:
+        """The step it is in, 0 before the first."""
+        return max((event.step for event in self.events if isinstance(event, Sample)), default=0)
+
+    @property
+    def result(self) -> TrialDone:
+        """What it reported last."""
+        assert isinstance(self.events[-1], TrialDone)
+        return self.events[-1]
+
+
+def gone_within(seconds: float, pids: list[int]) -> bool:
+    """True once none of these processes runs any more."""
+    deadline = time.monotonic() + seconds
+    while any(_runs(pid) for pid in pids):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False

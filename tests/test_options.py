@@ -1,0 +1,142 @@
+"""What users may ask for: workloads and devices, and the one line they get for what cannot be."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from gpumem_tui.formula.recipe import Recipe
+from gpumem_tui.memory import GIB, Unknown
+from gpumem_tui.monitor.devices import RealGpu
+from gpumem_tui.options import (
+    ModelChanges,
+    OptionError,
+    WorkloadOptions,
+    choose_device,
+    share_limit_bytes,
+    visible_gpus,
+)
+
+
+def _gpu(index: int = 0, used_gib: int = 0, pids: tuple[int, ...] = ()) -> RealGpu:
+    return RealGpu(index, f"GPU-{index}{index}", "NVIDIA H100 80GB HBM3", 80 * GIB, GIB, used_gib * GIB, (9, 0), pids)
+
+
+class TestWorkload:
+    def test_gpt2_in_fp32_with_adamw_is_the_default(self) -> None:
+        spec = WorkloadOptions().spec()
+        assert spec.name == "gpt2"
+        assert spec.recipe == Recipe()
+
+    def test_changes_reach_the_shape(self) -> None:
+        spec = WorkloadOptions(model="llama-3-8b", changes=ModelChanges(layers=2, seq_len=128)).spec()
+        assert spec.shape is not None
+        assert (spec.shape.layers, spec.shape.seq_len, spec.shape.hidden) == (2, 128, 4096)
+
+    def test_a_hugging_face_config(self, tmp_path: Path) -> None:
+        path = tmp_path / "config.json"
+        config = {"model_type": "gpt2", "n_layer": 2, "n_embd": 64, "n_head": 4, "vocab_size": 100, "n_positions": 32}
+        path.write_text(json.dumps(config))
+        spec = WorkloadOptions(config=str(path)).spec()
+        assert spec.shape is not None
+        assert (spec.shape.layers, spec.shape.hidden) == (2, 64)
+
+    def test_a_file_becomes_absolute_so_that_the_child_finds_it(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (tmp_path / "step.py").write_text("")
+        monkeypatch.chdir(tmp_path)
+        assert WorkloadOptions(workload="step.py:Big").spec().file == f"{tmp_path / 'step.py'}:Big"
+
+    @pytest.mark.parametrize(
+        ("options", "line"),
+        [
+            (WorkloadOptions(model="gpt2", config="c.json"), "--model and --config: give only one of them"),
+            (WorkloadOptions(model="gpt-2"), "--model: unknown model 'gpt-2': did you mean gpt2"),
+            (WorkloadOptions(changes=ModelChanges(heads=7)), "--heads: 7 heads do not divide a hidden size of 768"),
+            (WorkloadOptions(changes=ModelChanges(seq_len=-5)), "--seq-len: must be at least 1, not -5"),
+            (WorkloadOptions(changes=ModelChanges(seq_len=2048)), "--seq-len: gpt2 has 1024 positions, 2048 is beyond"),
+            (WorkloadOptions(changes=ModelChanges(image_size=64)), "--image-size: gpt2 is a gpt2 model and has no"),
+            (
+                WorkloadOptions(model="llama-3-8b", changes=ModelChanges(kv_heads=5)),
+                "--kv-heads: 5 key/value heads do not divide 32 heads",
+            ),
+            (WorkloadOptions(config="nowhere.json"), "--config: "),
+            (WorkloadOptions(workload="nowhere.py"), "--workload: there is no file nowhere.py"),
+            (WorkloadOptions(gpus=0), "--gpus: must be at least 1, not 0"),
+        ],
+    )
+    def test_what_cannot_be_is_one_line_naming_the_option(self, options: WorkloadOptions, line: str) -> None:
+        with pytest.raises(OptionError) as caught:
+            options.spec()
+        assert str(caught.value).startswith(line)
+        assert "\n" not in str(caught.value)
+
+    def test_a_file_decides_for_itself(self, tmp_path: Path) -> None:
+        path = tmp_path / "step.py"
+        path.write_text("")
+        with pytest.raises(OptionError, match="--layers: a workload file builds its own model"):
+            WorkloadOptions(workload=str(path), changes=ModelChanges(layers=2)).spec()
+        with pytest.raises(OptionError, match="the file decides precision"):
+            WorkloadOptions(workload=str(path), precision="bf16").spec()
+
+
+class TestDevice:
+    def test_the_first_free_gpu_is_the_default(self) -> None:
+        device = choose_device(None, (_gpu(0, used_gib=20, pids=(7,)), _gpu(1)), share=False)
+        assert (device.uuid, device.simulated, device.measured_title) == ("GPU-11", False, "Measured")
+        assert device.gpu.cuda_total_bytes == 79 * GIB
+
+    def test_without_a_driver_a_simulated_a100_and_the_reason(self) -> None:
+        device = choose_device(None, Unknown("no NVIDIA driver on this machine"), share=False)
+        assert (device.gpu.name, device.simulated, device.measured_title) == ("a100-80gb", True, "Simulated")
+        assert device.reason == "no NVIDIA driver on this machine"
+
+    def test_a_busy_machine_is_left_alone(self) -> None:
+        device = choose_device(None, (_gpu(0, used_gib=20, pids=(7,)),), share=False)
+        assert device.simulated
+        assert "has 20.00 GiB in use by process 7" in device.reason
+
+    def test_a_busy_gpu_is_refused_by_name_too(self) -> None:
+        busy = (_gpu(0, used_gib=20, pids=(7, 8)),)
+        with pytest.raises(OptionError, match=r"in use by process 7, 8; --share searches in what they leave"):
+            choose_device("0", busy, share=False)
+
+    def test_sharing_takes_what_the_others_leave(self) -> None:
+        device = choose_device("GPU-00", (_gpu(0, used_gib=20, pids=(7,)),), share=True)
+        assert device.gpu.cuda_total_bytes == 59 * GIB
+        assert device.gpu.total_bytes == 80 * GIB
+
+    def test_sharing_without_a_name_takes_the_emptiest(self) -> None:
+        gpus = (_gpu(0, used_gib=30, pids=(7,)), _gpu(1, used_gib=10, pids=(9,)))
+        assert choose_device(None, gpus, share=True).uuid == "GPU-11"
+
+    def test_a_simulated_gpu_can_be_asked_for_anywhere(self) -> None:
+        device = choose_device("sim:t4-16gb", (_gpu(0),), share=False)
+        assert (device.gpu.name, device.simulated, device.reason) == ("t4-16gb", True, "")
+
+    @pytest.mark.parametrize(
+        ("wanted", "line"),
+        [
+            ("9", "--gpu: there is no GPU '9' here; there are 0 (NVIDIA H100 80GB HBM3), and sim:NAME simulates one"),
+            ("sim:a100", "--gpu: unknown GPU 'a100': did you mean"),
+        ],
+    )
+    def test_an_unknown_device_is_one_line(self, wanted: str, line: str) -> None:
+        with pytest.raises(OptionError) as caught:
+            choose_device(wanted, (_gpu(0),), share=False)
+        assert str(caught.value).startswith(line)
+
+    def test_the_users_choice_of_visible_gpus_is_kept(self) -> None:
+        gpus = tuple(_gpu(index) for index in range(4))
+        assert visible_gpus(gpus, None) == gpus
+        assert visible_gpus(gpus, "") == ()
+        assert [gpu.index for gpu in visible_gpus(gpus, "3,GPU-11")] == [3, 1]
+        assert [gpu.index for gpu in visible_gpus(gpus, "2,-1,0")] == [2]
+
+    def test_a_shared_gpu_is_searched_under_a_cap(self) -> None:
+        shared = choose_device("0", (_gpu(0, used_gib=20, pids=(7,)),), share=True)
+        assert share_limit_bytes(shared) == 58 * GIB
+        assert share_limit_bytes(choose_device("0", (_gpu(0),), share=True)) is None
