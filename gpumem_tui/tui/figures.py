@@ -1,0 +1,78 @@
+"""Numbers as the panels write them: short, and of a known width."""
+
+from __future__ import annotations
+
+from gpumem_tui.memory import GIB, KIB, MIB, Unknown, Value
+
+Span = tuple[str, str]
+"""Text and its style (Textual's, with theme variables); "" for none."""
+
+ABSENT = "–"
+
+MUTED = "$foreground 60%"
+"""The style of what may be read second."""
+
+
+def compact_bytes(value: Value) -> str:
+    """At most 7 characters: GiB without a unit from 0.1 GiB up, a smaller unit by name below; a dash for unknown.
+
+    >>> compact_bytes(32_000_000_000)
+    '29.80'
+    >>> compact_bytes(12 * 1024 * 1024)
+    '12 MiB'
+    """
+    if isinstance(value, Unknown):
+        return ABSENT
+    sign, size = "−" if value < 0 else "", abs(value)
+    if size >= GIB // 10:
+        return f"{sign}{size / GIB:.2f}"
+    if size >= 1000 * KIB:
+        return f"{sign}{size / MIB:.{0 if size >= 10 * MIB else 1}f} MiB"
+    if size >= 1000:
+        return f"{sign}{size / KIB:.0f} KiB"
+    return f"{sign}{size} B" if size else "0"
+
+
+def signed(value: Value) -> str:
+    """`compact_bytes` with a plus before what is more than nothing; at most 8 characters."""
+    plus = "+" if isinstance(value, int) and value > 0 else ""
+    return f"{plus}{compact_bytes(value)}"
+
+
+def percent(share: float | None) -> str:
+    """A relative error with its sign where that shows, at most 6 characters; a dash for None.
+
+    >>> percent(0.0123)
+    '+1.2%'
+    """
+    if share is None:
+        return ABSENT
+    if share == 0:
+        return "0%"
+    sign = "+" if share > 0 else "−"
+    size = abs(share) * 100
+    if size < 0.05:
+        return "<0.1%"
+    if size > 999:
+        return f"{sign}>999%"
+    return f"{sign}{size:.{1 if size < 99.95 else 0}f}%"
+
+
+def wrapped(items: list[list[Span]], width: int, gap: int) -> list[list[Span]]:
+    """Lay items out in columns of equal width, as many as fit in `width` cells, row by row."""
+    if not items:
+        return []
+    cell = max(span_width(item) for item in items)
+    columns = max(1, (width + gap) // (cell + gap))
+    rows = []
+    for start in range(0, len(items), columns):
+        row: list[Span] = []
+        for item in items[start : start + columns]:
+            row += [*item, (" " * (cell - span_width(item) + gap), "")]
+        rows.append(row[:-1])
+    return rows
+
+
+def span_width(spans: list[Span]) -> int:
+    """Characters of a line; everything the panels write is one cell wide."""
+    return sum(len(text) for text, _ in spans)

@@ -1,0 +1,86 @@
+"""What the screen is drawn with: a pattern and a colour for every bucket, symbols for outcomes, and their ASCII."""
+
+from __future__ import annotations
+
+import locale
+import unicodedata
+from collections.abc import Mapping
+from functools import lru_cache
+
+from gpumem_tui.memory import Bucket
+from gpumem_tui.search.events import Outcome
+
+OUTCOME_SYMBOLS: dict[Outcome, str] = {"fit": "✓", "oom": "✗", "error": "!"}
+OUTCOME_WORDS: dict[Outcome, str] = {"fit": "fits", "oom": "out of memory", "error": "failed"}
+
+FORMULA_MARK = "·"
+TRACED_MARK = "⠤"
+CAPACITY_MARK = "╌"
+FIT_MARK = "●"
+
+FORMULA_COLOUR = "#E69F00"
+TRACED_COLOUR = "#56B4E9"
+TRIED_COLOUR = "#F0F0F0"
+CAPACITY_COLOUR = "#D55E00"
+
+BUCKET_LOOKS: dict[Bucket, tuple[str, str]] = {
+    Bucket.PARAMETERS: ("█", "#0072B2"),
+    Bucket.GRADIENTS: ("▓", "#56B4E9"),
+    Bucket.OPTIMIZER: ("▒", "#009E73"),
+    Bucket.ACTIVATIONS: ("▚", "#E69F00"),
+    Bucket.BATCH_DATA: ("┃", "#F0E442"),
+    Bucket.TEMPORARY: ("╱", "#CC79A7"),
+    Bucket.OTHER: ("╳", "#D55E00"),
+    Bucket.CACHE: ("░", "#9AA5B1"),
+    Bucket.CONTEXT: ("═", "#9AA5B1"),
+    Bucket.OTHER_PROCESSES: ("◆", "#9AA5B1"),
+    Bucket.DRIVER_RESERVED: ("▪", "#9AA5B1"),
+    Bucket.FREE: ("·", "#5C6773"),
+}
+"""Pattern and colour. The colours are Okabe and Ito's set (2008), which colour-blind readers can tell apart; the
+patterns tell the buckets apart without any colour."""
+
+_ASCII = {
+    "✓": "+", "✗": "X", "●": "o", "·": "-", "╌": "=", "–": "-", "−": "-", "…": ".", "×": "x", "±": "~",
+    "↑": "^", "↓": "v", "→": ">", "←": "<", "▶": ">", "▼": "v", "▲": "^", "⏸": "|", "■": "#",
+    "█": "#", "▓": "%", "▒": "*", "▚": "@", "┃": "|", "╱": "/", "╳": "x", "░": ":", "═": "=", "◆": "&", "▪": "r",
+    "▔": "-", "▁": "_", "▂": "_", "▄": "_", "▀": "-",
+}  # fmt: skip
+
+
+def wants_ascii(environ: Mapping[str, str]) -> bool:
+    """Draw with ASCII only: ``GPUMEM_TUI_ASCII=1``, or a locale whose characters are not UTF-8."""
+    asked = environ.get("GPUMEM_TUI_ASCII", "")
+    if asked:
+        return asked != "0"
+    return locale.getpreferredencoding(False).lower().replace("-", "") not in ("utf8", "cp65001")
+
+
+@lru_cache(4096)
+def to_ascii(text: str) -> str:
+    """The text with every character replaced by an ASCII one of the same width."""
+    return text if text.isascii() else "".join(map(_ascii_of, text))
+
+
+def _ascii_of(character: str) -> str:
+    if character.isascii():
+        return character
+    if character in _ASCII:
+        return _ASCII[character]
+    code = ord(character)
+    if 0x2800 <= code <= 0x28FF:  # braille dots: the traced line
+        return ":" if code > 0x2800 else " "
+    if 0x2500 <= code <= 0x257F:
+        return _box(unicodedata.name(character))
+    if 0x2580 <= code <= 0x259F:
+        return "|" if "LEFT" in unicodedata.name(character) or "RIGHT" in unicodedata.name(character) else "#"
+    plain = unicodedata.normalize("NFKD", character)[0]
+    if plain.isascii():
+        return plain
+    return "??" if unicodedata.east_asian_width(character) in "WF" else "?"
+
+
+def _box(name: str) -> str:
+    if "HORIZONTAL" in name and "VERTICAL" not in name:
+        return "-"
+    return "|" if "VERTICAL" in name and "HORIZONTAL" not in name else "+"

@@ -1,0 +1,195 @@
+"""The form: what to train, on which GPU, and how to search. Nothing invalid leaves it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+from textual import on
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Horizontal, Vertical, VerticalScroll
+from textual.screen import ModalScreen
+from textual.widgets import Button, Input, Label, Select, Static
+
+from gpumem_tui.catalog.loader import gpus, models
+from gpumem_tui.formula.recipe import ATTENTIONS, OPTIMIZERS, PRECISIONS, RECOMPUTES
+from gpumem_tui.memory import Unknown
+from gpumem_tui.options import DEFAULT_MODEL, ModelChanges, OptionError, WorkloadOptions, simulated_device
+from gpumem_tui.search import strategy
+from gpumem_tui.search.prediction import Formula
+from gpumem_tui.search.runner import Device, SearchConfig
+from gpumem_tui.tui.views.workload import workload_summary
+
+_OWN = "own"
+"""The value of a model or a GPU that is in no catalog: the user's file, the machine's GPU."""
+
+_SIMULATED = "sim:"
+_FIELD_OF_OPTION = {"--seq-len": "seq_len", "--gpu": "gpu"}
+_LABELS = {
+    "model": "Model", "gpu": "GPU", "precision": "Precision", "optimizer": "Optimizer", "recompute": "Recompute",
+    "attention": "Attention", "seq_len": "Sequence", "strategy": "Strategy",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Edited:
+    """What the form gives back: always a valid workload."""
+
+    options: WorkloadOptions
+    config: SearchConfig
+
+
+class EditScreen(ModalScreen[Edited | None]):
+    """Checks every change at once; an error stands beside its control, and the preview keeps the last good values.
+
+    Args:
+        options, config: what is set now.
+    """
+
+    CSS_PATH = "edit.tcss"
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape", "dismiss(None)", "leave as it was"),
+        Binding("ctrl+s", "apply", "apply", priority=True),
+    ]
+
+    def __init__(self, options: WorkloadOptions, config: SearchConfig) -> None:
+        super().__init__()
+        self._options = options
+        self._config = config
+        self._good: Edited | None = Edited(options, config)
+
+    def compose(self) -> ComposeResult:
+        """A row a field, a preview, two buttons."""
+        with VerticalScroll(id="form", can_focus=False) as form:
+            form.border_title = "Workload"
+            form.border_subtitle = "tab next · enter opens · ctrl+s applies · esc leaves"
+            for name, label in _LABELS.items():
+                with Horizontal(classes="field"):
+                    yield Label(label)
+                    yield self._control(name)
+                    yield Static(id=f"{name}-error", classes="error")
+            with Vertical(id="foot"):
+                yield Static(id="preview")
+                with Horizontal(id="buttons"):
+                    yield Button("Apply", id="apply", variant="primary", compact=True)
+                    yield Button("Cancel", id="leave", compact=True)
+
+    def on_mount(self) -> None:
+        """The preview of what is set now."""
+        self._check()
+
+    @on(Select.Changed)
+    @on(Input.Changed)
+    def _changed(self) -> None:
+        self._check()
+
+    @on(Input.Submitted)
+    @on(Button.Pressed, "#apply")
+    def action_apply(self) -> None:
+        """Give back the values, if they are good."""
+        self._check()
+        if self._good is not None:
+            self.dismiss(self._good)
+
+    @on(Button.Pressed, "#leave")
+    def _leave(self) -> None:
+        self.dismiss(None)
+
+    def _control(self, name: str) -> Select[str] | Input:
+        if name == "seq_len":
+            given = self._options.changes.seq_len
+            return Input(
+                "" if given is None else str(given),
+                placeholder="the model's own",
+                restrict="[0-9]*",
+                max_length=8,
+                id=name,
+                compact=True,
+            )
+        choices, value = self._choices(name)
+        return Select([(label, key) for key, label in choices], value=value, allow_blank=False, id=name, compact=True)
+
+    def _choices(self, name: str) -> tuple[list[tuple[str, str]], str]:
+        """(value, label) pairs, and the value that is set."""
+        options, config = self._options, self._config
+        if name == "model":
+            listed = [(model, model) for model in models()]
+            own = options.workload or options.config
+            if own is not None:
+                return [(_OWN, Path(own).name), *listed], _OWN
+            return listed, options.model or DEFAULT_MODEL
+        if name == "gpu":
+            simulated = [(f"{_SIMULATED}{gpu}", f"{_SIMULATED}{gpu}") for gpu in gpus()]
+            if config.device.simulated:
+                return simulated, f"{_SIMULATED}{config.device.gpu.name}"
+            return [(_OWN, config.device.gpu.title), *simulated], _OWN
+        names: dict[str, tuple[str, ...]] = {
+            "precision": PRECISIONS,
+            "optimizer": OPTIMIZERS,
+            "recompute": RECOMPUTES,
+            "attention": ATTENTIONS,
+            "strategy": strategy.NAMES,
+        }
+        value = config.strategy if name == "strategy" else getattr(options, name)
+        return [(choice, choice) for choice in names[name]], value
+
+    # Checking
+
+    def _check(self) -> None:
+        errors: dict[str, str] = {}
+        try:
+            self._good = self._read()
+        except OptionError as error:
+            self._good = None
+            option, _, said = str(error).partition(": ")
+            errors[_FIELD_OF_OPTION.get(option, "model")] = said or option
+        for name in _LABELS:
+            self.query_one(f"#{name}-error", Static).update(errors.get(name, ""))
+        self.query_one("#apply", Button).disabled = self._good is None
+        if self._good is not None:
+            self.query_one("#preview", Static).update("\n".join(_preview(self._good.config)))
+
+    def _read(self) -> Edited:
+        """The form's values.
+
+        Raises:
+            OptionError: they do not go together.
+        """
+        values = {select.id: select.value for select in self.query(Select) if select.id is not None}
+        options = self._read_options(values)
+        config = replace(
+            self._config,
+            workload=options.spec(),
+            device=self._read_device(str(values["gpu"])),
+            strategy=values["strategy"],  # type: ignore[arg-type]  # a Select's value is one of its choices
+        )
+        return Edited(options, config)
+
+    def _read_options(self, values: dict[str, Any]) -> WorkloadOptions:
+        old = self._options
+        typed = self.query_one("#seq_len", Input).value
+        seq_len = int(typed) if typed else None
+        recipe = {name: values[name] for name in ("precision", "optimizer", "recompute", "attention")}
+        model = values["model"]
+        stays = model == _OWN or (model == (old.model or DEFAULT_MODEL) and not (old.workload or old.config))
+        if stays:
+            return replace(old, changes=replace(old.changes, seq_len=seq_len), **recipe)
+        changes = ModelChanges(seq_len=seq_len)  # the others were meant for the model that was
+        return replace(old, model=model, config=None, workload=None, changes=changes, **recipe)
+
+    def _read_device(self, wanted: str) -> Device:
+        current = self._config.device
+        if wanted == _OWN or (current.simulated and wanted == f"{_SIMULATED}{current.gpu.name}"):
+            return current
+        return simulated_device(wanted.removeprefix(_SIMULATED))
+
+
+def _preview(config: SearchConfig) -> Iterator[str]:
+    yield workload_summary(config)
+    largest = Formula(config.workload, config.limit_bytes or config.device.gpu.total_bytes, config.headroom)
+    foretold = largest.max_batch_size
+    said = foretold.reason if isinstance(foretold, Unknown) else f"the formula's largest batch is {foretold:,}"
+    yield f"{config.device.gpu.title}: {said}"

@@ -1,0 +1,129 @@
+"""What happens, what came out, and what would help: the lines at the foot of the screen."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from gpumem_tui.formula.predict import FormulaPrediction, largest_obstacle
+from gpumem_tui.formula.remedies import Remedy, remedies
+from gpumem_tui.memory import Unknown, format_bytes
+from gpumem_tui.search.prediction import Traced
+from gpumem_tui.search.runner import Verdict
+from gpumem_tui.tui.search_state import SearchState, Stage
+from gpumem_tui.tui.views.bar import running_title
+
+BEST_REMEDIES = 3
+
+Tone = Literal["calm", "busy", "good", "warning", "bad"]
+
+
+@dataclass(frozen=True)
+class VerdictView:
+    """What to say.
+
+    Attributes:
+        badge: one or two words in capitals. `tone`: how it stands out; the badge says the same in words.
+        headline: one line. `details`: what may be left out where there is no room.
+    """
+
+    badge: str
+    tone: Tone
+    headline: str
+    details: tuple[str, ...] = ()
+    remedies: tuple[Remedy, ...] = ()
+
+
+def verdict_view(state: SearchState, notice: str = "", *, short: bool = False) -> VerdictView:
+    """The foot of the screen.
+
+    Args:
+        notice: where the search will run, in the words of whoever opened the screen.
+        short: the bar has no heading, so say here what the running trial does.
+    """
+    if state.cancelling:
+        return VerdictView("CANCELLING", "busy", "ending the running trial")
+    if state.paused:
+        where = "after the step that runs" if state.running is not None else "before the next trial"
+        return VerdictView("PAUSED", "warning", f"held {where} · p goes on · c cancels")
+    if state.stage is Stage.IDLE:
+        return _idle(state, notice)
+    if state.stage is Stage.PREDICTING:
+        said = f"tracing one training step of {state.config.workload.name} without a GPU: some seconds"
+        return VerdictView("PREDICTING", "busy", said)
+    if state.stage is Stage.RUNNING:
+        if short and state.running is not None:
+            return VerdictView("SEARCHING", "busy", running_title(state.running, state).lower())
+        return _running(state)
+    if state.failure is not None:
+        return VerdictView("FAILED", "bad", state.failure.message, ("s tries again · e edits the workload",))
+    assert state.verdict is not None
+    return _ended(state, state.verdict)
+
+
+def _idle(state: SearchState, notice: str) -> VerdictView:
+    config = state.config
+    how = "simulated" if config.device.simulated else "run"
+    where = notice or config.device.gpu.title
+    return VerdictView(
+        "READY",
+        "calm",
+        f"s finds the largest batch of {config.workload.name} that fits · e edits first",
+        (
+            f"The step is traced once, then {how} at growing sizes until one fits and the next does not.",
+            f"On {where}.",
+        ),
+    )
+
+
+def _running(state: SearchState) -> VerdictView:
+    fitting = [trial.result.batch_size for trial in state.trials if trial.result.outcome == "fit"]
+    failing = [trial.result.batch_size for trial in state.trials if trial.result.outcome != "fit"]
+    if not state.trials:
+        foretold = f"predicted largest batch: {_predictions(state)}"
+        return VerdictView("SEARCHING", "busy", foretold)
+    fits = f"batch {max(fitting):,} fits" if fitting else "none fits yet"
+    fails = f", {min(failing):,} does not" if failing else ""
+    return VerdictView("SEARCHING", "busy", f"{fits}{fails}; predicted: {_predictions(state)}")
+
+
+def _ended(state: SearchState, verdict: Verdict) -> VerdictView:
+    message = verdict.message[:1].upper() + verdict.message[1:]
+    trials = f"{verdict.trials} trial{'' if verdict.trials == 1 else 's'}, {verdict.ooms} out of memory"
+    summary = f"{trials} · predicted: {_predictions(state)}"
+    if verdict.outcome == "nothing_fits":
+        return _nothing_fits(state, message)
+    if verdict.outcome == "found":
+        badge = "VERIFIED" if verdict.verified else "NOT VERIFIED"
+        return VerdictView(badge, "good" if verdict.verified else "warning", message, (summary,))
+    if verdict.outcome == "cancelled":
+        return VerdictView("CANCELLED", "warning", message, (f"{summary} · s starts over",))
+    return VerdictView("FAILED", "bad", message, (f"{trials} · s tries again · e edits the workload",))
+
+
+def _nothing_fits(state: SearchState, message: str) -> VerdictView:
+    """The obstacle, and the best remedies, by the closed form."""
+    config = state.config
+    shape = config.workload.shape
+    if shape is None:
+        return VerdictView("NOTHING FITS", "bad", message, ("no formula for a workload file: no remedy is known",))
+    total_bytes = config.limit_bytes or config.device.gpu.total_bytes
+    prediction = state.formula.at(1)
+    assert isinstance(prediction, FormulaPrediction), "a shape has a closed form"
+    obstacle = largest_obstacle(prediction, total_bytes)
+    headline = obstacle.message[:1].upper() + obstacle.message[1:] if obstacle is not None else message
+    best = remedies(shape, config.workload.recipe, total_bytes, config.headroom)[:BEST_REMEDIES]
+    return VerdictView("NOTHING FITS", "bad", headline, (), tuple(best))
+
+
+def remedy_columns(remedy: Remedy) -> tuple[str, str, str]:
+    """What to type, what it buys, what it costs."""
+    then = f"batch {remedy.max_batch_size:,} fits" if remedy.max_batch_size else "not enough alone"
+    return remedy.option, f"saves {format_bytes(remedy.saved_bytes)}, {then}", remedy.cost
+
+
+def _predictions(state: SearchState) -> str:
+    traced = state.traced.max_batch_size if isinstance(state.traced, Traced) else state.traced
+    formula = state.formula.max_batch_size
+    said = [("formula", formula), ("traced", traced)]
+    return ", ".join(f"{name} {'–' if isinstance(value, Unknown) else f'{value:,}'}" for name, value in said)

@@ -1,0 +1,89 @@
+"""What is trained, where and how: the left panel's lines, their short form, and the header."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from gpumem_tui.formula.parameters import count_parameters
+from gpumem_tui.memory import Unknown, format_bytes
+from gpumem_tui.search.prediction import Traced
+from gpumem_tui.search.runner import Device, SearchConfig
+from gpumem_tui.tui.search_state import SearchState
+
+
+def workload_lines(config: SearchConfig) -> Iterator[tuple[str, str]]:
+    """Name and value, a line each."""
+    shape, recipe = config.workload.shape, config.workload.recipe
+    if shape is None:
+        yield "file", _short_file(config)
+        yield "", "decides model, precision"
+        yield "", "and optimizer itself"
+        return
+    yield "model", shape.name
+    yield "params", f"{count_parameters(shape):,}"
+    if shape.stages:
+        yield "blocks", "-".join(map(str, shape.stages))
+    for name in ("layers", "hidden", "heads", "vocab"):
+        if value := getattr(shape, name):
+            yield name, f"{value:,}"
+    if shape.seq_len:
+        yield "seq len", f"{shape.seq_len:,}"
+    if shape.image_size:
+        yield "image", f"{shape.image_size} px"
+    yield "precision", recipe.precision
+    yield "optimizer", recipe.optimizer
+    yield "recompute", recipe.recompute
+    yield "attention", recipe.attention
+
+
+def strategy_lines(state: SearchState) -> Iterator[tuple[str, str]]:
+    """How it is searched, and the largest batch each prediction foretells."""
+    config = state.config
+    yield "strategy", config.strategy
+    yield "steps", f"{config.steps} a trial"
+    yield "headroom", f"{config.headroom:.0%}"
+    if config.limit_bytes is not None:
+        yield "cap", format_bytes(config.limit_bytes)
+    yield "formula", _largest(state.formula.max_batch_size)
+    yield "traced", _largest(state.traced.max_batch_size if isinstance(state.traced, Traced) else state.traced)
+
+
+def workload_summary(config: SearchConfig) -> str:
+    """The workload and the strategy in one line."""
+    shape, recipe = config.workload.shape, config.workload.recipe
+    if shape is None:
+        return f"{_short_file(config)} · {config.strategy}"
+    size = f"seq {shape.seq_len:,}" if shape.seq_len else f"{shape.image_size} px" if shape.image_size else ""
+    parts = [
+        shape.name, _short_count(count_parameters(shape)), size, recipe.precision, recipe.optimizer,
+        "" if recipe.recompute == "none" else f"recompute {recipe.recompute}",
+        "" if recipe.attention == "auto" else f"attention {recipe.attention}",
+        config.strategy,
+    ]  # fmt: skip
+    return " · ".join(part for part in parts if part)
+
+
+def device_words(device: Device) -> tuple[str, str]:
+    """The device's name, in capitals that it is simulated if it is, and why it was taken."""
+    return f"{'SIMULATED ' if device.simulated else ''}{device.gpu.title}", device.reason
+
+
+def _short_file(config: SearchConfig) -> str:
+    return Path(config.workload.name).name
+
+
+def _short_count(count: int) -> str:
+    """A parameter count in three digits.
+
+    >>> _short_count(124_439_808)
+    '124 M params'
+    """
+    for unit, size in (("B", 10**9), ("M", 10**6), ("k", 10**3)):
+        if count >= size:
+            return f"{count / size:.3g} {unit} params"
+    return f"{count} params"
+
+
+def _largest(value: int | Unknown) -> str:
+    return "–" if isinstance(value, Unknown) else f"batch {value:,}"

@@ -1,0 +1,129 @@
+"""The panels that are lines of text: the workload, the ledger table and the verdict."""
+
+from __future__ import annotations
+
+from textual.content import Content
+from textual.widgets import Static
+
+from gpumem_tui.memory import Unknown, Value
+from gpumem_tui.tui.figures import MUTED, Span, compact_bytes, percent, signed
+from gpumem_tui.tui.search_state import SearchState
+from gpumem_tui.tui.views.ledger import LedgerRow, LedgerView, ledger_view
+from gpumem_tui.tui.views.verdict import Tone, VerdictView, remedy_columns, verdict_view
+from gpumem_tui.tui.views.workload import strategy_lines, workload_lines, workload_summary
+
+_KEY_WIDTH = 10
+_TITLE_WIDTH = 16
+_WIDTHS = (8, 8, 10)
+_ERROR_WIDTH = 9
+_SHARE_WIDTH = 7
+_TONE_COLOURS: dict[Tone, str] = {
+    "calm": "$secondary",
+    "busy": "$primary",
+    "good": "$success",
+    "warning": "$warning",
+    "bad": "$error",
+}
+
+
+class LinesPanel(Static):
+    """Lines of styled text, drawn again only when they change."""
+
+    _lines: list[list[Span]] | None = None
+
+    def show_lines(self, lines: list[list[Span]]) -> None:
+        """Replace the text."""
+        if lines != self._lines:
+            self._lines = lines
+            self.update(Content("\n").join(Content.assemble(*line) for line in lines))
+
+
+class WorkloadPanel(LinesPanel):
+    """What is trained and how it is searched."""
+
+    BORDER_TITLE = "Workload"
+
+    def show(self, state: SearchState) -> None:
+        """Render a state."""
+        self.show_lines([*map(_pair, workload_lines(state.config)), [], *map(_pair, strategy_lines(state))])
+
+
+class WorkloadLine(LinesPanel):
+    """The same in one line, for narrow terminals."""
+
+    def show(self, state: SearchState) -> None:
+        """Render a state."""
+        self.show_lines([[(workload_summary(state.config), "")]])
+
+
+class LedgerTable(LinesPanel):
+    """Formula | Traced | Simulated or Measured | error. `title` says of which batch size."""
+
+    title = ""
+
+    def show(self, state: SearchState) -> None:
+        """Render a state."""
+        view = ledger_view(state)
+        trial = f" · trial {view.trial}" if view.trial is not None else ""
+        self.title = f"Ledger at batch {view.batch_size:,}{trial}"
+        self.show_lines(_table(view))
+
+
+class VerdictPanel(LinesPanel):
+    """What the search says of itself; a short form drops the details."""
+
+    def show(self, state: SearchState, notice: str, elapsed_s: int, *, short: bool) -> None:
+        """Render a state, `elapsed_s` seconds after the search began."""
+        view = verdict_view(state, notice, short=short)
+        for tone in _TONE_COLOURS:
+            self.set_class(tone == view.tone, f"-{tone}")
+        lines: list[list[Span]] = [
+            [(f" {view.badge} ", f"bold $background on {_TONE_COLOURS[view.tone]}"), (f" {view.headline}", "bold")]
+        ]
+        if state.busy:
+            lines[0].append((f" · {elapsed_s} s", MUTED))
+        if not short:
+            lines += [[(line, MUTED)] for line in view.details]
+        self.show_lines([*lines, *_remedies(view, short=short)])
+
+
+def _pair(pair: tuple[str, str]) -> list[Span]:
+    return [(f"{pair[0]:<{_KEY_WIDTH}}", MUTED), (pair[1], "")]
+
+
+def _table(view: LedgerView) -> list[list[Span]]:
+    heads = ("Formula", "Traced", view.tried_title)
+    head = f"{'GiB':<{_TITLE_WIDTH}}" + "".join(f"{h:>{w}}" for h, w in zip(heads, _WIDTHS, strict=True))
+    lines: list[list[Span]] = [[(f"{head}{'error':>{_ERROR_WIDTH}}{'':>{_SHARE_WIDTH}}", f"bold {MUTED}")]]
+    lines += [_row(row) for row in view.rows]
+    lines += [[(note, MUTED)] for note in view.notes]
+    return lines
+
+
+def _row(row: LedgerRow) -> list[Span]:
+    weight = "bold" if row.is_sum else ""
+    spans: list[Span] = [(f"{row.title:<{_TITLE_WIDTH}}", weight)]
+    for value, width in zip((row.formula, row.traced, row.tried), _WIDTHS, strict=True):
+        beyond = isinstance(value, int) and value < 0
+        spans.append((f"{compact_bytes(value):>{width}}", "bold $error" if beyond else _style(value, weight)))
+    spans.append((f"{signed(row.error):>{_ERROR_WIDTH}}", _style(row.error, weight)))
+    share = "" if isinstance(row.error, Unknown) else percent(row.error_share)
+    spans.append((f"{share:>{_SHARE_WIDTH}}", MUTED))
+    return spans
+
+
+def _style(value: Value, weight: str) -> str:
+    if isinstance(value, Unknown) or value == 0:
+        return MUTED
+    return weight
+
+
+def _remedies(view: VerdictView, *, short: bool) -> list[list[Span]]:
+    columns = [remedy_columns(remedy) for remedy in view.remedies]
+    width = max((len(option) for option, _, _ in columns), default=0)
+    lines: list[list[Span]] = []
+    for option, buys, costs in columns:
+        lines.append([(f"{option:<{width}}", "bold"), (f"  {buys}", "")])
+        if not short:
+            lines.append([(f"{'':<{width}}  cost: {costs}", MUTED)])
+    return lines

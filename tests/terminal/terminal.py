@@ -1,0 +1,110 @@
+"""A real terminal of a given size, in which the real program runs: a pty read by a terminal emulator."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import select
+import signal
+import struct
+import sys
+import termios
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import psutil
+import pyte
+
+_DEADLINE_S = 90.0
+
+
+class Terminal:
+    """The program and what it shows."""
+
+    def __init__(self, arguments: list[str], columns: int, lines: int, env: dict[str, str]) -> None:
+        self._screen = pyte.Screen(columns, lines)
+        self._stream = pyte.ByteStream(self._screen)
+        self.pid, self._fd = pty.fork()
+        if self.pid == 0:
+            for fixed_size in ("COLUMNS", "LINES"):
+                os.environ.pop(fixed_size, None)
+            os.environ.update({"TERM": "xterm-256color", "COLORTERM": "truecolor", **env})
+            os.execv(sys.executable, [sys.executable, "-m", "gpumem_tui", *arguments])
+        fcntl.ioctl(self._fd, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
+        os.kill(self.pid, signal.SIGWINCH)
+
+    @property
+    def text(self) -> str:
+        """The screen, line by line."""
+        return "\n".join(self._screen.display)
+
+    def press(self, keys: str) -> None:
+        """Type."""
+        os.write(self._fd, keys.encode())
+
+    def resize(self, columns: int, lines: int) -> None:
+        """Change the terminal's size while the program runs."""
+        self._screen.resize(lines, columns)
+        fcntl.ioctl(self._fd, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
+        os.kill(self.pid, signal.SIGWINCH)
+
+    def wait_for(self, *wanted: str, deadline_s: float = _DEADLINE_S) -> str:
+        """Read until every text is on the screen; the screen then.
+
+        Raises:
+            AssertionError: it did not come in time; the message is the screen.
+        """
+        return self.wait_until(lambda text: all(part in text for part in wanted), str(wanted), deadline_s)
+
+    def wait_until(self, there: Callable[[str], bool], what: str, deadline_s: float = _DEADLINE_S) -> str:
+        """Read until `there` holds of the screen."""
+        end = time.monotonic() + deadline_s
+        while not there(self.text):
+            if time.monotonic() > end:
+                raise AssertionError(f"{what} did not come:\n{self.text}")
+            self._read(0.1)
+        return self.text
+
+    def children(self) -> list[psutil.Process]:
+        """The program's processes, without itself."""
+        return psutil.Process(self.pid).children(recursive=True)
+
+    def exit_code(self, deadline_s: float = 10.0) -> int:
+        """Wait for the program's end; minus the signal's number if one killed it."""
+        end = time.monotonic() + deadline_s
+        while time.monotonic() < end:
+            self._read(0.05)
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                return os.waitstatus_to_exitcode(status)
+        raise AssertionError(f"the program did not end:\n{self.text}")
+
+    def close(self) -> None:
+        """Kill what still runs."""
+        try:
+            os.kill(self.pid, signal.SIGKILL)
+            os.waitpid(self.pid, 0)
+        except (ProcessLookupError, ChildProcessError):
+            pass  # it has ended and was waited for
+        os.close(self._fd)
+
+    def _read(self, timeout_s: float) -> None:
+        if select.select([self._fd], [], [], timeout_s)[0]:
+            try:
+                self._stream.feed(os.read(self._fd, 1 << 16))
+            except OSError:
+                time.sleep(timeout_s)  # Linux reports the closed end of a pty so
+
+
+@contextmanager
+def terminal(
+    *arguments: str, columns: int = 120, lines: int = 40, env: dict[str, str] | None = None
+) -> Iterator[Terminal]:
+    """Run `gpumem-tui ARGUMENTS` in a terminal."""
+    running = Terminal(list(arguments), columns, lines, env or {})
+    try:
+        yield running
+    finally:
+        running.close()

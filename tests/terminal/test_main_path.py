@@ -1,0 +1,80 @@
+"""The main job as a user sees it: the real program, a real terminal, real child processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import psutil
+import pytest
+
+from tests.terminal.terminal import Terminal, terminal
+
+_SMALL = ["--layers", "2", "--hidden", "128", "--heads", "2", "--vocab", "4096", "--seq-len", "512"]
+
+
+def _until_gone(processes: list[psutil.Process], deadline_s: float = 5.0) -> list[psutil.Process]:
+    _, alive = psutil.wait_procs(processes, timeout=deadline_s)
+    return [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
+
+
+def _search_in(screen: Terminal) -> list[psutil.Process]:
+    """Wait until a trial process runs."""
+    screen.wait_until(lambda _: bool(screen.children()), "a child process")
+    return screen.children()
+
+
+@pytest.mark.parametrize(("columns", "lines"), [(120, 40), (80, 24)])
+def test_search_from_start_to_verdict(columns: int, lines: int) -> None:
+    with terminal("search", *_SMALL, "--limit", "2GiB", columns=columns, lines=lines) as screen:
+        text = screen.wait_for("SIMULATED")
+        assert "measured" not in text.lower()
+        text = screen.wait_for("VERIFIED")
+        assert "out of memory" in text
+        screen.press("q")
+        assert screen.exit_code() == 0
+
+
+def test_opening_without_a_command_waits_for_the_user() -> None:
+    with terminal() as screen:
+        screen.wait_for("SIMULATED", "gpt2")
+        assert screen.children() == []
+        screen.press("s")
+        _search_in(screen)
+        screen.press("c")
+        screen.wait_for("CANCELLED")
+        screen.press("q")
+        screen.exit_code()
+
+
+def test_quitting_while_a_trial_runs_leaves_nothing_behind() -> None:
+    with terminal("search") as screen:
+        children = _search_in(screen)
+        screen.press("q")
+        assert screen.exit_code(deadline_s=3.0) == 130
+        assert _until_gone(children) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+def test_being_killed_leaves_nothing_behind(number: signal.Signals) -> None:
+    with terminal("search") as screen:
+        children = _search_in(screen)
+        time.sleep(0.5)
+        os.kill(screen.pid, number)
+        screen.exit_code()
+        assert _until_gone(children) == []
+
+
+def test_resizing_at_any_moment() -> None:
+    with terminal("search", *_SMALL, "--limit", "2GiB") as screen:
+        for columns, lines in [(80, 24), (40, 10), (200, 60), (20, 5), (120, 40)]:
+            screen.resize(columns, lines)
+            time.sleep(0.3)
+        screen.wait_for("VERIFIED")
+
+
+def test_without_colour_and_in_ascii_it_says_the_same() -> None:
+    with terminal("search", *_SMALL, "--limit", "2GiB", env={"NO_COLOR": "1", "GPUMEM_TUI_ASCII": "1"}) as screen:
+        text = screen.wait_for("VERIFIED")
+        assert text.isascii()

@@ -1,0 +1,205 @@
+"""A search without torch: a small trace built by hand, trials that the replay answers, and scripts of events."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from datetime import datetime, timezone
+
+from gpumem_tui.memory import ALLOCATED_BUCKETS, GIB, MIB, Bucket, Unknown
+from gpumem_tui.options import WorkloadOptions, simulated_device
+from gpumem_tui.search.events import Failed, Ready, Sample, TrialDone
+from gpumem_tui.search.prediction import Formula, Prediction, Traced
+from gpumem_tui.search.runner import (
+    Cancelled,
+    Control,
+    Predicted,
+    SearchConfig,
+    SearchEvent,
+    SearchFinished,
+    TrialFinished,
+    TrialProgress,
+    TrialStarted,
+    Unusable,
+    Verdict,
+)
+from gpumem_tui.simulator.replay import AffineTrace, replay
+from gpumem_tui.simulator.timeline import Phase, Timeline, TimelineRecorder
+from gpumem_tui.tui.app import GpuMemApp
+from gpumem_tui.tui.screens.search import SearchFunction
+from gpumem_tui.tui.search_state import SearchState, reduce, started
+
+REASON = "no NVIDIA driver on this machine"
+CONTEXT_BYTES = 426 * MIB
+READY = Ready("2.13.0", "3.11.7", False, "torch 2.13 sm_80", CONTEXT_BYTES)
+LARGEST = 40
+
+
+def config(model: str = "gpt2", gpu: str = "a100-80gb") -> SearchConfig:
+    """A search on a simulated GPU."""
+    device = simulated_device(gpu, reason=REASON)
+    return SearchConfig(WorkloadOptions(model=model).spec(), device, python="python")
+
+
+def timeline(batch_size: int) -> Timeline:
+    """Three steps of a network whose activations take 1.2 GiB a sample."""
+    recorder = TimelineRecorder()
+
+    def allocate(bucket: Bucket, size_bytes: int) -> int:
+        number = recorder.allocate(size_bytes)
+        recorder.tag(number, bucket)
+        return number
+
+    recorder.mark(0, Phase.BUILD)
+    allocate(Bucket.PARAMETERS, 475 * MIB)
+    for step in (1, 2, 3):
+        recorder.mark(step, Phase.BATCH)
+        batch = allocate(Bucket.BATCH_DATA, 16384 * batch_size)
+        recorder.mark(step, Phase.FORWARD)
+        kept = [allocate(Bucket.ACTIVATIONS, 100 * MIB * batch_size) for _ in range(12)]
+        recorder.mark(step, Phase.BACKWARD)
+        scratch = allocate(Bucket.TEMPORARY, 392 * MIB * batch_size)
+        gradients = allocate(Bucket.GRADIENTS, 475 * MIB)
+        for number in (scratch, *kept):
+            recorder.release(number)
+        recorder.mark(step, Phase.OPTIMIZER)
+        if step == 1:
+            allocate(Bucket.OPTIMIZER, 950 * MIB)
+        recorder.release(gradients)
+        recorder.release(batch)
+    return recorder.finish()
+
+
+TRACE = AffineTrace.fit((2, timeline(2)), (3, timeline(3)))
+
+
+def predicted(searched: SearchConfig, *, traceable: bool = True) -> Predicted:
+    """Both predictions for a configuration."""
+    gpu = searched.device.gpu
+    formula = Formula(searched.workload, gpu.total_bytes, searched.headroom)
+    traced: Traced | Unknown = Unknown("the step at batch size 5 is not what smaller ones foretell")
+    if traceable:
+        traced = Traced(TRACE, gpu.cuda_total_bytes - CONTEXT_BYTES, None, READY.profile, CONTEXT_BYTES, 2.5)
+    return Predicted(Prediction(formula, traced), READY)
+
+
+def trial(searched: SearchConfig, batch_size: int, *, off_bytes: int = 12 * MIB) -> TrialDone:
+    """What a trial reports; its temporary bytes are `off_bytes` less than traced."""
+    capacity_bytes = searched.device.gpu.cuda_total_bytes - CONTEXT_BYTES
+    ran = replay(TRACE.at(batch_size), capacity_bytes)
+    off_bytes = min(off_bytes, ran.breakdown[Bucket.TEMPORARY])
+    buckets = {bucket.value: ran.breakdown[bucket] for bucket in ALLOCATED_BUCKETS}
+    buckets[Bucket.TEMPORARY.value] -= off_bytes
+    return TrialDone(
+        batch_size=batch_size,
+        outcome="fit" if ran.fits else "oom",
+        peak_allocated_bytes=ran.peak_allocated_bytes - off_bytes,
+        peak_reserved_bytes=ran.peak_reserved_bytes,
+        device_used_bytes=ran.peak_reserved_bytes + CONTEXT_BYTES,
+        buckets=buckets,
+        buckets_unknown="",
+        seconds=0.8,
+        steps=3,
+        detail="" if ran.fits else "CUDA out of memory. Tried to allocate 2.00 GiB",
+    )
+
+
+def sample(step: int = 2, phase: str = "backward") -> Sample:
+    """A running trial in the middle of a step; 1 GiB of what it holds is not explained."""
+    buckets = {"parameters": 475 * MIB, "optimizer": 950 * MIB, "activations": 46 * GIB, "batch_data": 800_000}
+    allocated_bytes = sum(buckets.values()) + GIB
+    return Sample(step, phase, allocated_bytes, allocated_bytes + 3 * GIB, buckets)
+
+
+def ended(searched: SearchConfig, *sizes: int) -> list[SearchEvent]:
+    """Prediction and finished trials."""
+    events: list[SearchEvent] = [predicted(searched)]
+    for number, size in enumerate(sizes, 1):
+        events += [TrialStarted(number, size), TrialFinished(number, trial(searched, size))]
+    return events
+
+
+def found(searched: SearchConfig) -> list[SearchEvent]:
+    """A whole search that finds the largest batch."""
+    message = f"largest batch {LARGEST} on simulated {searched.device.gpu.title}: it ran, 41 was out of memory"
+    verdict = Verdict("found", LARGEST, LARGEST + 1, True, 3, 1, message)
+    return [*ended(searched, 25, LARGEST, LARGEST + 1), SearchFinished(verdict)]
+
+
+def running(searched: SearchConfig) -> list[SearchEvent]:
+    """A search in its third trial."""
+    return [*ended(searched, 25, 64), TrialStarted(3, 40), TrialProgress(3, 40, sample())]
+
+
+def nothing_fits(searched: SearchConfig) -> list[SearchEvent]:
+    """Not even one sample fits."""
+    done = TrialDone(1, "oom", 14 * GIB, 14 * GIB, 14 * GIB + CONTEXT_BYTES,
+                     {"parameters": 14 * GIB}, "", 1.2, 0, detail="CUDA out of memory")  # fmt: skip
+    message = f"nothing fits: one sample is out of memory on simulated {searched.device.gpu.title}"
+    verdict = Verdict("nothing_fits", 0, 1, False, 1, 1, message)
+    untraced = predicted(searched, traceable=False)
+    return [untraced, TrialStarted(1, 1), TrialFinished(1, done), SearchFinished(verdict)]
+
+
+TORCH_MISSING = (
+    "/usr/bin/python3 cannot import torch (No module named 'torch'): "
+    "install torch there, or give --python the interpreter of the environment you train in"
+)
+
+
+def missing_torch(searched: SearchConfig, control: Control) -> Iterator[SearchEvent]:
+    """A search whose interpreter has no torch."""
+    yield from ()
+    raise Unusable(Failed("torch", TORCH_MISSING))
+
+
+def scripted(events: list[SearchEvent]) -> SearchFunction:
+    """A search that says `events` and, if they do not end it, waits to be cancelled."""
+
+    def run(searched: SearchConfig, control: Control) -> Iterator[SearchEvent]:
+        yield from events
+        if isinstance(events[-1], SearchFinished):
+            return
+        try:
+            while True:
+                control.check()
+                time.sleep(0.01)
+        except Cancelled:
+            message = "cancelled; the largest batch that ran is 25"
+            yield SearchFinished(Verdict("cancelled", 25, None, False, 2, 1, message))
+
+    return run
+
+
+def folded(searched: SearchConfig, events: list[SearchEvent]) -> SearchState:
+    """The state after a search has said `events`."""
+    state = started(SearchState(searched))
+    for event in events:
+        state = reduce(state, event)
+    return state
+
+
+def noon() -> datetime:
+    """A clock that stands still."""
+    return datetime(2026, 3, 2, 12, 0, tzinfo=timezone.utc)
+
+
+def app(
+    searched: SearchConfig,
+    search_function: SearchFunction,
+    *,
+    autostart: bool = True,
+    ascii_only: bool = False,
+    options: WorkloadOptions | None = None,
+) -> GpuMemApp:
+    """The program with a scripted search and a clock that stands still."""
+    shape = searched.workload.shape
+    assert shape is not None
+    return GpuMemApp(
+        searched,
+        options or WorkloadOptions(model=shape.name),
+        autostart=autostart,
+        ascii_only=ascii_only,
+        search_function=search_function,
+        clock=noon,
+    )

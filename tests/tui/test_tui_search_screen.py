@@ -1,0 +1,327 @@
+"""Keys and states of the Search screen, driven by a scripted search."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from textual.pilot import Pilot
+from textual.widgets import Footer, Input, Select, Static
+
+from gpumem_tui.search.runner import Control, SearchConfig, SearchEvent
+from gpumem_tui.tui.app import GpuMemApp
+from gpumem_tui.tui.screens.edit import EditScreen
+from gpumem_tui.tui.screens.help import HelpScreen
+from gpumem_tui.tui.screens.search import SearchFunction, SearchScreen
+from gpumem_tui.tui.search_state import Stage
+from gpumem_tui.tui.widgets.panels import LedgerTable, VerdictPanel
+from gpumem_tui.tui.widgets.trial_log import TrialLog
+from tests.tui import scene
+
+CONFIG = scene.config()
+SIZE = (120, 40)
+
+
+async def until(pilot: Pilot[int], holds: Callable[[], bool]) -> None:
+    """Wait for something that a thread brings about."""
+    for _ in range(200):
+        await pilot.pause(0.02)
+        if holds():
+            return
+    raise AssertionError("it did not come about")
+
+
+def screen_of(pilot: Pilot[int]) -> SearchScreen:
+    app = pilot.app
+    assert isinstance(app, GpuMemApp)
+    return app.search_screen
+
+
+def keys(pilot: Pilot[int]) -> set[str]:
+    """The keys that the footer offers."""
+    return {key for key, active in pilot.app.screen.active_bindings.items() if active.binding.show}
+
+
+def running_app() -> GpuMemApp:
+    return scene.app(CONFIG, scene.scripted(scene.running(CONFIG)))
+
+
+async def in_third_trial(pilot: Pilot[int]) -> SearchScreen:
+    screen = screen_of(pilot)
+    await until(pilot, lambda: screen.state.running is not None and screen.state.running.sample is not None)
+    return screen
+
+
+async def test_nothing_runs_until_s_is_pressed() -> None:
+    app = scene.app(CONFIG, scene.scripted(scene.found(CONFIG)), autostart=False)
+    async with app.run_test(size=SIZE) as pilot:
+        screen = screen_of(pilot)
+        assert screen.state.stage is Stage.IDLE
+        assert {"s", "e", "question_mark", "q"} <= keys(pilot)
+        assert not keys(pilot) & {"p", "c", "up"}
+        await pilot.press("s")
+        await until(pilot, lambda: screen.state.stage is Stage.FOUND)
+        await until(pilot, lambda: screen.query_one(TrialLog).row_count == 3)
+        assert {"s", "e", "up"} <= keys(pilot)
+
+
+async def test_a_running_search_offers_pause_and_cancel_and_no_start() -> None:
+    async with running_app().run_test(size=SIZE) as pilot:
+        screen = await in_third_trial(pilot)
+        assert {"p", "c"} <= keys(pilot)
+        assert not keys(pilot) & {"s", "e"}
+        await pilot.press("s", "e")
+        assert pilot.app.screen is screen
+
+
+async def test_p_holds_and_goes_on() -> None:
+    controls: list[Control] = []
+
+    def watched(searched: SearchConfig, control: Control) -> Iterator[SearchEvent]:
+        controls.append(control)
+        return scene.scripted(scene.running(CONFIG))(searched, control)
+
+    async with scene.app(CONFIG, watched).run_test(size=SIZE) as pilot:
+        screen = await in_third_trial(pilot)
+        await pilot.press("p")
+        assert (screen.state.paused, controls[0].paused) == (True, True)
+        await pilot.press("p")
+        assert (screen.state.paused, controls[0].paused) == (False, False)
+
+
+async def test_c_cancels_and_s_starts_over() -> None:
+    async with running_app().run_test(size=SIZE) as pilot:
+        screen = await in_third_trial(pilot)
+        await pilot.press("c")
+        await until(pilot, lambda: screen.state.stage is Stage.CANCELLED)
+        assert len(screen.state.trials) == 2
+        await pilot.press("s")
+        await in_third_trial(pilot)
+        assert screen.state.verdict is None
+
+
+async def test_quitting_a_running_search_cancels_it_and_exits_130() -> None:
+    ended: list[str] = []
+
+    def watched(searched: SearchConfig, control: Control) -> Iterator[SearchEvent]:
+        yield from scene.scripted(scene.running(CONFIG))(searched, control)
+        ended.append("by its control")
+
+    app = scene.app(CONFIG, watched)
+    async with app.run_test(size=SIZE) as pilot:
+        await in_third_trial(pilot)
+        await pilot.press("q")
+    assert ended
+    assert app.return_value == 130
+
+
+async def test_quitting_after_the_end_exits_with_the_verdict() -> None:
+    big = scene.config("llama-2-7b", "t4-16gb")
+    cases: list[tuple[SearchConfig, SearchFunction, int]] = [
+        (CONFIG, scene.scripted(scene.found(CONFIG)), 0),
+        (big, scene.scripted(scene.nothing_fits(big)), 3),
+        (CONFIG, scene.missing_torch, 2),
+    ]
+    for searched, function, code in cases:
+        app = scene.app(searched, function)
+        async with app.run_test(size=SIZE) as pilot:
+            await until(pilot, lambda: not screen_of(pilot).state.busy and screen_of(pilot).state.stage != Stage.IDLE)
+            await pilot.press("q")
+        assert app.return_value == code
+
+
+async def test_a_search_that_cannot_start_says_why_and_may_be_tried_again() -> None:
+    async with scene.app(CONFIG, scene.missing_torch).run_test(size=SIZE) as pilot:
+        screen = screen_of(pilot)
+        await until(pilot, lambda: screen.state.stage is Stage.FAILED)
+        assert "install torch" in str(screen.query_one(VerdictPanel).render())
+        assert "s" in keys(pilot)
+
+
+async def test_an_unforeseen_error_is_one_line_and_no_traceback() -> None:
+    def broken(searched: SearchConfig, control: Control) -> Iterator[SearchEvent]:
+        yield scene.predicted(CONFIG)
+        raise ZeroDivisionError("first line\nsecond line")
+
+    async with scene.app(CONFIG, broken).run_test(size=SIZE) as pilot:
+        screen = screen_of(pilot)
+        await until(pilot, lambda: screen.state.stage is Stage.FAILED)
+        assert screen.state.failure is not None
+        assert screen.state.failure.message.endswith("ZeroDivisionError: first line second line")
+        assert screen.state.exit_code == 4
+
+
+async def test_what_a_cancelled_search_still_says_is_not_believed_of_the_next() -> None:
+    app = scene.app(CONFIG, scene.scripted(scene.running(CONFIG)), autostart=False)
+    async with app.run_test(size=SIZE) as pilot:
+        screen = screen_of(pilot)
+        screen.post_message(SearchScreen.Arrived(Control(), scene.predicted(CONFIG)))
+        await pilot.pause()
+        assert screen.state.stage is Stage.IDLE
+
+
+async def test_the_arrows_choose_the_trial_that_the_table_shows() -> None:
+    async with scene.app(CONFIG, scene.scripted(scene.found(CONFIG))).run_test(size=SIZE) as pilot:
+        screen = screen_of(pilot)
+        await until(pilot, lambda: screen.query_one(TrialLog).row_count == 3)
+        assert screen.query_one(TrialLog).cursor_row == 1
+        await pilot.press("up")
+        await pilot.pause()
+        assert screen.query_one(LedgerTable).title == "Ledger at batch 25 · trial 1"
+        await pilot.press("down", "down")
+        await pilot.pause()
+        assert screen.query_one(LedgerTable).title == "Ledger at batch 41 · trial 3"
+
+
+async def test_the_cursor_follows_the_last_fitting_trial() -> None:
+    async with running_app().run_test(size=SIZE) as pilot:
+        screen = await in_third_trial(pilot)
+        await until(pilot, lambda: screen.query_one(TrialLog).row_count == 2)
+        assert screen.query_one(TrialLog).cursor_row == 0
+        assert screen.state.selected is None
+
+
+async def test_v_changes_panes_only_where_there_is_room_for_one() -> None:
+    app = scene.app(CONFIG, scene.scripted(scene.found(CONFIG)), autostart=False)
+    async with app.run_test(size=(80, 24)) as pilot:
+        screen = screen_of(pilot)
+        panes = screen.query_one("#plot-pane"), screen.query_one("#ledger-pane")
+        assert [pane.display for pane in panes] == [False, True]
+        await pilot.press("v")
+        assert [pane.display for pane in panes] == [True, False]
+        await pilot.resize_terminal(120, 40)
+        await pilot.pause()
+        assert [pane.display for pane in panes] == [True, True]
+        assert "v" not in keys(pilot)
+
+
+async def test_a_tiny_terminal_says_what_is_needed_and_still_quits() -> None:
+    app = scene.app(CONFIG, scene.scripted(scene.found(CONFIG)), autostart=False)
+    async with app.run_test(size=(40, 10)) as pilot:
+        screen = screen_of(pilot)
+        notice = screen.query_one("#too-small", Static)
+        assert str(notice.render()) == "needs 60×16, this is 40×10"
+        assert [child.id for child in screen.children if child.display] == ["too-small"]
+        await pilot.resize_terminal(120, 40)
+        await pilot.pause()
+        assert not notice.display
+        await pilot.resize_terminal(40, 10)
+        await pilot.press("q")
+    assert app.return_value == 0
+
+
+async def test_every_size_can_be_resized_to_while_a_search_runs() -> None:
+    async with running_app().run_test(size=SIZE) as pilot:
+        screen = await in_third_trial(pilot)
+        for width, height in ((60, 16), (200, 60), (20, 5), (80, 24), (300, 20), (80, 60), (120, 40)):
+            await pilot.resize_terminal(width, height)
+            await pilot.pause()
+            tiny = screen.has_class("-tiny")
+            assert tiny is (width < 60 or height < 16)
+            footer = screen.query_one(Footer)
+            assert tiny or footer.region.bottom == height
+
+
+async def test_help_lists_the_keys_and_closes() -> None:
+    async with scene.app(CONFIG, scene.missing_torch, autostart=False).run_test(size=SIZE) as pilot:
+        await pilot.press("question_mark")
+        help_screen = pilot.app.screen
+        assert isinstance(help_screen, HelpScreen)
+        text = "\n".join(str(static.render()) for static in help_screen.query(Static))
+        assert "hold the search" in text
+        assert "Simulated" in text
+        assert "Measured" not in text
+        await pilot.press("escape")
+        assert pilot.app.screen is screen_of(pilot)
+
+
+async def test_the_palette_has_the_keys_that_do_something_now() -> None:
+    async with running_app().run_test(size=SIZE) as pilot:
+        screen = await in_third_trial(pilot)
+        titles = {command.title for command in pilot.app.get_system_commands(screen)}
+        assert {"Pause (p)", "Cancel (c)", "Quit (q)"} <= titles
+        assert not titles & {"Start (s)", "Edit (e)"}
+
+
+async def test_a_command_of_the_palette_acts_on_the_search() -> None:
+    async with running_app().run_test(size=SIZE) as pilot:
+        screen = await in_third_trial(pilot)
+        await pilot.press("ctrl+p", *"cancel")
+        await pilot.pause(0.3)
+        await pilot.press("enter")
+        await until(pilot, lambda: screen.state.stage is Stage.CANCELLED)
+
+
+# The form
+
+
+async def edit(pilot: Pilot[int]) -> EditScreen:
+    await pilot.press("e")
+    form = pilot.app.screen
+    assert isinstance(form, EditScreen)
+    return form
+
+
+async def test_an_edited_workload_replaces_the_old_and_its_results() -> None:
+    async with scene.app(CONFIG, scene.scripted(scene.found(CONFIG))).run_test(size=SIZE) as pilot:
+        screen = screen_of(pilot)
+        await until(pilot, lambda: screen.state.stage is Stage.FOUND)
+        form = await edit(pilot)
+        form.query_one("#model", Select).value = "gpt2-medium"
+        form.query_one("#gpu", Select).value = "sim:t4-16gb"
+        form.query_one("#precision", Select).value = "amp-bf16"
+        form.query_one("#strategy", Select).value = "double"
+        form.query_one("#seq_len", Input).value = "512"
+        await pilot.pause()
+        await pilot.press("ctrl+s")
+        await pilot.pause()
+        state = screen.state
+        assert state.stage is Stage.IDLE
+        assert not state.trials
+        shape = state.config.workload.shape
+        assert shape is not None
+        assert (shape.name, shape.seq_len) == ("gpt2-medium", 512)
+        assert state.config.workload.recipe.precision == "amp-bf16"
+        assert state.config.device.gpu.name == "t4-16gb"
+        assert state.config.strategy == "double"
+
+
+async def test_an_impossible_value_is_told_beside_its_control_and_changes_nothing() -> None:
+    app = scene.app(CONFIG, scene.missing_torch, autostart=False)
+    async with app.run_test(size=(80, 24)) as pilot:
+        form = await edit(pilot)
+        preview = str(form.query_one("#preview", Static).render())
+        form.query_one("#seq_len", Input).value = "4096"
+        await pilot.pause()
+        assert "1024 positions" in str(form.query_one("#seq_len-error", Static).render())
+        assert str(form.query_one("#preview", Static).render()) == preview
+        await pilot.press("ctrl+s")
+        assert pilot.app.screen is form
+        form.query_one("#seq_len", Input).value = "256"
+        await pilot.pause()
+        assert str(form.query_one("#seq_len-error", Static).render()) == ""
+        await pilot.press("escape")
+        await pilot.pause()
+        assert screen_of(pilot).state.config == CONFIG
+
+
+async def test_a_sequence_length_is_refused_by_a_model_that_has_none() -> None:
+    app = scene.app(CONFIG, scene.missing_torch, autostart=False)
+    async with app.run_test(size=SIZE) as pilot:
+        form = await edit(pilot)
+        form.query_one("#seq_len", Input).value = "128"
+        form.query_one("#model", Select).value = "resnet-50"
+        await pilot.pause()
+        assert "resnet-50" in str(form.query_one("#seq_len-error", Static).render())
+
+
+async def test_the_same_gpu_keeps_the_reason_it_was_taken_for() -> None:
+    app = scene.app(CONFIG, scene.missing_torch, autostart=False)
+    async with app.run_test(size=SIZE) as pilot:
+        form = await edit(pilot)
+        form.query_one("#optimizer", Select).value = "sgd"
+        await pilot.pause()
+        await pilot.press("ctrl+s")
+        await pilot.pause()
+        config = screen_of(pilot).state.config
+        assert config.workload.recipe.optimizer == "sgd"
+        assert config.device.reason == scene.REASON

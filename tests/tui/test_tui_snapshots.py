@@ -1,0 +1,114 @@
+"""How the screens look. After a change that is meant: `pytest tests/tui --snapshot-update`, and look at the report."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import pytest
+from textual.app import App
+from textual.pilot import Pilot
+
+from gpumem_tui.tui.app import GpuMemApp
+from gpumem_tui.tui.search_state import Stage
+from tests.tui import scene
+
+CONFIG = scene.config()
+BIG = scene.config("llama-2-7b", "t4-16gb")
+SIZES = {"80x24": (80, 24), "120x40": (120, 40), "200x60": (200, 60)}
+
+
+class Compare(Protocol):
+    """pytest-textual-snapshot's fixture."""
+
+    def __call__(self, app: App[int], *, terminal_size: tuple[int, int], run_before: object) -> bool: ...
+
+
+def settled(stage: Stage, *keys: str) -> object:
+    """Wait until the chart is there and the search is where it should be, then press keys."""
+
+    async def wait(pilot: Pilot[int]) -> None:
+        app = pilot.app
+        assert isinstance(app, GpuMemApp)
+        screen = app.search_screen
+        for _ in range(200):
+            await pilot.pause(0.02)
+            state = screen.state
+            said = state.running is not None and state.running.sample is not None
+            if screen.query("BatchPlot") and state.stage is stage and (said or stage is not Stage.RUNNING):
+                break
+        await pilot.pause(0.3)  # one redraw more
+        for key in keys:
+            await pilot.press(key)
+        await pilot.pause()
+
+    return wait
+
+
+@pytest.mark.parametrize("size", SIZES.values(), ids=SIZES)
+def test_running(snap_compare: Compare, size: tuple[int, int]) -> None:
+    app = scene.app(CONFIG, scene.scripted(scene.running(CONFIG)))
+    assert snap_compare(app, terminal_size=size, run_before=settled(Stage.RUNNING))
+
+
+@pytest.mark.parametrize("size", SIZES.values(), ids=SIZES)
+def test_finished(snap_compare: Compare, size: tuple[int, int]) -> None:
+    app = scene.app(CONFIG, scene.scripted(scene.found(CONFIG)))
+    assert snap_compare(app, terminal_size=size, run_before=settled(Stage.FOUND))
+
+
+@pytest.mark.parametrize("size", [(80, 24), (120, 40)], ids=["80x24", "120x40"])
+def test_empty(snap_compare: Compare, size: tuple[int, int]) -> None:
+    app = scene.app(CONFIG, scene.missing_torch, autostart=False)
+    assert snap_compare(app, terminal_size=size, run_before=settled(Stage.IDLE))
+
+
+@pytest.mark.parametrize("size", [(80, 24), (120, 40)], ids=["80x24", "120x40"])
+def test_nothing_fits(snap_compare: Compare, size: tuple[int, int]) -> None:
+    app = scene.app(BIG, scene.scripted(scene.nothing_fits(BIG)))
+    assert snap_compare(app, terminal_size=size, run_before=settled(Stage.NOTHING_FITS))
+
+
+def test_failed(snap_compare: Compare) -> None:
+    app = scene.app(CONFIG, scene.missing_torch)
+    assert snap_compare(app, terminal_size=(120, 40), run_before=settled(Stage.FAILED))
+
+
+def test_the_plot_at_80x24(snap_compare: Compare) -> None:
+    app = scene.app(CONFIG, scene.scripted(scene.found(CONFIG)))
+    assert snap_compare(app, terminal_size=(80, 24), run_before=settled(Stage.FOUND, "v"))
+
+
+def test_the_smallest_terminal(snap_compare: Compare) -> None:
+    app = scene.app(CONFIG, scene.scripted(scene.found(CONFIG)))
+    assert snap_compare(app, terminal_size=(60, 16), run_before=settled(Stage.FOUND))
+
+
+def test_a_tiny_terminal(snap_compare: Compare) -> None:
+    app = scene.app(CONFIG, scene.missing_torch, autostart=False)
+    assert snap_compare(app, terminal_size=(40, 10), run_before=settled(Stage.IDLE))
+
+
+def test_paused(snap_compare: Compare) -> None:
+    app = scene.app(CONFIG, scene.scripted(scene.running(CONFIG)))
+    assert snap_compare(app, terminal_size=(120, 40), run_before=settled(Stage.RUNNING, "p"))
+
+
+def test_ascii_only(snap_compare: Compare) -> None:
+    app = scene.app(CONFIG, scene.scripted(scene.found(CONFIG)), ascii_only=True)
+    assert snap_compare(app, terminal_size=(120, 40), run_before=settled(Stage.FOUND))
+
+
+def test_without_colour(snap_compare: Compare, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    app = scene.app(CONFIG, scene.scripted(scene.found(CONFIG)))
+    assert snap_compare(app, terminal_size=(120, 40), run_before=settled(Stage.FOUND))
+
+
+def test_the_form(snap_compare: Compare) -> None:
+    app = scene.app(CONFIG, scene.missing_torch, autostart=False)
+    assert snap_compare(app, terminal_size=(80, 24), run_before=settled(Stage.IDLE, "e"))
+
+
+def test_the_help(snap_compare: Compare) -> None:
+    app = scene.app(CONFIG, scene.missing_torch, autostart=False)
+    assert snap_compare(app, terminal_size=(120, 40), run_before=settled(Stage.IDLE, "question_mark"))

@@ -1,0 +1,244 @@
+"""What the panels say, as data."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpumem_tui.memory import ALLOCATED_BUCKETS, GIB, MIB, Bucket, Unknown
+from gpumem_tui.options import WorkloadOptions
+from gpumem_tui.search.runner import SearchConfig, TrialFinished
+from gpumem_tui.tui.search_state import SearchState, cancelling, held, reduce, selecting
+from gpumem_tui.tui.views.bar import bar_view, proportions
+from gpumem_tui.tui.views.ledger import PEAK, RESERVED, USED, LedgerRow, ledger_view
+from gpumem_tui.tui.views.plot import clipped, plot_view
+from gpumem_tui.tui.views.verdict import remedy_columns, verdict_view
+from gpumem_tui.tui.views.workload import strategy_lines, workload_lines, workload_summary
+from gpumem_tui.workload.spec import WorkloadSpec
+from tests.tui import scene
+
+CONFIG = scene.config()
+FOUND = scene.folded(CONFIG, scene.found(CONFIG))
+FREE = "free of 80.0 GiB"
+
+
+def rows(state: SearchState) -> dict[str, LedgerRow]:
+    return {row.title: row for row in ledger_view(state).rows}
+
+
+# Ledger
+
+
+def test_the_rows_of_every_known_column_sum_to_the_device() -> None:
+    table = rows(FOUND)
+    parts = [bucket.title for bucket in ALLOCATED_BUCKETS]
+    parts += ["allocator cache", "CUDA context", "driver reserved", FREE]
+    for column in ("traced", "tried"):
+        values = [getattr(table[title], column) for title in parts]
+        assert sum(values) == CONFIG.device.gpu.total_bytes
+
+
+def test_the_sums_are_sums() -> None:
+    table = rows(FOUND)
+    for column in ("traced", "tried"):
+        peak = sum(getattr(table[bucket.title], column) for bucket in ALLOCATED_BUCKETS)
+        assert getattr(table[PEAK], column) == peak
+        assert getattr(table[RESERVED], column) == peak + getattr(table["allocator cache"], column)
+        assert getattr(table[USED], column) == getattr(table[RESERVED], column) + getattr(table["CUDA context"], column)
+
+
+def test_the_error_is_traced_less_trial_in_bytes_and_as_a_share() -> None:
+    row = rows(FOUND)["temporary"]
+    assert row.error == 12 * MIB
+    assert isinstance(row.tried, int)
+    assert row.error_share == pytest.approx(12 * MIB / row.tried)
+    assert rows(FOUND)["parameters"].error_share == 0.0
+
+
+def test_the_formula_counts_no_cache_and_says_so() -> None:
+    view = ledger_view(FOUND)
+    assert isinstance(rows(FOUND)["allocator cache"].formula, Unknown)
+    assert "– formula: not counted by the closed form" in view.notes
+
+
+def test_without_a_trace_the_error_is_the_formula_s() -> None:
+    untraced = scene.predicted(CONFIG, traceable=False)
+    state = replace(FOUND, predicted=untraced)
+    view = ledger_view(state)
+    assert view.notes[0] == "error is formula − simulated"
+    assert any(note.startswith("– traced: the step at batch size 5") for note in view.notes)
+    row = rows(state)[PEAK]
+    assert isinstance(row.formula, int)
+    assert isinstance(row.tried, int)
+    assert row.error == row.formula - row.tried
+
+
+def test_a_trial_that_ran_out_of_memory_is_not_compared_with() -> None:
+    view = ledger_view(selecting(FOUND, 3))
+    assert view.batch_size == 41
+    assert all(isinstance(row.error, Unknown) for row in view.rows)
+    assert view.notes[-1] == "trial 3 said: CUDA out of memory. Tried to allocate 2.00 GiB"
+
+
+def test_before_any_trial_the_third_column_is_unknown_at_the_foretold_size() -> None:
+    view = ledger_view(SearchState(CONFIG))
+    assert view.trial is None
+    assert view.batch_size == SearchState(CONFIG).foretold
+    assert all(isinstance(row.tried, Unknown) for row in view.rows)
+    assert "– simulated: no trial has ended yet" in view.notes
+
+
+def test_a_trial_that_died_knows_nothing_rather_than_zero() -> None:
+    dead = replace(
+        scene.trial(CONFIG, 8), outcome="error", peak_allocated_bytes=0, peak_reserved_bytes=0, device_used_bytes=0,
+        buckets=None, buckets_unknown="the trial process died",
+    )  # fmt: skip
+    state = reduce(scene.folded(CONFIG, scene.ended(CONFIG)), TrialFinished(1, dead))
+    assert all(isinstance(row.tried, Unknown) for row in ledger_view(state).rows)
+    assert "– simulated: the trial process died" in ledger_view(state).notes
+
+
+def test_more_than_the_device_has_leaves_a_negative_rest() -> None:
+    free = rows(selecting(FOUND, 3))[FREE]
+    assert isinstance(free.traced, int)
+    assert free.traced < 0
+
+
+def test_only_a_simulated_device_is_headed_simulated() -> None:
+    assert ledger_view(FOUND).tried_title == "Simulated"
+    real = replace(CONFIG, device=replace(CONFIG.device, simulated=False))
+    assert ledger_view(SearchState(real)).tried_title == "Measured"
+
+
+# Bar
+
+
+@given(st.lists(st.integers(0, 10**12), min_size=1, max_size=12), st.integers(0, 300))
+def test_proportions_fill_the_bar_exactly(sizes: list[int], cells: int) -> None:
+    given_cells = proportions(sizes, cells)
+    assert sum(given_cells) == (cells if any(sizes) else 0)
+    assert all(count >= 0 for count in given_cells)
+    assert all(not count for count, size in zip(given_cells, sizes, strict=True) if not size)
+
+
+@given(st.lists(st.integers(1, 10**12), min_size=1, max_size=12), st.integers(12, 300))
+def test_what_is_there_is_seen_where_there_is_room(sizes: list[int], cells: int) -> None:
+    assert min(proportions(sizes, cells)) >= 1
+
+
+def test_the_live_bar_shows_the_running_trial_and_sums_to_the_device() -> None:
+    view = bar_view(scene.folded(CONFIG, scene.running(CONFIG)))
+    assert view.title == "Trial 3 · batch 40 · step 2 of 3 · backward"
+    assert sum(view.segments.values()) == CONFIG.device.gpu.total_bytes
+    assert view.segments[Bucket.OTHER] == GIB
+    assert view.segments[Bucket.CACHE] == 3 * GIB
+
+
+def test_after_the_end_the_bar_is_the_shown_trial_s_peak() -> None:
+    view = bar_view(FOUND)
+    assert view.title == "Peak of trial 2 · batch 40"
+    assert view.segments[Bucket.ACTIVATIONS] == 40 * 12 * 100 * MIB
+
+
+def test_a_peak_beyond_the_device_says_by_how_much() -> None:
+    big = scene.config("llama-2-7b", "t4-16gb")
+    view = bar_view(SearchState(big))
+    assert "more than the device has" in view.title
+    assert view.segments[Bucket.FREE] == 0
+
+
+# Plot
+
+
+def test_every_outcome_has_its_mark_and_failures_lie_above_the_capacity() -> None:
+    view = plot_view(FOUND)
+    assert [x for x, _ in view.fits] == [25, 40]
+    assert [x for x, _ in view.ooms] == [41]
+    assert all(y <= view.capacity for _, y in view.fits)
+    assert all(y > view.capacity for _, y in view.ooms)
+
+
+def test_everything_drawn_lies_within_the_axes() -> None:
+    for state in (FOUND, SearchState(CONFIG), SearchState(scene.config("llama-2-7b", "t4-16gb"))):
+        view = plot_view(state)
+        for x, y in (*view.formula, *view.traced, *view.fits, *view.ooms, *view.failures):
+            assert 0 <= x <= view.x_max
+            assert 0 <= y <= view.y_max
+
+
+def test_the_capacity_is_the_cap_where_there_is_one() -> None:
+    capped = replace(CONFIG, limit_bytes=10 * GIB)
+    assert plot_view(SearchState(capped)).capacity == 10.0
+
+
+def test_a_line_is_cut_where_it_leaves_the_chart() -> None:
+    assert clipped([(1, 10.0), (3, 30.0), (5, 50.0)], 20.0) == ((1, 10.0), (2.0, 20.0))
+    assert clipped([(1, 30.0)], 20.0) == ()
+
+
+# Verdict
+
+
+def test_a_verified_result_says_so_in_words() -> None:
+    view = verdict_view(FOUND)
+    assert (view.badge, view.tone) == ("VERIFIED", "good")
+    assert "Largest batch 40" in view.headline
+    assert view.details == ("3 trials, 1 out of memory · predicted: formula 51, traced 40",)
+
+
+def test_nothing_fits_names_the_obstacle_and_three_remedies() -> None:
+    big = scene.config("llama-2-7b", "t4-16gb")
+    view = verdict_view(scene.folded(big, scene.nothing_fits(big)))
+    assert view.badge == "NOTHING FITS"
+    assert "optimizer state alone needs 50.21 GiB" in view.headline
+    assert len(view.remedies) == 3
+    option, buys, costs = remedy_columns(view.remedies[0])
+    assert option.startswith("--")
+    assert buys.startswith("saves ")
+    assert costs
+
+
+def test_pause_and_cancel_stand_before_what_runs() -> None:
+    state = scene.folded(CONFIG, scene.running(CONFIG))
+    assert verdict_view(state).headline.startswith("batch 25 fits, 64 does not")
+    assert verdict_view(state, short=True).headline == "trial 3 · batch 40 · step 2 of 3 · backward"
+    assert verdict_view(held(state, paused=True)).badge == "PAUSED"
+    assert verdict_view(cancelling(held(state, paused=True))).badge == "CANCELLING"
+
+
+def test_the_empty_screen_says_which_key_starts_and_where() -> None:
+    view = verdict_view(SearchState(CONFIG), "the first free GPU")
+    assert view.headline.startswith("s finds the largest batch of gpt2")
+    assert view.details[-1] == "On the first free GPU."
+
+
+# Workload
+
+
+def test_the_workload_is_told_in_lines_and_in_one() -> None:
+    lines = dict(workload_lines(CONFIG))
+    assert lines["params"] == "124,439,808"
+    assert lines["seq len"] == "1,024"
+    assert workload_summary(CONFIG) == "gpt2 · 124 M params · seq 1,024 · fp32 · adamw · guided"
+
+
+@pytest.mark.parametrize(("model", "line"), [("resnet-50", ("image", "224 px")), ("mlp", ("precision", "fp32"))])
+def test_models_without_a_sequence_have_no_such_line(model: str, line: tuple[str, str]) -> None:
+    lines = dict(workload_lines(scene.config(model)))
+    assert line in lines.items()
+    assert "seq len" not in lines
+
+
+def test_a_workload_file_goes_by_its_name() -> None:
+    recipe = WorkloadOptions().spec().recipe
+    config = SearchConfig(WorkloadSpec(recipe, file="/home/someone/train.py:Big"), CONFIG.device)
+    assert workload_summary(config) == "train.py:Big · guided"
+    assert dict(workload_lines(config))["file"] == "train.py:Big"
+    assert ledger_view(SearchState(config)).notes[1] == "– formula: no formula for a workload file"
+
+
+def test_both_predictions_stand_beside_the_strategy() -> None:
+    assert dict(strategy_lines(FOUND)) | {"formula": "batch 51", "traced": "batch 40"} == dict(strategy_lines(FOUND))
