@@ -1,0 +1,70 @@
+"""How fast the simulator is. Prints figures, asserts none: `pytest -m bench -s -n 0 tests/bench`."""
+
+from __future__ import annotations
+
+import random
+import resource
+import statistics
+import time
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from gpumem_tui.catalog.loader import find_gpu, find_model, gpus
+from gpumem_tui.formula.recipe import Recipe
+from gpumem_tui.memory import MIB
+from gpumem_tui.search.events import TraceDone, TraceRequest
+from gpumem_tui.search.trial import trace
+from gpumem_tui.simulator.allocator import CachingAllocator
+from gpumem_tui.simulator.blocks import Block
+from gpumem_tui.simulator.profile import profile_for
+from gpumem_tui.simulator.replay import BatchFinder, replay
+from gpumem_tui.workload.spec import WorkloadSpec
+
+pytestmark = pytest.mark.bench
+
+
+def _median_s(function: Callable[[], object], runs: int = 5) -> float:
+    times = []
+    for _ in range(runs):
+        started = time.perf_counter()
+        function()
+        times.append(time.perf_counter() - started)
+    return statistics.median(times)
+
+
+def _traced(model: str) -> tuple[TraceDone, float]:
+    gpu = find_gpu("a100-80gb")
+    request = TraceRequest(WorkloadSpec(Recipe(), shape=find_model(model)), gpu, steps=3)
+    done = trace(request, request.workload.load(), profile_for(torch.__version__, gpu), report=lambda _: None)
+    assert isinstance(done, TraceDone)
+    return done, done.seconds
+
+
+@pytest.mark.parametrize("model", ["gpt2", "llama-3-8b"])
+def test_trace_and_replay(model: str) -> None:
+    done, seconds = _traced(model)
+    host = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    print(f"\n{model}: three traces of three steps {seconds:.2f} s, peak host memory {host:,.0f} MiB")
+    affine = done.trace
+    print(f"{model}: {len(affine.events):,} events, replay {_median_s(lambda: replay(affine.at(8))) * 1e3:.1f} ms")
+    finder = BatchFinder(affine)
+    whole = _median_s(lambda: [finder.largest(gpu.cuda_total_bytes) for gpu in gpus().values()], runs=1)
+    print(f"{model}: largest batch on each of {len(gpus())} GPUs {whole:.2f} s")
+
+
+def test_allocator_events_per_second() -> None:
+    """A mix like training's: many sizes, about 2,000 live blocks."""
+    choose = random.Random(0)
+    sizes = [choose.choice((512, 4096, 100_000, 3 * MIB, 12 * MIB, 40 * MIB)) for _ in range(64)]
+    allocator = CachingAllocator(1 << 50)
+    live: list[Block] = []
+    events = 1_000_000
+    started = time.perf_counter()
+    for index in range(events):
+        if len(live) > 2000 or (live and index % 2):
+            allocator.free(live.pop(index * 7 % len(live)))
+        else:
+            live.append(allocator.malloc(sizes[index % 64]))
+    print(f"\nallocator: {events:,} events in {time.perf_counter() - started:.2f} s")

@@ -1,0 +1,102 @@
+"""The largest batch under a cap on reserved bytes: predicted without a GPU, found by running on one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import msgspec
+import torch
+
+from gpumem_tui.catalog.shapes import Gpu
+from gpumem_tui.search.classify import is_out_of_memory
+from gpumem_tui.search.cuda_recorder import CudaRecorder
+from gpumem_tui.search.events import TraceDone, TraceRequest
+from gpumem_tui.search.trial import trace
+from gpumem_tui.simulator.profile import profile_for
+from gpumem_tui.simulator.replay import largest_batch
+from gpumem_tui.workload.errors import located
+from gpumem_tui.workload.run import Recorder, StepRun
+from tests.gpu.forks import Write
+from tests.gpu.matrix import Edge
+from tests.gpu.sides import hide_gpus
+
+EDGE_STEPS = 2
+MOST_TRIALS = 6
+
+FITS = "fits"
+OUT_OF_MEMORY = "out of memory"
+
+
+class Predicted(msgspec.Struct, frozen=True):
+    """By the simulated GPU; `error` instead where it could not."""
+
+    batch_size: int | None
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class Found:
+    """The largest batch size that ran; None if `tried` did not close in on it."""
+
+    batch_size: int | None
+    tried: Mapping[int, str]
+
+
+def find(start: int, trial: Callable[[int], str]) -> Found:
+    """Go up or down from `start`, size by size, until one fits whose successor does not.
+
+    Args:
+        trial: runs a batch size; `FITS`, `OUT_OF_MEMORY`, or what else happened, which ends the search.
+    """
+    tried: dict[int, str] = {}
+    batch_size = max(1, start)
+    while len(tried) < MOST_TRIALS and batch_size >= 1:
+        outcome = tried[batch_size] = trial(batch_size)
+        if outcome not in (FITS, OUT_OF_MEMORY):
+            break
+        neighbour = batch_size + 1 if outcome == FITS else batch_size - 1
+        if neighbour in tried:
+            return Found(min(batch_size, neighbour), tried)
+        batch_size = neighbour
+    return Found(0 if tried.get(1) == OUT_OF_MEMORY else None, tried)
+
+
+def predict_edge(edge: Edge, gpu: Gpu, write: Write) -> None:
+    """By replay of a trace. Call in a process of its own, which sees no real GPU from then on."""
+    hide_gpus()
+    request = TraceRequest(edge.workload, gpu, EDGE_STEPS)
+    profile = profile_for(torch.__version__, gpu)
+    done = trace(request, edge.workload.load(), profile, report=lambda _: None)
+    if isinstance(done, TraceDone):
+        capacity_bytes = gpu.cuda_total_bytes - profile.context_bytes
+        predicted = Predicted(largest_batch(done.trace, capacity_bytes, allowed_bytes=edge.limit_bytes))
+    else:
+        predicted = Predicted(None, f"not traced: {done}")
+    write(msgspec.json.encode(predicted))
+
+
+def try_on_gpu(edge: Edge, batch_size: int, write: Write) -> None:
+    """Run one batch size on ``cuda:0`` under the cap. Call in a process that has not touched CUDA."""
+    device = torch.device("cuda", 0)
+    total_bytes = torch.cuda.get_device_properties(device).total_memory
+    torch.cuda.set_per_process_memory_fraction(edge.limit_bytes / total_bytes, device)
+    write(_outcome(edge, batch_size, device, CudaRecorder(device)).encode())
+
+
+def try_in_rehearsal(edge: Edge, batch_size: int, gpu: Gpu, write: Write) -> None:
+    """What `try_on_gpu` does, on the simulated GPU."""
+    from gpumem_tui.simulator.device import SimulatedGpu, simulate
+
+    simulated = SimulatedGpu(gpu, profile_for(torch.__version__, gpu), limit_bytes=edge.limit_bytes)
+    with simulate(simulated) as device:
+        write(_outcome(edge, batch_size, device, simulated).encode())
+
+
+def _outcome(edge: Edge, batch_size: int, device: torch.device, recorder: Recorder) -> str:
+    try:
+        StepRun(edge.workload.load(), batch_size, device, recorder).run(EDGE_STEPS)
+    except Exception as error:  # noqa: BLE001  whatever it is, it is the outcome
+        free_bytes, _ = torch.get_device_module(device).mem_get_info(device)
+        return OUT_OF_MEMORY if is_out_of_memory(error, free_bytes) else located(error)
+    return FITS

@@ -1,0 +1,137 @@
+"""Holds a recorded history against the model of the allocator: same segments, same addresses, same peaks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from gpumem_tui.simulator.allocator import CachingAllocator
+from gpumem_tui.simulator.blocks import Block, Pool
+from gpumem_tui.simulator.settings import AllocatorSettings
+from tests.gpu.history import History, Segment
+
+_UNLIMITED = 1 << 60
+
+
+class Differs(Exception):
+    """The allocator's model does something else than what was recorded; one line with event, phase and sizes."""
+
+
+@dataclass(frozen=True)
+class Placed:
+    """The highest figures of a replay that agreed with its recording."""
+
+    requested_bytes: int
+    allocated_bytes: int
+    reserved_bytes: int
+    segments: int
+
+
+def check(history: History, settings: AllocatorSettings | None = None) -> Placed:
+    """Make every recorded request of the allocator's model, each segment lying where the real one lay.
+
+    Raises:
+        Differs: a block at another address, or a segment that only one of the two took or gave back.
+    """
+    allocator = _Following(history, settings or AllocatorSettings())
+    timeline = history.timeline
+    blocks: dict[int, Block] = {}
+    for event, number in enumerate(timeline.events):
+        allocator.reach(event)
+        if number < 0:
+            allocator.free(blocks.pop(-number))
+            continue
+        size_bytes, address = timeline.sizes[number - 1], history.addresses[number - 1]
+        block = blocks[number] = allocator.malloc(size_bytes, history.streams[number - 1])
+        if block.address != address:
+            raise Differs(
+                f"{allocator.place}: {size_bytes} bytes lie at {address:#x}, in the model at {block.address:#x}"
+            )
+        allocator.expect_no_segment()
+    allocator.reach(len(timeline.events))
+    stats = allocator.stats
+    return Placed(
+        stats.peak_requested_bytes, stats.peak_allocated_bytes, stats.peak_reserved_bytes, stats.num_device_alloc
+    )
+
+
+class _Following(CachingAllocator):
+    """Takes segments only where the recording did, at the recorded addresses."""
+
+    def __init__(self, history: History, settings: AllocatorSettings) -> None:
+        super().__init__(_UNLIMITED, settings)
+        self._history = history
+        self._pending = list(reversed(history.segments))
+        self._event = 0
+        self._released: set[tuple[int, int]] = set()
+
+    @property
+    def place(self) -> str:
+        """The event at hand, in words."""
+        marks = [mark for mark in self._history.timeline.marks if mark.event <= self._event]
+        return f"event {self._event}" + (f" (step {marks[-1].step}, {marks[-1].phase.value})" if marks else "")
+
+    def reach(self, event: int) -> None:
+        """Go on to an event; what the recording gave back before it, the model gives back too."""
+        self._event = event
+        given_back = set()
+        while self._pending and self._pending[-1].event == event and self._pending[-1].size_bytes < 0:
+            segment = self._pending.pop()
+            given_back.add((segment.address, -segment.size_bytes))
+        if given_back:
+            self._released = set()
+            self.empty_cache()
+            if self._released != given_back:
+                raise Differs(
+                    f"{self.place}: {len(given_back)} segments given back, by the model {len(self._released)}"
+                )
+
+    def expect_no_segment(self) -> None:
+        """After an event: the model took every segment that the recording took for it."""
+        if self._pending and self._pending[-1].event == self._event:
+            raise Differs(
+                f"{self.place}: a segment of {self._pending[-1].size_bytes} bytes that the model did not take"
+            )
+
+    def _new_range(self, size_bytes: int) -> int:
+        recorded = self._pending[-1] if self._pending else Segment(-1, 0, 0, 0)
+        if recorded.event != self._event:
+            raise Differs(f"{self.place}: the model took a segment of {size_bytes} bytes that was not recorded")
+        if recorded.size_bytes != size_bytes:
+            raise Differs(f"{self.place}: a segment of {recorded.size_bytes} bytes, in the model {size_bytes}")
+        self._pending.pop()
+        return recorded.address
+
+    def _release(self, block: Block) -> None:
+        self._released.add((block.address, block.size_bytes))
+        super()._release(block)
+
+
+class HistoryKeepingAllocator(CachingAllocator):
+    """Keeps entries as `torch.cuda.memory._snapshot()` has them in ``device_traces``."""
+
+    def __init__(self, capacity_bytes: int, settings: AllocatorSettings | None = None) -> None:
+        super().__init__(capacity_bytes, settings)
+        self.entries: list[dict[str, Any]] = []
+
+    def malloc(self, size_bytes: int, stream: int = 0) -> Block:
+        block = super().malloc(size_bytes, stream)
+        self._note("alloc", block.address, size_bytes, stream)
+        return block
+
+    def free(self, block: Block) -> None:
+        self._note("free_requested", block.address, block.requested_bytes, block.pool.stream)
+        super().free(block)
+
+    def _take_from_driver(self, pool: Pool, size: int) -> Block | None:
+        block = super()._take_from_driver(pool, size)
+        if block is not None:
+            self._note("segment_alloc", block.address, block.size_bytes, pool.stream)
+        return block
+
+    def _release(self, block: Block) -> None:
+        self._note("segment_free", block.address, block.size_bytes, block.pool.stream)
+        super()._release(block)
+
+    def _note(self, action: str, address: int, size_bytes: int, stream: int) -> None:
+        self.entries.append({"action": action, "addr": address, "size": size_bytes, "stream": stream})

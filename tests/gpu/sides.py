@@ -1,0 +1,198 @@
+"""One configuration on one device: the real GPU, the simulated one, or a rehearsal of the real one without a GPU."""
+
+from __future__ import annotations
+
+import gc
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import torch
+
+from gpumem_tui.catalog.shapes import Gpu
+from gpumem_tui.memory import Bucket
+from gpumem_tui.search.cuda_recorder import CudaRecorder, HistoryIncomplete
+from gpumem_tui.simulator.measurements import PhasePeaks, Side
+from gpumem_tui.simulator.profile import profile_for
+from gpumem_tui.simulator.timeline import Phase, Timeline
+from gpumem_tui.workload.errors import located
+from gpumem_tui.workload.run import Recorder, StepRun
+from tests.gpu.forks import Write
+from tests.gpu.history import History, HistoryError, pack, pack_timeline
+from tests.gpu.matrix import STEPS, Configuration
+from tests.gpu.nvml import device_memory
+
+Entries = Callable[[], Iterable[Mapping[str, Any]]]
+"""What yields the allocator's history entries so far, of one device."""
+
+
+class Sided(msgspec.Struct, frozen=True):
+    """A side, with its packed history; the side says why if there is none."""
+
+    side: Side
+    history: str = ""
+
+
+@dataclass
+class _Meter:
+    """A recorder that also reads the allocator's peaks at the end of each phase, and starts them anew."""
+
+    recorder: Recorder
+    device: torch.device
+    phases: list[PhasePeaks] = field(default_factory=list)
+    _phase: tuple[int, Phase] | None = None
+
+    def mark(self, step: int, phase: Phase) -> None:
+        self.close()
+        self._phase = (step, phase)
+        self.recorder.mark(step, phase)
+
+    def tag(self, bucket: Bucket, tensors: Iterable[torch.Tensor]) -> None:
+        self.recorder.tag(bucket, tensors)
+
+    def name_modules(self, model: torch.nn.Module) -> None:
+        self.recorder.name_modules(model)
+
+    def finish(self, failed: bool = False) -> Timeline:
+        return self.recorder.finish(failed)
+
+    def close(self) -> None:
+        """The phase that runs ends here."""
+        memory: Any = torch.get_device_module(self.device)
+        if self._phase is not None:
+            stats = memory.memory_stats(self.device)
+            requested, allocated, reserved = (
+                stats[f"{name}_bytes.all.peak"] for name in ("requested", "allocated", "reserved")
+            )
+            step, phase = self._phase
+            self.phases.append(PhasePeaks(step, phase.value, requested, allocated, reserved))
+            self._phase = None
+        memory.reset_peak_memory_stats(self.device)
+
+
+def real(configuration: Configuration, write: Write) -> None:
+    """Run on ``cuda:0``. Call in a process that has not touched CUDA."""
+    device = torch.device("cuda", 0)
+    torch.cuda.init()
+    torch.zeros(1, device=device)
+    torch.cuda.empty_cache()
+    context_bytes = _beside_allocator(device)
+    recorder = CudaRecorder(device)
+
+    def entries() -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = torch.cuda.memory._snapshot(device)["device_traces"][0]
+        return found
+
+    sided = _run(configuration, device, recorder, context_bytes, entries)
+    nvml = device_memory()
+    side = msgspec.structs.replace(
+        sided.side,
+        nvml=nvml if isinstance(nvml, dict) else {},
+        unavailable={**sided.side.unavailable, **({"nvml": nvml} if isinstance(nvml, str) else {})},
+    )
+    write(msgspec.json.encode(msgspec.structs.replace(sided, side=side)))
+
+
+def simulated(configuration: Configuration, gpu: Gpu, write: Write) -> None:
+    """Run on the simulated GPU. Call in a process of its own, which sees no real one from then on."""
+    hide_gpus()
+    from gpumem_tui.simulator.device import SimulatedGpu, simulate
+
+    profile = profile_for(torch.__version__, gpu)
+    simulated_gpu = SimulatedGpu(gpu, profile, on_backward_error=lambda error: write(failed(located(error))))
+    with simulate(simulated_gpu) as device:
+        write(msgspec.json.encode(_run(configuration, device, simulated_gpu, profile.context_bytes)))
+
+
+def rehearsed(configuration: Configuration, gpu: Gpu, write: Write) -> None:
+    """What `real` does, on the simulated GPU with an allocator that keeps a history such as CUDA's."""
+    from gpumem_tui.simulator.device import SimulatedGpu, simulate
+    from tests.gpu.placement import HistoryKeepingAllocator
+
+    profile = profile_for(torch.__version__, gpu)
+    simulated_gpu = SimulatedGpu(gpu, profile)
+    allocator = HistoryKeepingAllocator(gpu.cuda_total_bytes - profile.context_bytes)
+    simulated_gpu.allocator = allocator
+    with simulate(simulated_gpu) as device:
+        sided = _run(configuration, device, simulated_gpu, profile.context_bytes, lambda: allocator.entries)
+    write(msgspec.json.encode(sided))
+
+
+def hide_gpus() -> None:
+    """Keep this process from ever holding a CUDA context: the real side measures what lies on the GPU beside it."""
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
+def failed(why: str) -> bytes:
+    """The result of a run that left none."""
+    return msgspec.json.encode(Sided(Side(error=why)))
+
+
+def _run(
+    configuration: Configuration,
+    device: torch.device,
+    recorder: Recorder,
+    context_bytes: int,
+    entries: Entries | None = None,
+) -> Sided:
+    """Run the steps; what raises is the side's error. `entries`: with them placement is part of the history."""
+    memory: Any = torch.get_device_module(device)
+    meter = _Meter(recorder, device)
+    error = ""
+    gc.collect()
+    gc.disable()  # so that cycles are freed at the same moment on both sides: never
+    started = time.perf_counter()
+    run = None  # kept until the figures are read: it holds the model
+    try:
+        workload = configuration.workload.load()
+        run = StepRun(workload, configuration.batch_size, device, meter)
+        run.run(STEPS)
+    except Exception as raised:  # noqa: BLE001  whatever it is, it is what this configuration does here
+        error = located(raised)
+    seconds = time.perf_counter() - started
+    meter.close()
+    history, buckets, unavailable = _composition(meter, entries)
+    return Sided(
+        Side(
+            error=error,
+            phases=tuple(meter.phases),
+            buckets=buckets,
+            alloc_retries=memory.memory_stats(device).get("num_alloc_retries", 0),
+            context_bytes=context_bytes,
+            context_end_bytes=_beside_allocator(device),
+            unavailable=unavailable,
+            seconds=seconds,
+        ),
+        history,
+    )
+
+
+def _composition(meter: _Meter, entries: Entries | None) -> tuple[str, dict[str, int] | None, dict[str, str]]:
+    """The packed history, the buckets at the peak, and why either is missing."""
+    found = list(entries()) if entries is not None else []  # before `finish`, which stops the recording
+    try:
+        timeline = meter.finish()
+    except HistoryIncomplete as error:
+        return "", None, {"buckets": str(error), "history": str(error)}
+    peak_bytes = max((phase.allocated_bytes for phase in meter.phases), default=0)
+    buckets = timeline.breakdown_after(timeline.peak_event(), peak_bytes).as_json()
+    try:
+        return (pack_timeline(timeline) if entries is None else pack(History.of(found, timeline))), buckets, {}
+    except HistoryError as error:
+        return "", buckets, {"history": str(error)}
+
+
+def _beside_allocator(device: torch.device) -> int:
+    """What this process (on a GPU of its own) holds beside its allocator, in bytes."""
+    memory: Any = torch.get_device_module(device)
+    free_bytes, total_bytes = memory.mem_get_info(device)
+    held: int = total_bytes - free_bytes - memory.memory_reserved(device)
+    return held
+
+
+def allocator_options() -> str:
+    """What the user set for CUDA's allocator, empty for nothing."""
+    return os.environ.get("PYTORCH_CUDA_ALLOC_CONF", os.environ.get("PYTORCH_ALLOC_CONF", ""))
