@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from typing import Protocol
 
 import pytest
@@ -24,24 +26,44 @@ class Compare(Protocol):
 
 
 def settled(stage: Stage, *keys: str) -> object:
-    """Wait until the chart is there and the search is where it should be, then press keys."""
+    """Wait until the search is where it should be and all of it is drawn, then press keys."""
 
     async def wait(pilot: Pilot[int]) -> None:
         app = pilot.app
         assert isinstance(app, GpuMemApp)
         screen = app.search_screen
-        for _ in range(200):
-            await pilot.pause(0.02)
+
+        def there() -> bool:
             state = screen.state
             said = state.running is not None and state.running.sample is not None
-            if screen.query("BatchPlot") and state.stage is stage and (said or stage is not Stage.RUNNING):
-                break
-        await pilot.pause(0.3)  # one redraw more
+            return screen.settled and state.stage is stage and (said or stage is not Stage.RUNNING)
+
+        await until(pilot, there)
+        await stands_still(pilot)
         for key in keys:
             await pilot.press(key)
-        await pilot.pause()
+        await stands_still(pilot)
 
     return wait
+
+
+async def until(pilot: Pilot[int], there: Callable[[], bool]) -> None:
+    """Wait for a condition; however slow the machine is, the picture is the same."""
+    deadline = time.monotonic() + 30
+    while not there():
+        assert time.monotonic() < deadline, "the screen did not get there in 30 s"
+        await pilot.pause(0.02)
+
+
+async def stands_still(pilot: Pilot[int]) -> None:
+    """Wait until the picture has not changed for three looks."""
+    pictures: list[str] = []
+
+    def same() -> bool:
+        pictures.append(pilot.app.export_screenshot())
+        return len(pictures) >= 3 and pictures[-1] == pictures[-2] == pictures[-3]
+
+    await until(pilot, same)
 
 
 @pytest.mark.parametrize("size", SIZES.values(), ids=SIZES)

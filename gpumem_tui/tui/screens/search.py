@@ -114,13 +114,18 @@ class SearchScreen(Screen[None]):
         self._ended = threading.Event()
         self._ended.set()
         self._began = clock()
-        self._dirty = False
+        self._drawn: SearchState | None = None
         self._plot: BatchPlot | None = None
 
     @property
     def state(self) -> SearchState:
-        """What is shown."""
+        """Where the search stands."""
         return self._state
+
+    @property
+    def settled(self) -> bool:
+        """All of `state` is on the screen, the chart included."""
+        return self._plot is not None and self._drawn is self._state
 
     # What is on it
 
@@ -269,7 +274,6 @@ class SearchScreen(Screen[None]):
         if message.origin is self._control:
             before = self._state
             self._state = reduce(before, message.event)
-            self._dirty = True
             if before.stage is not self._state.stage:
                 self._enter(self._state)
 
@@ -306,10 +310,10 @@ class SearchScreen(Screen[None]):
         self.refresh_bindings()
 
     def _redraw_if_dirty(self) -> None:
-        if self._dirty:
-            self._draw()
-        else:
+        if self._drawn is self._state:
             self._show_verdict()  # its seconds count
+        else:
+            self._draw()
 
     def _show_verdict(self) -> None:
         elapsed_s = int((self._clock() - self._began).total_seconds())
@@ -321,7 +325,6 @@ class SearchScreen(Screen[None]):
 
     def _draw(self) -> None:
         state = self._state
-        self._dirty = False
         self._show_time()
         self.query_one(WorkloadLine).show(state)
         self.query_one(WorkloadPanel).show(state)
@@ -335,6 +338,7 @@ class SearchScreen(Screen[None]):
         self.set_class(state.running is not None, "-running")
         if self._plot is not None:
             self._plot.show(state)
+        self._drawn = state
 
 
 def _new_plot() -> BatchPlot:
