@@ -11,6 +11,7 @@ from pathlib import Path
 from gpumem_tui.options import WorkloadOptions, simulated_device
 from gpumem_tui.search.runner import SearchConfig
 from gpumem_tui.tui.app import GpuMemApp
+from gpumem_tui.tui.screens.search import SearchScreen
 from gpumem_tui.tui.search_state import SearchState, Stage
 
 FOLDER = Path(__file__).parent
@@ -33,13 +34,14 @@ def _well_under_way(state: SearchState) -> bool:
 async def _picture(
     name: str, options: WorkloadOptions, config: SearchConfig, when: Callable[[SearchState], bool]
 ) -> None:
-    app = GpuMemApp(config, options, "", autostart=True, clock=lambda: CLOCK)
+    screen = SearchScreen(config, options, autostart=True, clock=lambda: CLOCK)
+    app = GpuMemApp({"search": lambda: screen}, "search")
     async with app.run_test(size=SIZE) as pilot:
-        while not when(app.search_screen.state):
+        while not when(screen.state):
             await pilot.pause(0.1)
         await pilot.pause(0.5)
         svg = app.export_screenshot(title="gpumem-tui")
-        await app.search_screen.end_search()
+        await screen.end()
     # Rich names the classes of every picture at random; fixed names keep a remade picture equal to the last one.
     (FOLDER / f"{name}.svg").write_text(re.sub(r"terminal-\d+", f"terminal-{name}", svg))
 

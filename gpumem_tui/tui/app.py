@@ -5,23 +5,22 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterable, Sequence
-from datetime import datetime
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from types import FrameType
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from rich.segment import Segment
 from rich.style import Style
 from textual.app import App, SystemCommand
+from textual.binding import Binding, BindingType
 from textual.color import Color
 from textual.filter import LineFilter
 from textual.message import Message
 from textual.screen import Screen
 
-from gpumem_tui.options import WorkloadOptions
-from gpumem_tui.search.runner import SearchConfig, search
-from gpumem_tui.tui.glyphs import to_ascii, wants_ascii
-from gpumem_tui.tui.screens.search import Clock, SearchFunction, SearchScreen
+from gpumem_tui.tui.glyphs import to_ascii
+from gpumem_tui.tui.screens.main import MainScreen
 from gpumem_tui.tui.theme import THEME
 
 SignalHandler = Callable[[int, FrameType | None], object] | int | None
@@ -29,6 +28,10 @@ _SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 _EXIT_SIGNAL_BASE = 128
 _FAREWELL_S = 2.0
 """How long a signal waits for an orderly end before it makes a hard one."""
+
+ScreenName = Literal["monitor", "search", "plan"]
+SCREENS: tuple[ScreenName, ...] = ("monitor", "search", "plan")
+"""On keys 1, 2, 3."""
 
 _OWN_COMMANDS = ("Theme", "Screenshot")
 """Of Textual's own commands, the ones that mean something here."""
@@ -51,16 +54,20 @@ class StyleFilter(LineFilter):
 
 
 class GpuMemApp(App[int]):
-    """Opens on the Search screen.
+    """The main screens, one at a time.
 
     Args:
+        screens: how each is made; called when it is first shown. A screen that is absent has no key.
+        first: the one to open on.
         ascii_only: draw with ASCII characters only.
-        search_function, clock: see `SearchScreen`.
     """
 
     TITLE = "gpumem-tui"
-    CSS_PATH = "screens/search.tcss"  # the default screen's: Textual loads a screen's own only when it is pushed
     COMMAND_PALETTE_BINDING: ClassVar[str] = "ctrl+p"
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding(str(key), f"show('{name}')", name, show=False, tooltip=f"Go to {name.capitalize()}")
+        for key, name in enumerate(SCREENS, 1)
+    ]
 
     class Killed(Message):
         """A signal asked the program to end with this exit code."""
@@ -70,30 +77,46 @@ class GpuMemApp(App[int]):
             self.code = code
 
     def __init__(
-        self,
-        config: SearchConfig,
-        options: WorkloadOptions,
-        notice: str = "",
-        *,
-        autostart: bool = False,
-        ascii_only: bool = False,
-        search_function: SearchFunction = search,
-        clock: Clock = datetime.now,
+        self, screens: Mapping[ScreenName, Callable[[], MainScreen]], first: ScreenName, *, ascii_only: bool = False
     ) -> None:
-        super().__init__()
+        # The first screen's styles by the program: Textual loads a screen's own only when it is pushed.
+        super().__init__(css_path=f"screens/{first}.tcss")
         self._handlers: dict[signal.Signals, SignalHandler] = {}
         self.left = threading.Event()  # set by whoever ran the app, when the terminal is restored too
         self._styled = StyleFilter()
         self._ascii = AsciiFilter(enabled=ascii_only)
-        self.search_screen = SearchScreen(
-            config, options, notice, autostart=autostart, search_function=search_function, clock=clock
-        )
+        self._makers = screens
+        self._first = first
+        self._made: dict[ScreenName, MainScreen] = {}
+        for name in screens:
+            if name != first:
+                self.add_mode(name, partial(self.main_screen, name))
         self.register_theme(THEME)
         self.theme = THEME.name
 
     def get_default_screen(self) -> Screen[None]:
-        """The Search screen."""
-        return self.search_screen
+        """The one to open on."""
+        return self.main_screen(self._first)
+
+    def main_screen(self, name: ScreenName) -> MainScreen:
+        """A main screen, made if need be.
+
+        Raises:
+            KeyError: the program was opened without that screen.
+        """
+        if name not in self._made:
+            self._made[name] = self._makers[name]()
+        return self._made[name]
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """Only the screens that there are can be shown, and not from within a dialogue."""
+        if action == "show":
+            return parameters[0] in self._makers and not self.screen.is_modal
+        return True
+
+    async def action_show(self, name: ScreenName) -> None:
+        """Go to a main screen."""
+        await self.switch_mode(self.DEFAULT_MODE if name == self._first else name)
 
     def get_line_filters(self) -> Sequence[LineFilter]:
         """Textual's between ours."""
@@ -122,34 +145,29 @@ class GpuMemApp(App[int]):
             signal.signal(number, handler)
 
     async def action_quit(self) -> None:
-        """End the search, then the program."""
-        self.exit(await self.search_screen.end_search())
+        """End what runs, then the program."""
+        self.exit(await self._end())
 
     async def on_gpu_mem_app_killed(self, message: Killed) -> None:
-        """End the search, then the program, as a signal asked for."""
-        await self.search_screen.end_search()
+        """End what runs, then the program, as a signal asked for."""
+        await self._end()
         self.exit(message.code)
+
+    async def _end(self) -> int:
+        """The exit code of the screens that have one to give: the first that is not 0."""
+        codes = [await screen.end() for screen in self._made.values()]
+        return next((code for code in codes if code), 0)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         threading.Thread(target=self._leave, args=(_EXIT_SIGNAL_BASE + number,), daemon=True).start()
 
     def _leave(self, code: int) -> None:
         """In a thread of its own: when the terminal is gone, the event loop may hang writing to it."""
-        self.search_screen.cancel()
+        for screen in self._made.values():
+            screen.cancel()
         self.post_message(self.Killed(code))
         if not self.left.wait(_FAREWELL_S):
             os._exit(code)
-
-
-def run(config: SearchConfig, options: WorkloadOptions, notice: str, autostart: bool) -> int:
-    """Open the terminal program on the Search screen and return the process exit code.
-
-    Args:
-        config: what to search; `options` is what the user typed to get it.
-        notice: where it will run, in words.
-        autostart: begin at once.
-    """
-    return run_app(GpuMemApp(config, options, notice, autostart=autostart, ascii_only=wants_ascii(os.environ)))
 
 
 def run_app(app: GpuMemApp) -> int:

@@ -6,6 +6,8 @@ import time
 from collections.abc import Iterator
 from datetime import datetime, timezone
 
+from textual.app import App
+
 from gpumem_tui.memory import ALLOCATED_BUCKETS, GIB, MIB, Bucket, Unknown
 from gpumem_tui.options import WorkloadOptions, simulated_device
 from gpumem_tui.search.events import Failed, Ready, Sample, TrialDone
@@ -26,7 +28,7 @@ from gpumem_tui.search.runner import (
 from gpumem_tui.simulator.replay import AffineTrace, replay
 from gpumem_tui.simulator.timeline import Phase, Timeline, TimelineRecorder
 from gpumem_tui.tui.app import GpuMemApp
-from gpumem_tui.tui.screens.search import SearchFunction
+from gpumem_tui.tui.screens.search import SearchFunction, SearchScreen
 from gpumem_tui.tui.search_state import SearchState, reduce, started
 
 REASON = "no NVIDIA driver on this machine"
@@ -195,11 +197,17 @@ def app(
     """The program with a scripted search and a clock that stands still."""
     shape = searched.workload.shape
     assert shape is not None
-    return GpuMemApp(
-        searched,
-        options or WorkloadOptions(model=shape.name),
-        autostart=autostart,
-        ascii_only=ascii_only,
-        search_function=search_function,
-        clock=noon,
-    )
+    chosen = options or WorkloadOptions(model=shape.name)
+
+    def search_screen() -> SearchScreen:
+        return SearchScreen(searched, chosen, autostart=autostart, search_function=search_function, clock=noon)
+
+    return GpuMemApp({"search": search_screen}, "search", ascii_only=ascii_only)
+
+
+def search_screen(program: App[int]) -> SearchScreen:
+    """The program's Search screen."""
+    assert isinstance(program, GpuMemApp)
+    screen = program.main_screen("search")
+    assert isinstance(screen, SearchScreen)
+    return screen

@@ -31,9 +31,7 @@ async def until(pilot: Pilot[int], holds: Callable[[], bool]) -> None:
 
 
 def screen_of(pilot: Pilot[int]) -> SearchScreen:
-    app = pilot.app
-    assert isinstance(app, GpuMemApp)
-    return app.search_screen
+    return scene.search_screen(pilot.app)
 
 
 def keys(pilot: Pilot[int]) -> set[str]:

@@ -10,7 +10,6 @@ import pytest
 from textual.app import App
 from textual.pilot import Pilot
 
-from gpumem_tui.tui.app import GpuMemApp
 from gpumem_tui.tui.search_state import Stage
 from tests.tui import scene
 
@@ -29,9 +28,7 @@ def settled(stage: Stage, *keys: str) -> object:
     """Wait until the search is where it should be and all of it is drawn, then press keys."""
 
     async def wait(pilot: Pilot[int]) -> None:
-        app = pilot.app
-        assert isinstance(app, GpuMemApp)
-        screen = app.search_screen
+        screen = scene.search_screen(pilot.app)
 
         def there() -> bool:
             state = screen.state

@@ -13,7 +13,6 @@ from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical, VerticalScroll
 from textual.events import Resize
 from textual.message import Message
-from textual.screen import Screen
 from textual.widgets import Footer, Static
 
 from gpumem_tui.options import WorkloadOptions
@@ -21,6 +20,7 @@ from gpumem_tui.search.prediction import Prediction
 from gpumem_tui.search.runner import Control, Predicted, SearchConfig, SearchEvent, TrialStarted, Unusable, search
 from gpumem_tui.tui.screens.edit import Edited, EditScreen
 from gpumem_tui.tui.screens.help import HelpScreen
+from gpumem_tui.tui.screens.main import MainScreen
 from gpumem_tui.tui.search_state import (
     Failure,
     SearchState,
@@ -53,7 +53,7 @@ SearchFunction = Callable[[SearchConfig, Control], Iterator[SearchEvent]]
 Clock = Callable[[], datetime]
 
 
-class SearchScreen(Screen[None]):
+class SearchScreen(MainScreen):
     """One search at a time.
 
     Args:
@@ -63,6 +63,7 @@ class SearchScreen(Screen[None]):
         search_function, clock: the search and the time of day.
     """
 
+    CSS_PATH = "search.tcss"
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (110, "-normal")]  # noqa: RUF012  as Textual declares it
     VERTICAL_BREAKPOINTS = [(0, "-short"), (24, "-low"), (30, "-mid"), (36, "-tall"), (50, "-high")]  # noqa: RUF012
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -286,16 +287,12 @@ class SearchScreen(Screen[None]):
         """End the search; safe to call from any thread."""
         self._control.cancel()
 
-    async def end_search(self) -> int:
+    async def end(self) -> int:
         """Cancel what runs, wait until its child process is gone, and return the exit code for leaving now."""
         code = self._state.exit_code
         self.cancel()
         await asyncio.to_thread(self._ended.wait, _FAREWELL_S)
         return code
-
-    def on_unmount(self) -> None:
-        """However the screen ends, the search does."""
-        self.cancel()
 
     # Drawing
 

@@ -1,0 +1,112 @@
+"""`search` and `predict`: how large a batch fits, tried and foretold."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gpumem_tui.cli.common import (
+    AT_LEAST_ONE,
+    DEVICE_OPTIONS,
+    EXIT_FAILED,
+    WORKLOAD_OPTIONS,
+    complain,
+    configure,
+    is_terminal,
+    open_screen,
+    with_options,
+)
+
+if TYPE_CHECKING:
+    from gpumem_tui.search.runner import Predicted, SearchConfig
+
+
+@click.command()
+@with_options(WORKLOAD_OPTIONS, DEVICE_OPTIONS)
+@click.option(
+    "--strategy", type=click.Choice(["guided", "ramp", "double", "binary"]), default="guided", show_default=True
+)
+@click.option("--step", "ramp_step", type=AT_LEAST_ONE, help="Step of the ramp (default: suits the prediction).")
+@click.option(
+    "--timeout", "timeout_s", type=click.FloatRange(min=1), default=300.0, show_default=True,
+    help="Seconds of silence after which a trial counts as hung.",
+)  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="JSON lines: one a trial, then the result.")
+@click.option("--plain", is_flag=True, help="Log lines instead of the screen.")
+def search(as_json: bool, plain: bool, **values: Any) -> int:
+    """Ramp a real training step until it is out of memory, with the prediction beside it."""
+    if as_json and plain:
+        raise click.UsageError("--json and --plain: give only one of them")
+    target_batch = values.pop("target_batch")
+    options, config = configure(values)
+    _refuse_sharding(config)
+    if not as_json and not plain and is_terminal():
+        return open_screen(options, config, autostart=True)
+    from gpumem_tui.search.headless import run
+
+    return run(config, as_json=as_json, target_batch=target_batch)
+
+
+@click.command()
+@with_options(WORKLOAD_OPTIONS, DEVICE_OPTIONS)
+@click.option("--batch-size", type=AT_LEAST_ONE, required=True, help="Batch size to predict.")
+@click.option(
+    "--by", type=click.Choice(["module", "operator", "source"]), help="Also list what holds the traced peak, by place."
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+def predict(batch_size: int, by: str | None, as_json: bool, **values: Any) -> int:
+    """Predict one batch size by formula and by tracing the real step; needs no GPU."""
+    from gpumem_tui.formula.plan import accumulation
+    from gpumem_tui.search import report
+    from gpumem_tui.search.prediction import Traced
+
+    target_batch = values.pop("target_batch")
+    _, config = configure({**values, "share": True})
+    predicted = _predict(config)
+    prediction = predicted.prediction
+    body = report.prediction_json(config, prediction, batch_size)
+    steps = None
+    if target_batch is not None:
+        steps = accumulation(target_batch, batch_size, config.workload.recipe.gpus)
+        body["accumulation"] = report.accumulation_json(steps)
+    if as_json:
+        click.echo(json.dumps(body))
+        return 0
+    click.echo(report.workload_line(config.workload))
+    click.echo(f"on {report.device_line(config.device)}, torch {predicted.ready.torch_version}")
+    click.echo(report.predicted_line(prediction))
+    for line in report.ledger_lines(config, prediction, None, batch_size):
+        click.echo(line)
+    if isinstance(prediction.traced, Traced):
+        click.echo(report.fits_line(prediction.traced, batch_size))
+        for line in report.assumed_lines(prediction.traced):
+            click.echo(line)
+    if by is not None and isinstance(prediction.traced, Traced):
+        click.echo(f"\nthe traced peak by {by}")
+        for line in report.composition_lines(prediction.traced, batch_size, by):
+            click.echo(line)
+    if steps is not None:
+        click.echo(report.accumulation_line(config.workload, steps))
+    return 0
+
+
+def _refuse_sharding(config: SearchConfig) -> None:
+    recipe = config.workload.recipe
+    if recipe.sharding != "none":
+        raise click.UsageError(
+            f"--sharding {recipe.sharding}: a search runs the step of one GPU; `gpumem-tui predict` covers sharding"
+        )
+
+
+def _predict(config: SearchConfig) -> Predicted:
+    from gpumem_tui.search.process import ChildDied
+    from gpumem_tui.search.runner import Unusable, predict
+
+    try:
+        return predict(config)
+    except Unusable as error:
+        raise SystemExit(complain(str(error), error.exit_code)) from error
+    except ChildDied as error:
+        raise SystemExit(complain(f"tracing failed: {error}", EXIT_FAILED)) from error

@@ -1,0 +1,21 @@
+"""What the program's three main screens have in common."""
+
+from __future__ import annotations
+
+from textual.screen import Screen
+
+
+class MainScreen(Screen[None]):
+    """Monitor, Search or Plan: a screen on keys 1, 2, 3, made when first shown and kept until the end."""
+
+    def cancel(self) -> None:
+        """End whatever runs behind the screen; safe to call from any thread, returns at once."""
+
+    async def end(self) -> int:
+        """End whatever runs behind the screen, wait until it is gone, and return the exit code for leaving now."""
+        self.cancel()
+        return 0
+
+    def on_unmount(self) -> None:
+        """However the screen ends, what runs behind it does too."""
+        self.cancel()
