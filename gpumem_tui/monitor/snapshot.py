@@ -1,0 +1,247 @@
+"""What the whole machine's GPUs hold at one moment: immutable values that the sampler makes and everyone else reads.
+
+Each reading is a value or an `Unknown` with its reason. Nothing here reads NVML, a clock or the file system.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Protocol, TypeVar, Union
+
+from gpumem_tui.memory import Unknown, Value
+
+T = TypeVar("T")
+Reading = Union[T, Unknown]  # noqa: UP007  an alias cannot be written with | on Python 3.10
+"""A value, or why there is none."""
+
+
+class State(Enum):
+    """How a device stands. The value is the key used in JSON."""
+
+    OK = "ok"
+    STALE = "stale"
+    """A call has not returned: the last readings are shown with their age."""
+    LOST = "lost"
+    """It was there, or NVML counts it, but it does not answer."""
+
+
+class ProcessKind(Enum):
+    """What a process does on a GPU, as NVML lists it. The value is what the screen shows."""
+
+    COMPUTE = "C"
+    GRAPHICS = "G"
+    BOTH = "C+G"
+
+
+@dataclass(frozen=True)
+class HostProcess:
+    """A process as the operating system knows it.
+
+    Attributes:
+        start_time_s: seconds since the epoch; with the pid it names one process for ever.
+        cpu_percent: of one core, since the last look.
+        container: a short hint ("docker 3f2a91", "pod x", "slurm 1234"), empty outside any.
+    """
+
+    pid: int
+    parent_pid: int
+    user: str
+    name: str
+    command: str
+    start_time_s: float
+    cpu_percent: Reading[float]
+    resident_bytes: Value
+    container: str = ""
+
+
+@dataclass(frozen=True)
+class GpuProcess:
+    """One process's share of one GPU (or of one MIG instance).
+
+    Attributes:
+        pid: as NVML reports it.
+        host: the process of that pid here, or why it cannot be told which one it is.
+        used_bytes: the memory it holds on the device.
+        sm_percent: share of the streaming multiprocessors over the last sample period.
+        instance: the MIG instance it runs in, by its UUID; empty without MIG.
+    """
+
+    pid: int
+    kind: ProcessKind
+    used_bytes: Value
+    sm_percent: Reading[int]
+    host: Reading[HostProcess]
+    instance: str = ""
+
+
+class Kind(Enum):
+    """What a row of a device's ledger is. The value is the key used in JSON."""
+
+    DRIVER_RESERVED = "driver_reserved"
+    PROCESS = "process"
+    UNACCOUNTED = "unaccounted"
+    """In use by NVML's count, but by no process that it lists; `note` says by whom it may be."""
+    FREE = "free"
+
+
+@dataclass(frozen=True)
+class LedgerRow:
+    """One row. `process`: whose it is, for a process row."""
+
+    kind: Kind
+    size_bytes: Value
+    process: GpuProcess | None = None
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class DeviceLedger:
+    """A device's memory, row by row: driver reserved, each process (largest first), unaccounted, free.
+
+    Raises:
+        ValueError: the known rows exceed the device, or all are known and do not sum to it.
+    """
+
+    total_bytes: int
+    rows: tuple[LedgerRow, ...]
+
+    def __post_init__(self) -> None:
+        known = [row.size_bytes for row in self.rows if isinstance(row.size_bytes, int)]
+        complete = len(known) == len(self.rows)
+        if sum(known) > self.total_bytes or (complete and sum(known) != self.total_bytes):
+            raise ValueError(f"ledger rows sum to {sum(known)} bytes on a device of {self.total_bytes}")
+
+    def size_bytes(self, kind: Kind) -> Value:
+        """All rows of a kind together; unknown if any of them is."""
+        total = 0
+        for row in self.rows:
+            if row.kind is kind:
+                if isinstance(row.size_bytes, Unknown):
+                    return row.size_bytes
+                total += row.size_bytes
+        return total
+
+
+@dataclass(frozen=True)
+class Memory:
+    """A device's memory as NVML counts it.
+
+    Attributes:
+        reserved_bytes: the driver's own; unknown before driver 510, which counts it as used.
+        used_bytes: without the driver's reserve where that is known.
+    """
+
+    total_bytes: int
+    reserved_bytes: Value
+    used_bytes: int
+    free_bytes: int
+
+
+@dataclass(frozen=True)
+class Instance:
+    """One MIG instance, read through its own handle."""
+
+    index: int
+    uuid: str
+    name: str
+    memory: Reading[Memory]
+    processes: Reading[tuple[GpuProcess, ...]]
+    ledger: Reading[DeviceLedger]
+
+
+@dataclass(frozen=True)
+class GpuReading:
+    """One GPU at one moment.
+
+    Attributes:
+        index: NVML's; a lost GPU keeps it.
+        state, state_reason: how the device stands, and why ("nvmlDeviceGetPowerUsage has not returned for 4 s").
+        age_s: how old the readings are when the snapshot is made.
+        unified: an integrated GPU whose memory is the host's.
+        processes: unknown where the list could not be read: never an empty list then.
+        ledger: unknown where the memory is.
+        throttle: reasons for lowered clocks now ("power cap", "hot"); empty for none.
+        ecc_corrected, ecc_uncorrected: volatile counts, since the driver was loaded.
+        instances: MIG; empty where it is off or not supported.
+    """
+
+    index: int
+    uuid: str
+    name: str
+    state: State
+    state_reason: str
+    age_s: float
+    memory: Reading[Memory]
+    ledger: Reading[DeviceLedger]
+    processes: Reading[tuple[GpuProcess, ...]]
+    compute_capability: Reading[tuple[int, int]]
+    utilization_percent: Reading[int]
+    memory_utilization_percent: Reading[int]
+    power_w: Reading[float]
+    power_limit_w: Reading[float]
+    temperature_c: Reading[int]
+    temperature_limit_c: Reading[int]
+    fan_percent: Reading[int]
+    sm_clock_mhz: Reading[int]
+    memory_clock_mhz: Reading[int]
+    pcie_generation: Reading[int]
+    pcie_width: Reading[int]
+    pcie_rx_bytes_per_s: Reading[int]
+    pcie_tx_bytes_per_s: Reading[int]
+    ecc_corrected: Reading[int]
+    ecc_uncorrected: Reading[int]
+    performance_state: Reading[int]
+    throttle: Reading[tuple[str, ...]]
+    bus_id: str = ""
+    unified: bool = False
+    mig: bool = False
+    instances: tuple[Instance, ...] = ()
+
+
+@dataclass(frozen=True)
+class HostReading:
+    """The machine around the GPUs."""
+
+    name: str
+    cpu_percent: Reading[float]
+    memory_used_bytes: Value
+    memory_total_bytes: Value
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Every GPU of the machine.
+
+    Attributes:
+        time_s: seconds since the epoch.
+        driver_version, cuda_version: as the driver says; unknown with the remedy while NVML does not start.
+        problem: one line when no GPU can be watched (no driver, library mismatch, ...), with what mends it; empty
+            otherwise.
+        calls: NVML calls made so far, by function: what watching costs.
+    """
+
+    time_s: float
+    driver_version: Reading[str]
+    cuda_version: Reading[str]
+    gpus: tuple[GpuReading, ...]
+    host: HostReading
+    problem: str = ""
+    calls: Mapping[str, int] = field(default_factory=dict)
+
+
+class Source(Protocol):
+    """Whatever gives snapshots: the live sampler, or a recording that is played back."""
+
+    def start(self) -> None:
+        """Begin; returns at once."""
+
+    def latest(self) -> Snapshot | None:
+        """The newest snapshot, None before the first. Never waits; a new object each time something was read."""
+
+    def wait(self, after: Snapshot | None, timeout_s: float) -> Snapshot | None:
+        """The first snapshot that is not `after`, or None if there is none in time, or none ever again."""
+
+    def stop(self) -> None:
+        """End; returns at once even if a driver call never comes back."""

@@ -1,0 +1,27 @@
+"""A plan: one training configuration on one kind of GPU, and the batch that is wanted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gpumem_tui.catalog.shapes import Gpu, ModelShape
+from gpumem_tui.formula.predict import DEFAULT_HEADROOM
+from gpumem_tui.formula.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the Plan screen's controls say.
+
+    Attributes:
+        batch_size: samples of one forward and backward on one GPU (the micro-batch).
+        headroom: share of the GPU that the formula leaves free.
+        target_batch: samples wanted per optimizer step over all GPUs; None for no wish.
+    """
+
+    shape: ModelShape
+    recipe: Recipe
+    gpu: Gpu
+    batch_size: int = 1
+    headroom: float = DEFAULT_HEADROOM
+    target_batch: int | None = None
