@@ -7,9 +7,11 @@ from pathlib import Path
 
 from gpumem_tui.catalog.loader import CatalogError, find_gpu, find_model, load_hf_config
 from gpumem_tui.catalog.shapes import ShapeError
+from gpumem_tui.errors import OptionError as OptionError
 from gpumem_tui.formula.recipe import Attention, Optimizer, Precision, Recipe, Recompute, Sharding
 from gpumem_tui.memory import MIB, Unknown, format_bytes
 from gpumem_tui.monitor.devices import RealGpu
+from gpumem_tui.monitor.visible import Candidate, visible_devices
 from gpumem_tui.search.runner import Device
 from gpumem_tui.workload.spec import WorkloadSpec
 
@@ -17,10 +19,6 @@ DEFAULT_MODEL = "gpt2"
 DEFAULT_SIMULATED_GPU = "a100-80gb"
 _BESIDE_THE_ALLOCATOR_BYTES = 1024 * MIB
 """Left to the CUDA context, kernels and libraries, and as a margin, when a GPU is shared."""
-
-
-class OptionError(Exception):
-    """An option that cannot be obeyed: one line that names the option, what was wrong with it, and the mend."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +66,10 @@ class WorkloadOptions:
             raise OptionError(f"{' and '.join(named)}: give only one of them")
         if self.gpus < 1:
             raise OptionError(f"--gpus: must be at least 1, not {self.gpus}")
+        if self.sharding != "none" and self.gpus == 1:
+            raise OptionError(
+                f"--sharding {self.sharding}: needs more than one GPU to shard over; add --gpus 2 or more"
+            )
         recipe = Recipe(self.precision, self.optimizer, self.recompute, self.attention, self.sharding, self.gpus)
         if self.workload is not None:
             return self._file_spec(recipe)
@@ -158,20 +160,13 @@ def share_limit_bytes(device: Device) -> int | None:
 
 
 def visible_gpus(gpus: tuple[RealGpu, ...], variable: str | None) -> tuple[RealGpu, ...]:
-    """Those that ``CUDA_VISIBLE_DEVICES`` lets this user see, in its order: indices or UUIDs (or their beginnings).
-
-    As CUDA does, the list ends at the first entry that names no GPU.
-    """
+    """Those that ``CUDA_VISIBLE_DEVICES`` lets this user see, in its order; an index is NVML's."""
     if variable is None:
         return gpus
-    seen = []
-    for entry in variable.split(","):
-        name = entry.strip()
-        found = [gpu for gpu in gpus if name and (name == str(gpu.index) or gpu.uuid.startswith(name))]
-        if not found:
-            break
-        seen.append(found[0])
-    return tuple(seen)
+    environ = {"CUDA_VISIBLE_DEVICES": variable, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    seen = visible_devices([Candidate(gpu.index, gpu.uuid, gpu.name) for gpu in gpus], environ)
+    by_uuid = {gpu.uuid: gpu for gpu in gpus}
+    return () if isinstance(seen, Unknown) else tuple(by_uuid[uuid] for uuid in seen)
 
 
 def _in_use(gpu: RealGpu) -> str:

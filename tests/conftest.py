@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from collections.abc import Callable
+import ctypes
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-_STUB_SOURCE = Path(__file__).parent / "nvml_stub" / "nvml.c"
+from tests.nvml_stub.machine import FakeMachine, compile_stub
+from tests.nvml_stub.scenario import Scenario
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -22,27 +22,29 @@ def _simulated_device_is_registered() -> None:
 
 @pytest.fixture(scope="session")
 def nvml_stub(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a `libnvidia-ml.so.1` compiled from tests/nvml_stub, for LD_LIBRARY_PATH."""
-    folder = tmp_path_factory.mktemp("nvml")
-    library = folder / "libnvidia-ml.so.1"
-    subprocess.run(["cc", "-shared", "-fPIC", "-Wall", "-Werror", "-o", library, _STUB_SOURCE], check=True)
-    return folder
-
-
-RunOnStub = Callable[[str, str], str]
+    """The fake `libnvidia-ml.so.1`, compiled."""
+    return compile_stub(tmp_path_factory.mktemp("nvml"))
 
 
 @pytest.fixture
-def run_on_stub(nvml_stub: Path, tmp_path: Path) -> RunOnStub:
-    """Run Python code in a fresh process whose NVML answers from a scenario; returns what it printed."""
+def fake_machine(nvml_stub: Path, tmp_path: Path) -> FakeMachine:
+    """A machine with the fake NVML and no GPU yet, for programs in processes of their own."""
+    machine = FakeMachine(nvml_stub, tmp_path)
+    machine.show(Scenario())
+    return machine
 
-    def run(scenario: str, code: str) -> str:
-        path = tmp_path / "scenario.txt"
-        path.write_text(scenario)
-        environment = {"LD_LIBRARY_PATH": str(nvml_stub), "NVML_STUB_SCENARIO": str(path), "PATH": "/usr/bin:/bin"}
-        done = subprocess.run(
-            [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60, check=True
-        )
-        return done.stdout
 
-    return run
+@pytest.fixture
+def fake_nvml(fake_machine: FakeMachine, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeMachine]:
+    """The same in this process: pynvml has the fake library loaded, as LD_LIBRARY_PATH at its start would have it."""
+    import pynvml
+
+    for name in ("NVML_STUB_SCENARIO", "NVML_STUB_CALLS"):
+        monkeypatch.setenv(name, fake_machine.environment[name])
+    library = ctypes.CDLL(str(fake_machine.library))
+    monkeypatch.setattr(pynvml, "nvmlLib", library)
+    monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer_cache", {})
+    yield fake_machine
+    fake_machine.show(Scenario())  # whatever hangs in the library returns
+    while library.nvmlShutdown() == pynvml.NVML_SUCCESS:
+        pass

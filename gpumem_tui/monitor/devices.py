@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
-
-import pynvml
+from typing import TYPE_CHECKING, Literal
 
 from gpumem_tui.catalog.shapes import Gpu
 from gpumem_tui.memory import MIB, Unknown
+
+if TYPE_CHECKING:
+    from gpumem_tui.monitor.nvml import Caller
 
 IDLE_BYTES = 512 * MIB
 """A GPU with less than this in use, and no compute process, is free: a display server may still draw on it."""
@@ -19,7 +20,8 @@ class RealGpu:
     """One GPU at one moment.
 
     Attributes:
-        used_bytes: held by processes; the driver's own reserve (`reserved_bytes`) is apart.
+        used_bytes: held by processes; the driver's own reserve (`reserved_bytes`) is apart, except on drivers before
+            510, which count it as used.
         pids: processes that compute on it, as far as NVML shows them.
     """
 
@@ -53,55 +55,54 @@ class RealGpu:
 
 def list_gpus() -> tuple[RealGpu, ...] | Unknown:
     """Every NVIDIA GPU of this machine that answers, or why there is none to list. A lost GPU hides no other."""
+    from gpumem_tui.monitor import nvml  # only here: it loads pynvml
+
+    call = nvml.Caller()
     try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError as error:
-        return Unknown(_init_reason(error))
+        nvml.start(call)
+    except nvml.StartFault as fault:
+        return Unknown(fault.reason)
     try:
         found, faults = [], []
-        for index in range(pynvml.nvmlDeviceGetCount()):
+        for index in range(call("nvmlDeviceGetCount")):
             try:
-                found.append(_read(index))
-            except pynvml.NVMLError as error:
-                faults.append(f"GPU {index}: {error}")
-    except pynvml.NVMLError as error:
-        return Unknown(f"NVML cannot list the GPUs: {error}")
+                found.append(_read(call, index))
+            except (nvml.Fault, _Unreadable) as fault:
+                faults.append(f"GPU {index}: {fault}")
+    except nvml.Fault as fault:
+        return Unknown(f"NVML cannot list the GPUs: {fault}")
     finally:
-        pynvml.nvmlShutdown()
+        nvml.stop(call)
     if faults and not found:
         return Unknown(f"no GPU can be read: {'; '.join(faults)}")
     return tuple(found)
 
 
-def _read(index: int) -> RealGpu:
-    handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-    memory = pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2)
-    major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
+class _Unreadable(Exception):
+    """What a search needs to know of a GPU cannot be read."""
+
+
+def _read(call: Caller, index: int) -> RealGpu:
+    from gpumem_tui.monitor import fields
+
+    handle = call("nvmlDeviceGetHandleByIndex", index)
+    identity = fields.identity(call, handle)
+    memory = fields.memory(call, handle)
+    processes = fields.compute_processes(call, handle)
+    if isinstance(memory, Unknown):
+        raise _Unreadable(f"memory: {memory.reason}")
+    if isinstance(identity.compute_capability, Unknown):
+        raise _Unreadable(f"compute capability: {identity.compute_capability.reason}")
     return RealGpu(
         index=index,
-        uuid=_text(pynvml.nvmlDeviceGetUUID(handle)),
-        name=_text(pynvml.nvmlDeviceGetName(handle)),
-        total_bytes=int(memory.total),
-        reserved_bytes=int(memory.reserved),
-        used_bytes=int(memory.used),
-        compute_capability=(int(major), int(minor)),
-        pids=tuple(int(process.pid) for process in pynvml.nvmlDeviceGetComputeRunningProcesses(handle)),
+        uuid=identity.uuid,
+        name=identity.name,
+        total_bytes=memory.total_bytes,
+        reserved_bytes=memory.reserved_bytes if isinstance(memory.reserved_bytes, int) else 0,
+        used_bytes=memory.used_bytes,
+        compute_capability=identity.compute_capability,
+        pids=() if isinstance(processes, Unknown) else tuple(process.pid for process in processes),
     )
-
-
-def _init_reason(error: pynvml.NVMLError) -> str:
-    if isinstance(error, (pynvml.NVMLError_LibraryNotFound, pynvml.NVMLError_DriverNotLoaded)):
-        return "no NVIDIA driver on this machine"
-    if isinstance(error, pynvml.NVMLError_LibRmVersionMismatch):
-        return "NVIDIA driver and library versions differ: reboot, or reload the driver"
-    if isinstance(error, pynvml.NVMLError_NoPermission):
-        return "no permission to use the NVIDIA driver"
-    return f"NVML does not start: {error}"
-
-
-def _text(value: str | bytes) -> str:
-    """Older bindings return bytes."""
-    return value.decode() if isinstance(value, bytes) else value
 
 
 def _kind(name: str) -> Literal["consumer", "workstation", "datacenter"]:

@@ -156,11 +156,13 @@ class GpuReading:
     """One GPU at one moment.
 
     Attributes:
-        index: NVML's; a lost GPU keeps it.
+        index: NVML's; a lost GPU keeps it, even if another has it by now.
+        uuid: names the GPU for ever; "unknown-1" for the one at index 1 that has not answered once.
         state, state_reason: how the device stands, and why ("nvmlDeviceGetPowerUsage has not returned for 4 s").
         age_s: how old the readings are when the snapshot is made.
         unified: an integrated GPU whose memory is the host's.
-        processes: unknown where the list could not be read: never an empty list then.
+        processes: unknown where the list could not be read: never an empty list then. In MIG mode, those of all
+            instances.
         ledger: unknown where the memory is.
         throttle: reasons for lowered clocks now ("power cap", "hot"); empty for none.
         ecc_corrected, ecc_uncorrected: volatile counts, since the driver was loaded.

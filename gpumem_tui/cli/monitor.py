@@ -1,0 +1,283 @@
+"""`monitor`, `doctor` and `settings`: what the GPUs hold now, whether this machine is fit for it, and how it is set."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import os
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack, closing, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from gpumem_tui.cli.common import EXIT_FAILED, EXIT_INTERRUPTED, complain, is_terminal
+
+if TYPE_CHECKING:
+    from gpumem_tui.monitor.alerts import Alerts
+    from gpumem_tui.monitor.recording import Recorder, Recording
+    from gpumem_tui.monitor.snapshot import Source
+    from gpumem_tui.settings import Settings
+
+_DEFAULT_METRICS = "127.0.0.1:9820"
+_FILE = click.Path(path_type=Path)
+
+
+class Address(click.ParamType[tuple[str, int]]):
+    """HOST:PORT, or PORT alone for this machine only; an IPv6 host stands in brackets."""
+
+    name = "address"
+
+    def convert(
+        self, value: str | tuple[str, int], param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, int]:
+        if isinstance(value, tuple):
+            return value
+        host, _, port = value.rpartition(":")
+        if not port.isdigit() or int(port) > 65535:
+            self.fail(f"{value!r} is not HOST:PORT such as {_DEFAULT_METRICS}", param, ctx)
+        return host.strip("[]") or "127.0.0.1", int(port)
+
+
+@click.command()
+@click.option("--once", is_flag=True, help="Print one reading and end.")
+@click.option("--json", "as_json", is_flag=True, help="JSON lines, one a reading; with --once a single object.")
+@click.option(
+    "--interval", "interval_s", type=click.FloatRange(0.2, 3600), metavar="S", help="Seconds between readings."
+)
+@click.option("--record", type=_FILE, metavar="FILE", help="Also keep every reading in a new file.")
+@click.option("--replay", type=_FILE, metavar="FILE", help="Show a recording instead of this machine.")
+@click.option("--speed", type=click.FloatRange(0.01, 1000), metavar="X", help="Play it X times as fast on the screen.")
+@click.option(
+    "--metrics", "address", type=Address(), is_flag=False, flag_value=_DEFAULT_METRICS, metavar="[HOST:PORT]",
+    help=f"Also serve Prometheus metrics (on {_DEFAULT_METRICS} unless told otherwise).",
+)  # fmt: skip
+@click.option("--read-only", is_flag=True, help="Do not offer to terminate or kill processes.")
+@click.option("--bell", is_flag=True, help="Ring the terminal's bell when an alert begins.")
+@click.option("--settings", "settings_path", type=_FILE, metavar="FILE", help="Instead of the user's settings file.")
+def monitor(
+    once: bool,
+    as_json: bool,
+    interval_s: float | None,
+    record: Path | None,
+    replay: Path | None,
+    speed: float | None,
+    address: tuple[str, int] | None,
+    read_only: bool,
+    bell: bool,
+    settings_path: Path | None,
+) -> int:
+    """Every GPU's memory as one ledger, live: on the screen, as lines, as JSON, as metrics."""
+    given = {"--once": once, "--record": record, "--metrics": address, "--replay": replay, "--interval": interval_s}
+    for one, other in (("--once", "--record"), ("--once", "--metrics"), ("--replay", "--record"),
+                       ("--replay", "--metrics"), ("--replay", "--interval")):  # fmt: skip
+        if given[one] and given[other]:
+            raise click.UsageError(f"{one} and {other}: give only one of them")
+    if speed is not None and replay is None:
+        raise click.UsageError("--speed: says how fast --replay plays; give both")
+    settings = _settings(settings_path)
+    settings = dataclasses.replace(
+        settings,
+        interval_s=interval_s or settings.interval_s,
+        read_only=read_only or settings.read_only or replay is not None,
+        bell=bell or settings.bell,
+    )
+    on_screen = not once and not as_json and is_terminal()
+    if replay is not None:
+        recording = _recording(replay)
+        if on_screen:
+            return _show_recording(recording, settings, speed or 1.0)
+        return _print_recording(recording, _alerts(settings), once=once, as_json=as_json)
+    from gpumem_tui.monitor.sampler import Sampler
+
+    source = Sampler(interval_s=settings.interval_s)
+    with ExitStack() as stack:
+        recorder = None if record is None else _recorder(record)
+        notice = "" if address is None else _serve(stack, source, *address)
+        if on_screen:
+            return _show(source, settings, recorder, notice)
+        stack.callback(source.stop)
+        source.start()
+        if once:
+            return _print_once(source, _alerts(settings), as_json=as_json)
+        return _stream(source, settings, recorder, as_json=as_json)
+
+
+def _show(source: Source, settings: Settings, recorder: Recorder | None, notice: str) -> int:
+    from gpumem_tui.monitor.recording import Recorded
+    from gpumem_tui.tui.start import open_monitor
+
+    if recorder is None:
+        return open_monitor(
+            source=source, settings=settings, read_only=settings.read_only, bell=settings.bell, notice=notice
+        )
+    recorded = Recorded(source, recorder, settings.interval_s)
+    code = open_monitor(
+        source=recorded, settings=settings, read_only=settings.read_only, bell=settings.bell, notice=notice
+    )
+    return complain(recorded.problem, EXIT_FAILED) if recorded.problem else code
+
+
+def _show_recording(recording: Recording, settings: Settings, speed: float) -> int:
+    from gpumem_tui.monitor.recording import Replay
+    from gpumem_tui.tui.start import open_monitor
+
+    notice = f"recording {recording.path}"
+    source = Replay(recording, speed)
+    code = open_monitor(source=source, settings=settings, read_only=True, bell=settings.bell, notice=notice)
+    return _say_damage(recording, code)
+
+
+def _print_once(source: Source, alerts: Alerts, *, as_json: bool) -> int:
+    from gpumem_tui.monitor.headless import NoAnswer, complete, print_once
+
+    try:
+        snapshot = complete(source)
+    except NoAnswer as error:
+        return complain(str(error), EXIT_FAILED)
+    if snapshot.problem and not as_json:
+        return complain(snapshot.problem, EXIT_FAILED)
+    code = _written(lambda: print_once(snapshot, alerts, as_json=as_json))
+    return complain(snapshot.problem, EXIT_FAILED) if snapshot.problem else code
+
+
+def _stream(source: Source, settings: Settings, recorder: Recorder | None, *, as_json: bool) -> int:
+    from gpumem_tui.monitor.headless import NoAnswer, live, stream
+    from gpumem_tui.monitor.recording import RecordingError
+
+    snapshots = live(source, settings.interval_s)
+    try:
+        with nullcontext() if recorder is None else closing(recorder):
+            return _written(lambda: stream(snapshots, _alerts(settings), as_json=as_json, recorder=recorder))
+    except (NoAnswer, RecordingError) as error:
+        return complain(str(error), EXIT_FAILED)
+
+
+def _print_recording(recording: Recording, alerts: Alerts, *, once: bool, as_json: bool) -> int:
+    """All of it, as fast as it can be written; with `once` its last reading."""
+    from gpumem_tui.monitor.headless import print_once, stream
+
+    if not once:
+        return _say_damage(recording, _written(lambda: stream(recording.snapshots(), alerts, as_json=as_json)))
+    last = None
+    for snapshot in recording.snapshots():
+        last = snapshot
+    if last is None:
+        raise click.UsageError(f"--replay: {recording.path} holds no reading that can be played")
+    return _say_damage(recording, _written(lambda: print_once(last, alerts, as_json=as_json)))
+
+
+def _written(write: Callable[[], None]) -> int:
+    """The exit code after writing to stdout: ctrl+c and a reader that leaves are ordinary ends."""
+    _show_what_can_be_shown()
+    try:
+        write()
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is buffered still goes there at the exit
+    return 0
+
+
+def _show_what_can_be_shown() -> None:
+    """A character that stdout's encoding lacks becomes a question mark, not an error."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
+
+
+def _say_damage(recording: Recording, code: int) -> int:
+    """A recording that ends early is no failure: a killed recorder leaves one."""
+    if recording.damage:
+        complain(recording.damage, 0)
+    return code
+
+
+def _settings(path: Path | None) -> Settings:
+    from gpumem_tui.settings import SettingsError, load
+
+    try:
+        return load(path)
+    except SettingsError as error:
+        raise click.UsageError(str(error)) from error
+
+
+def _alerts(settings: Settings) -> Alerts:
+    from gpumem_tui.monitor.alerts import Alerts, Limits
+
+    return Alerts(Limits(settings.near_full_percent, settings.temperature_margin_c, settings.temperature_limit_c))
+
+
+def _recorder(path: Path) -> Recorder:
+    from gpumem_tui.monitor.recording import Recorder, RecordingError
+
+    try:
+        return Recorder(path)
+    except RecordingError as error:
+        raise click.UsageError(f"--record: {error}") from error
+
+
+def _recording(path: Path) -> Recording:
+    from gpumem_tui.monitor.recording import Recording, RecordingError
+
+    try:
+        return Recording(path)
+    except RecordingError as error:
+        raise click.UsageError(f"--replay: {error}") from error
+
+
+def _serve(stack: ExitStack, source: Source, host: str, port: int) -> str:
+    """Serve metrics until the stack is left. Returns where, for the screen to say."""
+    from gpumem_tui.monitor.metrics import CannotServe, Server, is_loopback
+
+    try:
+        server = Server(source, host, port)
+    except CannotServe as error:
+        raise click.UsageError(f"--metrics: {error}") from error
+    stack.callback(server.stop)
+    if not is_loopback(host):
+        complain(f"--metrics: everyone who can reach {host}:{server.port} can read users and process names", 0)
+    return f"metrics on {host}:{server.port}"
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@click.option("--python", metavar="PATH", help="Interpreter that trains (default: this one).")
+def doctor(as_json: bool, python: str | None) -> int:
+    """What works on this machine, what does not, and the remedy. Exit code 4 if something is broken."""
+    from gpumem_tui.monitor.doctor import Status, System, examine
+    from gpumem_tui.monitor.headless import NoAnswer, complete
+    from gpumem_tui.monitor.sampler import Sampler
+
+    source = Sampler()
+    source.start()
+    try:
+        snapshot = complete(source)
+    except NoAnswer:
+        snapshot = None
+    finally:
+        source.stop()
+    _show_what_can_be_shown()
+    checks = []
+    for check in examine(System.here(), snapshot, python):
+        checks.append(check)
+        if not as_json:
+            click.echo(f"{check.status.value:<5} {check.name:<16} {check.found}")
+            if check.remedy:
+                click.echo(f"{'':<22} → {check.remedy}")
+    if as_json:
+        listed = [{**dataclasses.asdict(check), "status": check.status.value} for check in checks]
+        click.echo(json.dumps({"schema": 1, "checks": listed}))
+    return EXIT_FAILED if any(check.status is Status.FAIL for check in checks) else 0
+
+
+@click.command("settings")
+def settings_file() -> int:
+    """Print a settings file with every key, its default and what it does."""
+    from gpumem_tui.settings import default_file, default_path
+
+    click.echo(f"# Save this as {default_path()}")
+    click.echo(default_file(), nl=False)
+    return 0

@@ -1,0 +1,63 @@
+"""From what a user asked for to what is searched, predicted or planned: the command line and the screens share it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from typing import TYPE_CHECKING, Any
+
+from gpumem_tui.errors import OptionError
+from gpumem_tui.memory import Unknown, format_bytes
+
+if TYPE_CHECKING:
+    from gpumem_tui.options import WorkloadOptions
+    from gpumem_tui.search.runner import SearchConfig
+
+
+def configure(values: dict[str, Any]) -> tuple[WorkloadOptions, SearchConfig]:
+    """Options and search configuration from the command line's values; one that is not given takes its default.
+
+    Asks NVML which GPUs there are: this may take a while, or for ever where the driver hangs.
+
+    Raises:
+        OptionError: the values are wrong, or do not go together.
+    """
+    from gpumem_tui.monitor.devices import list_gpus
+    from gpumem_tui.options import (
+        ModelChanges,
+        WorkloadOptions,
+        choose_device,
+        share_limit_bytes,
+        visible_gpus,
+    )
+    from gpumem_tui.search.process import default_python
+    from gpumem_tui.search.runner import SearchConfig
+    from gpumem_tui.simulator.settings import AllocatorSettings, SettingsError
+
+    names = ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "seq_len", "image_size")
+    changes = ModelChanges(**{name: values.pop(name, None) for name in names})
+    recipe = ("model", "config", "workload", "precision", "optimizer", "recompute", "attention", "sharding", "gpus")
+    options = WorkloadOptions(changes=changes, **{name: values.pop(name) for name in recipe if name in values})
+    workload = options.spec()
+    python = _interpreter(values.pop("python", None)) or default_python()
+    gpus = list_gpus()
+    if not isinstance(gpus, Unknown):
+        gpus = visible_gpus(gpus, os.environ.get("CUDA_VISIBLE_DEVICES"))
+    device = choose_device(values.pop("gpu", None), gpus, share=values.pop("share", False))
+    values["limit_bytes"] = values.get("limit_bytes") or share_limit_bytes(device)
+    if (values["limit_bytes"] or 0) > device.gpu.total_bytes:
+        raise OptionError(f"--limit: the device has only {format_bytes(device.gpu.total_bytes)}")
+    try:
+        allocator = AllocatorSettings.from_environment()
+    except SettingsError as error:
+        raise OptionError(str(error)) from error
+    return options, SearchConfig(workload=workload, device=device, python=python, allocator=allocator, **values)
+
+
+def _interpreter(path: str | None) -> str | None:
+    if path is None:
+        return None
+    found = shutil.which(os.path.expanduser(path))
+    if found is None:
+        raise OptionError(f"--python: {path} is no program that can be run; give the path of a Python with torch")
+    return found

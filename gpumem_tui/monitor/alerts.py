@@ -1,0 +1,339 @@
+"""What of a snapshot needs somebody's eye, and since when. Reads no clock: time is the snapshots' own."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import Enum
+
+from gpumem_tui.memory import Unknown, format_bytes
+from gpumem_tui.monitor.probes import Probes
+from gpumem_tui.monitor.snapshot import GpuProcess, GpuReading, Memory, Reading, Snapshot, State
+from gpumem_tui.monitor.trend import Trend
+
+_NEAR_FULL_SLACK_PERCENT = 3.0
+_EARLY_PERCENT = 20.0
+"""Steady growth counts from this much below the near-full threshold ..."""
+_EARLY_S = 300.0
+"""... if it fills the GPU within this time."""
+_HOT_SLACK_C = 3
+_AT_LIMIT_PERCENT = 97.0
+_AT_LIMIT_S = 10.0
+"""A process that runs out of memory may free some before it ends: the limit may have been this long ago."""
+_NOTABLE_PERCENT = 5.0
+"""A process that held less of the device than this did not fill it."""
+
+
+class Severity(Enum):
+    """How bad it is. The value is the key used in JSON."""
+
+    NOTE = "note"
+    """Worth knowing, nothing to mend."""
+    WARNING = "warning"
+    CRITICAL = "critical"
+
+
+class AlertKind(Enum):
+    """What is the matter. The value is the key used in JSON."""
+
+    NO_DRIVER = "no_driver"
+    LOST = "lost"
+    STALE = "stale"
+    OOM = "oom"
+    ECC = "ecc"
+    NEAR_FULL = "near_full"
+    HOT = "hot"
+    THROTTLED = "throttled"
+
+
+_HOLD_S = {AlertKind.OOM: 60.0, AlertKind.THROTTLED: 10.0, AlertKind.HOT: 5.0, AlertKind.NEAR_FULL: 3.0}
+"""How long an alert outlives its cause, so that one that comes and goes does not flicker. Others end at once."""
+_DELAY_S = {AlertKind.THROTTLED: 5.0}
+"""How long a cause must last before it is an alert. Others begin at once."""
+_PATIENCE_S = 30.0
+"""How long an alert stands while its figure cannot be read."""
+_HARMLESS_THROTTLING = frozenset({"power cap", "sync boost"})
+"""What a GPU under full load does all day."""
+
+Key = tuple[str, str, AlertKind]
+"""GPU uuid, MIG instance uuid or empty, kind."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """From where on a reading is an alert.
+
+    Attributes:
+        near_full_percent: memory in use, of what is not the driver's own.
+        temperature_margin_c: below the driver's limit.
+        temperature_limit_c: the limit of a GPU for which the driver names none.
+    """
+
+    near_full_percent: float = 95.0
+    temperature_margin_c: int = 5
+    temperature_limit_c: int = 90
+
+
+@dataclass(frozen=True)
+class Alert:
+    """One thing that is the matter.
+
+    Attributes:
+        gpu_uuid: empty if it concerns the whole machine.
+        message: one line that names the GPU.
+        since_s: when it began, seconds since the epoch.
+        instance: the MIG instance it concerns, by its UUID; empty for the GPU.
+    """
+
+    severity: Severity
+    gpu_uuid: str
+    kind: AlertKind
+    message: str
+    since_s: float
+    instance: str = ""
+
+    @property
+    def key(self) -> Key:
+        """What makes it the same alert as before, though its message goes on changing."""
+        return self.gpu_uuid, self.instance, self.kind
+
+
+@dataclass(frozen=True)
+class _Finding:
+    """What one rule says of one GPU, or of one MIG instance, now.
+
+    Attributes:
+        begins: cause enough to begin an alert; otherwise only enough to keep one.
+    """
+
+    kind: AlertKind
+    severity: Severity
+    message: str
+    instance: str = ""
+    begins: bool = True
+
+
+@dataclass
+class _Standing:
+    """A cause that was seen lately: an alert once it has lasted."""
+
+    finding: _Finding
+    since_s: float
+    seen_s: float
+
+
+@dataclass(frozen=True)
+class _Scope:
+    """What has memory of its own: a GPU, or each of its MIG instances."""
+
+    title: str
+    instance: str
+    memory: Reading[Memory]
+    processes: Reading[tuple[GpuProcess, ...]]
+
+
+@dataclass
+class _Past:
+    """What earlier snapshots said of a scope. `full_s`: when it was last at its limit."""
+
+    trend: Trend = field(default_factory=Trend)
+    time_s: float = 0.0
+    full_s: float = -math.inf
+    processes: tuple[GpuProcess, ...] = ()
+
+
+class Alerts:
+    """Follows the snapshots and says what is the matter now."""
+
+    def __init__(self, limits: Limits | None = None) -> None:
+        self._limits = limits or Limits()
+        self._standing: dict[Key, _Standing] = {}
+        self._past: dict[tuple[str, str], _Past] = {}
+        self._probes: Probes = {}
+        self._time_s = 0.0
+
+    def update(self, snapshot: Snapshot, probes: Probes | None = None) -> tuple[Alert, ...]:
+        """The alerts after one more snapshot: the worst first, then the oldest.
+
+        Args:
+            probes: what the probes of watched processes say, if any does.
+        """
+        now_s = snapshot.time_s
+        if now_s < self._time_s:
+            self._set_back(now_s)
+        self._time_s = now_s
+        found: dict[Key, _Finding] = {}
+        unread: set[Key] = set()
+        if snapshot.problem:
+            finding = _Finding(AlertKind.NO_DRIVER, Severity.CRITICAL, snapshot.problem)
+            found["", "", finding.kind] = finding
+        for gpu in snapshot.gpus:
+            for finding in self._findings(gpu, now_s, probes or {}):
+                found[gpu.uuid, finding.instance, finding.kind] = finding
+            unread |= set(_unread(gpu))
+        scopes = {(gpu.uuid, scope.instance) for gpu in snapshot.gpus for scope in _scopes(gpu)}
+        self._past = {key: past for key, past in self._past.items() if key in scopes}
+        self._probes = dict(probes) if probes else self._probes
+        self._follow(found, unread, now_s)
+        return self._alerts()
+
+    def _follow(self, found: dict[Key, _Finding], unread: set[Key], now_s: float) -> None:
+        for key, finding in found.items():
+            if key in self._standing:
+                self._standing[key].finding, self._standing[key].seen_s = finding, now_s
+            elif finding.begins:
+                self._standing[key] = _Standing(finding, now_s, now_s)
+        for key, standing in list(self._standing.items()):
+            patience_s = _PATIENCE_S if key in unread else _HOLD_S.get(standing.finding.kind, 0.0)
+            if now_s - standing.seen_s > patience_s:
+                del self._standing[key]
+
+    def _alerts(self) -> tuple[Alert, ...]:
+        alerts = [
+            Alert(standing.finding.severity, uuid, kind, standing.finding.message, standing.since_s, instance)
+            for (uuid, instance, kind), standing in self._standing.items()
+            if standing.seen_s - standing.since_s >= _DELAY_S.get(kind, 0.0)
+        ]
+        worst_first = list(reversed(Severity))
+        return tuple(sorted(alerts, key=lambda alert: (worst_first.index(alert.severity), alert.since_s)))
+
+    def _set_back(self, now_s: float) -> None:
+        """The clock went back: nothing may have begun in the future."""
+        for standing in self._standing.values():
+            standing.since_s, standing.seen_s = min(standing.since_s, now_s), min(standing.seen_s, now_s)
+        self._past.clear()
+
+    def _findings(self, gpu: GpuReading, now_s: float, probes: Probes) -> Iterator[_Finding]:
+        title = f"GPU {gpu.index}"
+        if gpu.state is State.LOST:
+            yield _Finding(AlertKind.LOST, Severity.CRITICAL, f"{title}: lost: {gpu.state_reason}")
+            return
+        if gpu.state is State.STALE:
+            age = f" {gpu.age_s:.0f} s" if gpu.age_s >= 1 else ""
+            yield _Finding(AlertKind.STALE, Severity.WARNING, f"{title}: stale{age}: {gpu.state_reason}")
+            return  # what it last said is not what is
+        yield from self._hot(gpu, title)
+        yield from _throttled(gpu, title)
+        yield from _ecc(gpu, title)
+        for scope in _scopes(gpu):
+            past = self._past.setdefault((gpu.uuid, scope.instance), _Past())
+            if past.time_s != now_s:  # not the same snapshot again
+                yield from self._memory(scope, past, now_s)
+        yield from self._retried(gpu, title, probes)
+
+    def _memory(self, scope: _Scope, past: _Past, now_s: float) -> Iterator[_Finding]:
+        """Near its limit now, or a process that ended at the limit."""
+        if isinstance(scope.memory, Unknown):
+            return
+        size_bytes = scope.memory.used_bytes + scope.memory.free_bytes
+        if not isinstance(scope.processes, Unknown):
+            yield from _ended_at_the_limit(scope.processes, scope, past, size_bytes)
+            past.processes = scope.processes
+        percent = 100 * scope.memory.used_bytes / size_bytes if size_bytes else 0.0
+        past.trend.add(now_s, scope.memory.used_bytes)
+        past.time_s = now_s
+        past.full_s = now_s if percent >= _AT_LIMIT_PERCENT else past.full_s
+        yield from self._near_full(scope, scope.memory, percent, past.trend.seconds_to(size_bytes))
+
+    def _near_full(self, scope: _Scope, memory: Memory, percent: float, full_in_s: float | None) -> Iterator[_Finding]:
+        above = percent - self._limits.near_full_percent
+        full_in = math.inf if full_in_s is None else full_in_s
+        early = above >= -_EARLY_PERCENT and full_in <= _EARLY_S
+        still = above >= -_NEAR_FULL_SLACK_PERCENT or (above >= -_EARLY_PERCENT and full_in <= 2 * _EARLY_S)
+        if above < 0 and not early and not still:
+            return
+        outlook = f", full in about {_duration(full_in_s)}" if full_in_s is not None and memory.free_bytes else ""
+        message = f"{scope.title}: {percent:.0f} % of memory in use, {format_bytes(memory.free_bytes)} free{outlook}"
+        yield _Finding(AlertKind.NEAR_FULL, Severity.WARNING, message, scope.instance, begins=above >= 0 or early)
+
+    def _hot(self, gpu: GpuReading, title: str) -> Iterator[_Finding]:
+        if isinstance(gpu.temperature_c, Unknown):
+            return
+        limit_c = gpu.temperature_limit_c
+        if isinstance(limit_c, Unknown):
+            limit_c = self._limits.temperature_limit_c
+        above_c = gpu.temperature_c - (limit_c - self._limits.temperature_margin_c)
+        if above_c >= -_HOT_SLACK_C:
+            message = f"{title}: {gpu.temperature_c} °C, limit {limit_c} °C"
+            yield _Finding(AlertKind.HOT, Severity.WARNING, message, begins=above_c >= 0)
+
+    def _retried(self, gpu: GpuReading, title: str, probes: Probes) -> Iterator[_Finding]:
+        """A watched process whose allocator ran into the limit since the last snapshot."""
+        for key, figures in probes.items():
+            before = self._probes.get(key)
+            if key[0] != gpu.uuid or before is None:
+                continue
+            ooms, retries = figures.ooms - before.ooms, figures.retries - before.retries
+            if ooms > 0:
+                message = f"{title}: out of memory in pid {key[1]} ({_times(figures.ooms)} so far)"
+                yield _Finding(AlertKind.OOM, Severity.CRITICAL, message)
+            elif retries > 0:
+                message = f"{title}: pid {key[1]} fits only by freeing its cache ({_times(figures.retries)} so far)"
+                yield _Finding(AlertKind.OOM, Severity.WARNING, message)
+
+
+def _ended_at_the_limit(
+    processes: tuple[GpuProcess, ...], scope: _Scope, past: _Past, size_bytes: int
+) -> Iterator[_Finding]:
+    """A process that held a notable share, and is gone right after the memory was full."""
+    if past.time_s - past.full_s > _AT_LIMIT_S:
+        return
+    left = {process.pid for process in processes}
+    for process in past.processes:
+        held = process.used_bytes
+        if process.pid in left or isinstance(held, Unknown) or 100 * held < _NOTABLE_PERCENT * size_bytes:
+            continue
+        who = "" if isinstance(process.host, Unknown) else f" ({process.host.name})"
+        message = f"{scope.title}: pid {process.pid}{who} ended with memory full, it held {format_bytes(held)}"
+        yield _Finding(AlertKind.OOM, Severity.WARNING, f"{message}: out of memory?", scope.instance)
+
+
+def _throttled(gpu: GpuReading, title: str) -> Iterator[_Finding]:
+    if not isinstance(gpu.throttle, Unknown) and gpu.throttle:
+        harmless = set(gpu.throttle) <= _HARMLESS_THROTTLING
+        message = f"{title}: clocks lowered: {', '.join(gpu.throttle)}"
+        yield _Finding(AlertKind.THROTTLED, Severity.NOTE if harmless else Severity.WARNING, message)
+
+
+def _ecc(gpu: GpuReading, title: str) -> Iterator[_Finding]:
+    if not isinstance(gpu.ecc_uncorrected, Unknown) and gpu.ecc_uncorrected > 0:
+        errors = (
+            "1 uncorrected ECC error" if gpu.ecc_uncorrected == 1 else f"{gpu.ecc_uncorrected} uncorrected ECC errors"
+        )
+        yield _Finding(AlertKind.ECC, Severity.CRITICAL, f"{title}: {errors} since the driver was loaded")
+
+
+def _scopes(gpu: GpuReading) -> list[_Scope]:
+    title = f"GPU {gpu.index}"
+    if gpu.instances:
+        return [_Scope(f"{title} MIG {each.index}", each.uuid, each.memory, each.processes) for each in gpu.instances]
+    return [_Scope(title, "", gpu.memory, gpu.processes)]
+
+
+def _unread(gpu: GpuReading) -> Iterator[Key]:
+    """Alerts whose figure this snapshot does not have: neither on nor over."""
+    if gpu.state is State.LOST:
+        return
+    stale = gpu.state is State.STALE
+    for scope in _scopes(gpu):
+        if stale or isinstance(scope.memory, Unknown):
+            yield gpu.uuid, scope.instance, AlertKind.NEAR_FULL
+    figures = {
+        AlertKind.HOT: gpu.temperature_c,
+        AlertKind.THROTTLED: gpu.throttle,
+        AlertKind.ECC: gpu.ecc_uncorrected,
+    }
+    for kind, figure in figures.items():
+        if stale or isinstance(figure, Unknown):
+            yield gpu.uuid, "", kind
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min"

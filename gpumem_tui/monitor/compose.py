@@ -1,0 +1,186 @@
+"""From what was read of a GPU to what travels: processes merged from NVML's lists, ledgers made, losses spelled out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from gpumem_tui.memory import Unknown, Value
+from gpumem_tui.monitor.ledger import HOLDERS, device_ledger
+from gpumem_tui.monitor.snapshot import (
+    GpuProcess,
+    GpuReading,
+    HostProcess,
+    HostReading,
+    Instance,
+    Memory,
+    ProcessKind,
+    Reading,
+    State,
+)
+
+if TYPE_CHECKING:
+    from gpumem_tui.monitor.fields import Identity, Running
+    from gpumem_tui.monitor.mig import SliceReading
+    from gpumem_tui.monitor.poller import Raw
+
+Hosts = Mapping[int, Reading[HostProcess]]
+"""The processes behind the pids, or why they are not known."""
+
+INTEGRATED = {(3, 2), (5, 3), (6, 2), (7, 2), (8, 7), (10, 1), (11, 0), (12, 1)}
+"""Compute capabilities that only integrated GPUs have: Tegra K1 and X1, TX2, Xavier, Orin, Thor (before and since CUDA
+13) and GB10, by the table at developer.nvidia.com/cuda-gpus. NVML itself does not say whether memory is unified."""
+
+_HOLDERS_BY_VIRTUALIZATION = {3: "virtual machines on this host", 4: "virtual machines on this host"}
+_IN_MIG = Unknown("not available in MIG mode")
+_NOT_LOOKED_UP = Unknown("not looked up yet")
+_PLAIN = (
+    "power_w",
+    "power_limit_w",
+    "temperature_c",
+    "temperature_limit_c",
+    "fan_percent",
+    "sm_clock_mhz",
+    "memory_clock_mhz",
+    "pcie_generation",
+    "pcie_width",
+    "pcie_rx_bytes_per_s",
+    "pcie_tx_bytes_per_s",
+    "ecc_corrected",
+    "ecc_uncorrected",
+    "performance_state",
+    "throttle",
+)
+
+
+def pids_of(raws: Sequence[Raw]) -> frozenset[int]:
+    """Every process that the GPUs have."""
+    lists = [reading for raw in raws for reading in (raw.compute_processes, raw.graphics_processes)]
+    lists += [instance.processes for raw in raws for instance in raw.slices]
+    return frozenset(process.pid for reading in lists if not isinstance(reading, Unknown) for process in reading)
+
+
+def gpu_reading(
+    index: int, raw: Raw, *, state: State, reason: str, age_s: float, hosts: Hosts, host: HostReading
+) -> GpuReading:
+    """A GPU that answers, or did until `age_s` ago."""
+    mig = raw.mig_mode is True
+    unified = raw.identity is not None and raw.identity.compute_capability in INTEGRATED
+    unified = unified and isinstance(raw.memory, Unknown)
+    memory = _host_memory(host) if unified else raw.memory
+    instances = tuple(_instance(read, hosts) for read in raw.slices) if mig else ()
+    processes = _of_instances(instances) if mig else _processes(raw, hosts)
+    return GpuReading(
+        **_identified(index, raw.identity),
+        state=state,
+        state_reason=reason,
+        age_s=age_s,
+        memory=memory,
+        ledger=device_ledger(memory, processes, holders=_holders(raw.identity, unified=unified)),
+        processes=processes,
+        utilization_percent=_IN_MIG if mig else _part(raw.utilization, 0),
+        memory_utilization_percent=_IN_MIG if mig else _part(raw.utilization, 1),
+        unified=unified,
+        mig=mig,
+        instances=instances,
+        **{name: getattr(raw, name) for name in _PLAIN},
+    )
+
+
+def lost_reading(index: int, identity: Identity | None, reason: str, age_s: float) -> GpuReading:
+    """A GPU that does not answer: nothing of it is known but its name."""
+    absent = ("memory", "ledger", "processes", "utilization_percent", "memory_utilization_percent", *_PLAIN)
+    unknown: dict[str, Any] = dict.fromkeys(absent, Unknown(reason))
+    return GpuReading(**_identified(index, identity), state=State.LOST, state_reason=reason, age_s=age_s, **unknown)
+
+
+def _identified(index: int, identity: Identity | None) -> dict[str, Any]:
+    if identity is None:
+        unread = Unknown("not read yet")
+        return {"index": index, "uuid": f"unknown-{index}", "name": "unknown GPU", "compute_capability": unread}
+    return {
+        "index": index,
+        "uuid": identity.uuid,
+        "name": identity.name,
+        "bus_id": identity.bus_id,
+        "compute_capability": identity.compute_capability,
+    }
+
+
+def _part(reading: Reading[tuple[int, int]], index: int) -> Reading[int]:
+    return reading if isinstance(reading, Unknown) else reading[index]
+
+
+def _host_memory(host: HostReading) -> Reading[Memory]:
+    total, used = host.memory_total_bytes, host.memory_used_bytes
+    if isinstance(total, Unknown):
+        return total
+    if isinstance(used, Unknown):
+        return used
+    return Memory(total, Unknown("part of the host's memory"), used, total - used)
+
+
+def _holders(identity: Identity | None, *, unified: bool) -> str:
+    if unified:
+        return "what runs on the CPU, in the same memory"
+    return _HOLDERS_BY_VIRTUALIZATION.get(identity.virtualization, HOLDERS) if identity else HOLDERS
+
+
+def _processes(raw: Raw, hosts: Hosts) -> Reading[tuple[GpuProcess, ...]]:
+    if isinstance(raw.compute_processes, Unknown):
+        return raw.compute_processes
+    drawing = () if isinstance(raw.graphics_processes, Unknown) else raw.graphics_processes
+    compute = {process.pid: process for process in raw.compute_processes}
+    graphics = {process.pid: process for process in drawing}
+    return tuple(
+        GpuProcess(
+            pid=pid,
+            kind=_kind(pid in compute, pid in graphics),
+            used_bytes=_larger([lists[pid] for lists in (compute, graphics) if pid in lists]),
+            sm_percent=raw.sm_percents if isinstance(raw.sm_percents, Unknown) else raw.sm_percents[0].get(pid, 0),
+            host=hosts.get(pid, _NOT_LOOKED_UP),
+        )
+        for pid in compute | graphics
+    )
+
+
+def _kind(computes: bool, draws: bool) -> ProcessKind:
+    if computes and draws:
+        return ProcessKind.BOTH
+    return ProcessKind.COMPUTE if computes else ProcessKind.GRAPHICS
+
+
+def _larger(entries: list[Running]) -> Value:
+    """Either list has the process's whole memory."""
+    known = [entry.used_bytes for entry in entries if isinstance(entry.used_bytes, int)]
+    return max(known) if known else entries[0].used_bytes
+
+
+def _instance(read: SliceReading, hosts: Hosts) -> Instance:
+    processes: Reading[tuple[GpuProcess, ...]]
+    if isinstance(read.processes, Unknown):
+        processes = read.processes
+    else:
+        processes = tuple(
+            GpuProcess(
+                p.pid, ProcessKind.COMPUTE, p.used_bytes, _IN_MIG, hosts.get(p.pid, _NOT_LOOKED_UP), read.slice.uuid
+            )
+            for p in read.processes
+        )
+    return Instance(
+        index=read.slice.index,
+        uuid=read.slice.uuid,
+        name=read.slice.name,
+        memory=read.memory,
+        processes=processes,
+        ledger=device_ledger(read.memory, processes),
+    )
+
+
+def _of_instances(instances: Sequence[Instance]) -> Reading[tuple[GpuProcess, ...]]:
+    found: list[GpuProcess] = []
+    for instance in instances:
+        if isinstance(instance.processes, Unknown):
+            return instance.processes
+        found += instance.processes
+    return tuple(found)

@@ -1,0 +1,344 @@
+"""What works on this machine, what does not, and what mends it.
+
+Every check says what it found in one line. Something that is missing but not needed here (a GPU on a laptop, a driver
+for it) is skipped; something that is there and does not work has failed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from gpumem_tui.memory import Unknown
+from gpumem_tui.monitor.snapshot import GpuReading, Snapshot, State
+
+_TORCH_TIMEOUT_S = 120.0
+_TORCH_CODE = """
+import json, platform
+facts = {"python": platform.python_version()}
+try:
+    import torch
+except ImportError as error:
+    facts["error"] = str(error)
+else:
+    facts |= {"torch": torch.__version__, "cuda": torch.version.cuda, "usable": torch.cuda.is_available()}
+print(json.dumps(facts))
+"""
+_CAP_SYS_PTRACE = 19
+_DEVICE_FILE = re.compile(r"nvidia(\d+|ctl|-uvm)")
+
+
+class Status(Enum):
+    """How a check came out. The value is what JSON and the screen show."""
+
+    OK = "ok"
+    WARN = "warn"
+    FAIL = "fail"
+    SKIP = "skip"
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that was looked at. `remedy` is empty where there is nothing to mend."""
+
+    name: str
+    status: Status
+    found: str
+    remedy: str = ""
+
+
+@dataclass(frozen=True)
+class System:
+    """Where the checks look. Tests point it elsewhere.
+
+    Attributes:
+        root: the file system.
+        is_terminal: stdin, stdout and stderr all are.
+        size: of the terminal, columns and lines; 0 where it is unknown.
+    """
+
+    root: Path
+    environ: Mapping[str, str]
+    uid: int
+    machine: str
+    is_terminal: bool
+    size: tuple[int, int]
+    encoding: str
+
+    @classmethod
+    def here(cls) -> System:
+        """This machine, this terminal."""
+        streams = (sys.stdin, sys.stdout, sys.stderr)
+        try:
+            size = os.get_terminal_size(sys.stderr.fileno())
+        except OSError:
+            size = os.terminal_size((0, 0))
+        return cls(
+            root=Path("/"),
+            environ=os.environ,
+            uid=os.geteuid(),
+            machine=platform.machine(),
+            is_terminal=all(stream.isatty() for stream in streams),
+            size=(size.columns, size.lines),
+            encoding=sys.stdout.encoding,
+        )
+
+
+def examine(system: System, snapshot: Snapshot | None, python: str | None) -> Iterator[Check]:
+    """Every check, the quick ones first.
+
+    Args:
+        snapshot: what the monitor reads; None if the driver did not answer.
+        python: the interpreter to look for torch in; None for the one that runs this program.
+    """
+    yield driver_check(system, snapshot)
+    if snapshot is not None and not snapshot.problem:
+        yield gpus_check(snapshot.gpus)
+        yield processes_check(snapshot.gpus)
+    yield device_files_check(system)
+    yield container_check(system)
+    yield terminal_check(system)
+    yield attach_check(system)
+    yield probe_directory_check()
+    yield settings_check()
+    yield torch_check(python, has_gpu=snapshot is not None and bool(snapshot.gpus))
+
+
+def driver_check(system: System, snapshot: Snapshot | None) -> Check:
+    """Whether NVML answers."""
+    if snapshot is None:
+        remedy = "see `sudo dmesg | grep -i nvrm`; `nvidia-smi` hangs too then"
+        return Check("driver", Status.FAIL, "the NVIDIA driver does not answer", remedy)
+    if not snapshot.problem:
+        driver, cuda = snapshot.driver_version, snapshot.cuda_version
+        versions = [
+            f"driver {driver.reason if isinstance(driver, Unknown) else driver}",
+            f"CUDA {cuda.reason if isinstance(cuda, Unknown) else cuda}",
+        ]
+        return Check("driver", Status.OK, ", ".join(versions))
+    if _has_nvidia(system.root):
+        found, _, remedy = snapshot.problem.partition(": ")
+        return Check("driver", Status.FAIL, found, remedy)
+    return Check("driver", Status.SKIP, "no NVIDIA GPU here; --gpu sim:NAME simulates one")
+
+
+def gpus_check(gpus: Sequence[GpuReading]) -> Check:
+    """Whether there are GPUs and all of them answer."""
+    if not gpus:
+        remedy = "in a container, start it with its GPUs (docker: --gpus all)"
+        return Check("GPUs", Status.WARN, "the driver runs, but lists no GPU", remedy)
+    models = ", ".join(f"{count} × {name}" for name, count in Counter(gpu.name for gpu in gpus).items())
+    silent = [gpu for gpu in gpus if gpu.state is not State.OK]
+    if silent:
+        reasons = "; ".join(f"GPU {gpu.index} is {gpu.state.value}: {gpu.state_reason}" for gpu in silent)
+        return Check("GPUs", Status.FAIL, f"{models}; {reasons}", "see `sudo dmesg | grep -i xid`; reset it, or reboot")
+    return Check("GPUs", Status.OK, models)
+
+
+def processes_check(gpus: Sequence[GpuReading]) -> Check:
+    """Whether the memory of a GPU can be told apart by process."""
+    lists = {gpu.index: gpu.processes for gpu in gpus if not gpu.instances}
+    unread = {index: listed.reason for index, listed in lists.items() if isinstance(listed, Unknown)}
+    if unread:
+        reasons = ", ".join(sorted(set(unread.values())))
+        return Check("processes", Status.WARN, f"no process list on GPU {_listed(unread)}: {reasons}", "run it as root")
+    processes = [process for listed in lists.values() if not isinstance(listed, Unknown) for process in listed]
+    foreign = [process.host.reason for process in processes if isinstance(process.host, Unknown)]
+    if foreign:
+        remedy = "see all processes: outside of containers, or in one started with --pid=host"
+        return Check("processes", Status.WARN, f"{len(foreign)} not found here: {foreign[0]}", remedy)
+    if any(isinstance(process.used_bytes, Unknown) for process in processes):
+        return Check("processes", Status.WARN, "the driver does not tell memory by process (WSL, MIG or vGPU)")
+    found = f"{len(processes)}, each with its memory" if processes else "none now; the lists can be read"
+    return Check("processes", Status.OK, found)
+
+
+def device_files_check(system: System) -> Check:
+    """Whether this user may open the GPUs' device files, as CUDA must."""
+    files = [path for path in sorted((system.root / "dev").glob("nvidia*")) if _DEVICE_FILE.fullmatch(path.name)]
+    if not files:
+        return Check("device files", Status.SKIP, "there are none in /dev")
+    closed = [str(path.name) for path in files if not os.access(path, os.R_OK | os.W_OK)]
+    if closed:
+        remedy = "join the group that `ls -l /dev/nvidia*` shows, or ask who administers this machine"
+        return Check("device files", Status.FAIL, f"no permission to open /dev/{', /dev/'.join(closed)}", remedy)
+    return Check("device files", Status.OK, f"{len(files)} can be opened")
+
+
+def container_check(system: System) -> Check:
+    """Whether a container hides what the monitor needs."""
+    marks = [name for name in (".dockerenv", "run/.containerenv") if (system.root / name).exists()]
+    if not marks and "container" not in system.environ:
+        return Check("container", Status.SKIP, "not in a container")
+    granted = system.environ.get("NVIDIA_DRIVER_CAPABILITIES")
+    if granted is not None and not {"utility", "all"} & set(granted.split(",")):
+        remedy = "start it with NVIDIA_DRIVER_CAPABILITIES=compute,utility"
+        return Check("container", Status.FAIL, f"driver capabilities are {granted or 'none'}: no NVML", remedy)
+    return Check("container", Status.OK, "the driver's libraries are not withheld")
+
+
+def terminal_check(system: System) -> Check:
+    """Whether the screen can be drawn as it was meant."""
+    if not system.is_terminal:
+        return Check("terminal", Status.SKIP, "none: the screen needs one, --json and --once do not")
+    columns, lines = system.size
+    term = system.environ.get("TERM", "")
+    place = " in tmux" if "TMUX" in system.environ else ""
+    colours = _colours(system.environ)
+    size = f"{columns}×{lines}" if columns and lines else "size unknown"
+    found = f"{size}, {term or 'TERM unset'}{place}, {colours}, {system.encoding}"
+    if term in ("", "dumb"):
+        return Check("terminal", Status.FAIL, found, "set TERM to what your terminal is, such as xterm-256color")
+    if system.encoding.lower().replace("-", "") != "utf8":
+        return Check("terminal", Status.WARN, found, "set LANG to a UTF-8 locale; until then the screen is ASCII")
+    if colours == "16 colours":
+        mend = "`set -g default-terminal tmux-256color` in ~/.tmux.conf" if place else "TERM=xterm-256color"
+        return Check("terminal", Status.WARN, found, f"for more colours: {mend}")
+    if 0 < columns < 80 or 0 < lines < 24:
+        return Check("terminal", Status.WARN, found, "80×24 shows everything")
+    return Check("terminal", Status.OK, found)
+
+
+def attach_check(system: System) -> Check:
+    """Whether `gpumem-tui attach` may put a probe into a running process."""
+    if system.machine != "x86_64":
+        found = f"attaching works on x86-64 only, and this machine is {system.machine}"
+        return Check("attach", Status.WARN, found, "`gpumem-tui run -- COMMAND` works everywhere")
+    scope = _number(system.root / "proc/sys/kernel/yama/ptrace_scope")
+    if scope >= 3:
+        remedy = "until a reboot, start training with `gpumem-tui run -- COMMAND`"
+        return Check("attach", Status.WARN, "the kernel forbids attaching (kernel.yama.ptrace_scope = 3)", remedy)
+    if scope and system.uid != 0:
+        remedy = "`sudo gpumem-tui attach PID`, or `sudo sysctl kernel.yama.ptrace_scope=0`"
+        return Check("attach", Status.WARN, f"needs root here (kernel.yama.ptrace_scope = {scope})", remedy)
+    if system.uid == 0 and not _may_trace(system.root):
+        remedy = "start the container with --cap-add SYS_PTRACE"
+        return Check("attach", Status.WARN, "this root has no CAP_SYS_PTRACE", remedy)
+    whose = "any user's" if system.uid == 0 else "your own"
+    return Check("attach", Status.OK, f"may attach to {whose} processes")
+
+
+def probe_directory_check() -> Check:
+    """Whether probes can publish where this user's viewer looks."""
+    from gpumem_tui.probe.files import WireError, check_directory, default_directory
+
+    folder = default_directory()
+    if not folder.exists():
+        parent = folder.parent
+        if os.access(parent, os.W_OK | os.X_OK):
+            return Check("probe directory", Status.OK, f"{folder} is made when it is needed")
+        return Check("probe directory", Status.FAIL, f"{folder} cannot be made", "set GPUMEM_TUI_DIR to one that can")
+    try:
+        check_directory(folder, (os.geteuid(),))
+    except (OSError, WireError) as error:
+        return Check("probe directory", Status.FAIL, str(error), f"remove {folder}, or set GPUMEM_TUI_DIR")
+    return Check("probe directory", Status.OK, str(folder))
+
+
+def settings_check() -> Check:
+    """Whether the settings file can be obeyed."""
+    from gpumem_tui.settings import SettingsError, default_path, load
+
+    path = default_path()
+    try:
+        load()
+    except SettingsError as error:
+        return Check("settings", Status.FAIL, str(error), f"mend {path}; `gpumem-tui settings` prints one")
+    if path.exists():
+        return Check("settings", Status.OK, str(path))
+    return Check("settings", Status.OK, f"none ({path} would be read)")
+
+
+def torch_check(python: str | None, *, has_gpu: bool) -> Check:
+    """Whether torch is in the interpreter that trains, and can use a GPU. Asked in a process of its own."""
+    interpreter = python or sys.executable
+    facts = _ask(interpreter)
+    bad = Status.FAIL if python is not None else Status.WARN
+    if "error" in facts:
+        remedy = "`pip install torch` there, or --python PATH of the environment that has it"
+        return Check("torch", bad, f"{interpreter}: {facts['error']}", remedy)
+    found = f"{facts['torch']}, Python {facts['python']}"
+    if facts["usable"]:
+        return Check("torch", Status.OK, f"{found}, CUDA {facts['cuda']}")
+    if not has_gpu:
+        return Check("torch", Status.OK, f"{found}, no GPU to use: steps run on the simulated one")
+    if facts["cuda"] is None:
+        return Check("torch", bad, f"{found}, built without CUDA", "install a CUDA build: https://pytorch.org")
+    remedy = "the driver may be too old for it: compare `nvidia-smi`'s CUDA version; see CUDA_VISIBLE_DEVICES too"
+    return Check("torch", bad, f"{found}, CUDA {facts['cuda']}: cannot use a GPU", remedy)
+
+
+def _ask(interpreter: str) -> dict[str, Any]:
+    try:
+        done = subprocess.run(
+            [interpreter, "-c", _TORCH_CODE],
+            capture_output=True,
+            text=True,
+            timeout=_TORCH_TIMEOUT_S,
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
+    except OSError as error:
+        return {"error": f"cannot be run: {error.strerror}"}
+    except subprocess.TimeoutExpired:
+        return {"error": f"`import torch` did not finish within {_TORCH_TIMEOUT_S:.0f} s"}
+    lines = done.stdout.splitlines()
+    if done.returncode == 0 and lines:
+        facts: dict[str, Any] = json.loads(lines[-1])
+        return facts
+    last = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
+    return {"error": f"`import torch` fails: {last[0]}"}
+
+
+def _has_nvidia(root: Path) -> bool:
+    """Whether the PCI bus or /dev shows a GPU of NVIDIA, driver or not."""
+    if (root / "dev/nvidiactl").exists():
+        return True
+    for device in (root / "sys/bus/pci/devices").glob("*"):
+        vendor, kind = _text(device / "vendor"), _text(device / "class")
+        if vendor == "0x10de" and kind.startswith("0x03"):
+            return True
+    return False
+
+
+def _may_trace(root: Path) -> bool:
+    for line in _text(root / "proc/self/status").splitlines():
+        if line.startswith("CapEff:"):
+            return bool(int(line.split()[1], 16) >> _CAP_SYS_PTRACE & 1)
+    return True
+
+
+def _colours(environ: Mapping[str, str]) -> str:
+    """As Textual decides it."""
+    if "NO_COLOR" in environ:
+        return "no colours (NO_COLOR)"
+    if environ.get("COLORTERM", "").lower() in ("truecolor", "24bit"):
+        return "16 million colours"
+    return "256 colours" if "256color" in environ.get("TERM", "") else "16 colours"
+
+
+def _listed(indices: Mapping[int, object]) -> str:
+    return ", ".join(map(str, indices))
+
+
+def _number(path: Path) -> int:
+    text = _text(path)
+    return int(text) if text.isdigit() else 0
+
+
+def _text(path: Path) -> str:
+    """Empty where it cannot be read."""
+    try:
+        return path.read_text(errors="replace").strip()
+    except OSError:
+        return ""

@@ -1,0 +1,236 @@
+"""What each GPU's memory did over the last hours, in bounded memory: fine for minutes, coarser the older it is.
+
+Each tier is a ring of buckets aligned to absolute time, so a chart that scrolls keeps its columns. A bucket keeps the
+peak and the mean of what fell into it: a short peak is still there when a bucket is a minute wide.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from gpumem_tui.memory import Unknown
+from gpumem_tui.monitor.probes import Probes
+from gpumem_tui.monitor.snapshot import GpuReading, Snapshot, State
+
+_NONE = -1.0
+"""Nothing was read: no value is negative."""
+_MOST_GPUS = 64
+"""Unplugged and renamed GPUs are forgotten, the longest unseen first, beyond this many."""
+_GAP_INTERVALS = 2.5
+"""A silence of up to this many intervals is jitter: the last value holds. A longer one is a gap."""
+
+
+class Column(Enum):
+    """What is kept of a GPU. Bytes, but for the utilization in per cent."""
+
+    USED = "used"
+    ALLOCATED = "allocated"
+    RESERVED = "reserved"
+    UTILIZATION = "utilization"
+
+
+@dataclass(frozen=True)
+class Point:
+    """One bucket: of each column the peak and the mean, None where nothing was read."""
+
+    start_s: float
+    step_s: float
+    peaks: Mapping[Column, float | None]
+    means: Mapping[Column, float | None]
+
+
+@dataclass(frozen=True)
+class Series:
+    """Consecutive buckets of equal width, oldest first; the last one holds now and may still grow.
+
+    Attributes:
+        start_s: seconds since the epoch where the first bucket begins: always a multiple of `step_s`.
+        peaks, means: one value a bucket for each column, None where nothing was read.
+    """
+
+    start_s: float
+    step_s: float
+    peaks: Mapping[Column, tuple[float | None, ...]]
+    means: Mapping[Column, tuple[float | None, ...]]
+
+
+class History:
+    """The past of every GPU.
+
+    Args:
+        interval_s: seconds between snapshots, so that jitter is told from a gap; may be changed at any time.
+        hours: how far back it reaches.
+    """
+
+    def __init__(self, interval_s: float = 1.0, hours: float = 24.0) -> None:
+        self.interval_s = interval_s
+        self._shape = _tiers(hours)
+        self._gpus: dict[str, _Gpu] = {}
+
+    def add(self, snapshot: Snapshot, probes: Probes | None = None) -> None:
+        """Take in what a snapshot read. Readings that are stale are not taken twice."""
+        for gpu in snapshot.gpus:
+            if gpu.state is not State.OK:
+                continue
+            kept = self._gpus.pop(gpu.uuid, None) or _Gpu(self._shape)
+            self._gpus[gpu.uuid] = kept  # at the end: the most lately seen
+            kept.add(snapshot.time_s, _values(gpu, probes or {}), self.interval_s * _GAP_INTERVALS)
+        for uuid in list(self._gpus)[: max(0, len(self._gpus) - _MOST_GPUS)]:
+            del self._gpus[uuid]
+
+    def series(self, uuid: str, columns: int, span_s: float, now_s: float) -> Series:
+        """The last `span_s` seconds in `columns` buckets (at least that long: widths are whole seconds or minutes).
+
+        A bucket covers the same seconds in every call with the same `columns` and `span_s`.
+        """
+        rings = self._gpus[uuid].rings if uuid in self._gpus else (_Ring(1, 1),)
+        ring = next((ring for ring in rings if ring.reaches(columns, span_s)), rings[-1])
+        width = ring.width(columns, span_s)
+        step_s = float(ring.step_s * width)
+        last = math.floor(now_s / step_s)
+        first = last - columns + 1
+        pairs = {column: ring.merged(column, first, last, width) for column in Column}
+        return Series(
+            start_s=first * step_s,
+            step_s=step_s,
+            peaks={column: peaks for column, (peaks, _) in pairs.items()},
+            means={column: means for column, (_, means) in pairs.items()},
+        )
+
+    def at(self, uuid: str, time_s: float) -> Point | None:
+        """The finest bucket that still covers a moment; None if nothing was read then."""
+        for ring in self._gpus[uuid].rings if uuid in self._gpus else ():
+            bucket = math.floor(time_s / ring.step_s)
+            pairs = {column: ring.merged(column, bucket, bucket, 1) for column in Column}
+            peaks = {column: peak[0] for column, (peak, _) in pairs.items()}
+            if any(value is not None for value in peaks.values()):
+                means = {column: mean[0] for column, (_, mean) in pairs.items()}
+                return Point(float(bucket * ring.step_s), float(ring.step_s), peaks, means)
+        return None
+
+    @property
+    def size_bytes(self) -> int:
+        """The memory the values take: constant once every GPU was seen."""
+        return sum(ring.size_bytes for gpu in self._gpus.values() for ring in gpu.rings)
+
+
+def _tiers(hours: float) -> tuple[tuple[int, int], ...]:
+    """(seconds a bucket, buckets): 15 minutes by the second, 2.5 hours by 10 seconds, the rest by the minute."""
+    return ((1, 900), (10, 900), (60, max(150, math.ceil(hours * 60)) + 30))
+
+
+def _values(gpu: GpuReading, probes: Probes) -> dict[Column, float]:
+    """Those that are known."""
+    values: dict[Column, float] = {}
+    if not isinstance(gpu.memory, Unknown):
+        values[Column.USED] = gpu.memory.used_bytes
+    if not isinstance(gpu.utilization_percent, Unknown):
+        values[Column.UTILIZATION] = gpu.utilization_percent
+    figures = [figures for (uuid, _), figures in probes.items() if uuid == gpu.uuid]
+    if figures:
+        values[Column.ALLOCATED] = sum(each.allocated_bytes for each in figures)
+        values[Column.RESERVED] = sum(each.reserved_bytes for each in figures)
+    return values
+
+
+class _Gpu:
+    def __init__(self, shape: Sequence[tuple[int, int]]) -> None:
+        self.rings = tuple(_Ring(step_s, length) for step_s, length in shape)
+        self._time_s = -math.inf
+        self._values: dict[Column, float] = {}
+
+    def add(self, time_s: float, values: dict[Column, float], gap_s: float) -> None:
+        if time_s == self._time_s:
+            return  # this snapshot again
+        for ring in self.rings:
+            bucket = math.floor(time_s / ring.step_s)
+            if 0 < time_s - self._time_s <= gap_s:
+                for missed in range(math.floor(self._time_s / ring.step_s) + 1, bucket):
+                    ring.put(missed, self._values)
+            ring.put(bucket, values)
+        self._time_s, self._values = time_s, values
+
+
+class _Ring:
+    """One tier. Bucket n covers the seconds [n × step, (n + 1) × step) since the epoch, in slot n mod length."""
+
+    def __init__(self, step_s: int, length: int) -> None:
+        self.step_s = step_s
+        self._length = length
+        self._peaks = {column: array("d", [_NONE]) * length for column in Column}
+        self._means = {column: array("d", [_NONE]) * length for column in Column}
+        self._counts = dict.fromkeys(Column, 0)  # of the newest bucket
+        self._newest: int | None = None
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(2 * values.itemsize * len(values) for values in self._peaks.values())
+
+    def width(self, columns: int, span_s: float) -> int:
+        """Own buckets in each of `columns` that together are at least `span_s` wide."""
+        return max(1, math.ceil(span_s / columns / self.step_s))
+
+    def reaches(self, columns: int, span_s: float) -> bool:
+        """Whether all of them lie within the ring."""
+        return columns * self.width(columns, span_s) <= self._length
+
+    def put(self, bucket: int, values: Mapping[Column, float]) -> None:
+        if bucket != self._newest:
+            self._turn_to(bucket)
+        slot = bucket % self._length
+        for column, value in values.items():
+            peaks, means, count = self._peaks[column], self._means[column], self._counts[column]
+            if count == 0:
+                peaks[slot] = means[slot] = value
+            else:
+                peaks[slot] = max(peaks[slot], value)
+                means[slot] += (value - means[slot]) / (count + 1)
+            self._counts[column] = count + 1
+
+    def merged(
+        self, column: Column, first: int, last: int, width: int
+    ) -> tuple[tuple[float | None, ...], tuple[float | None, ...]]:
+        """Peaks and means of the wide buckets `first` to `last`, each of `width` own buckets."""
+        peaks = self._window(self._peaks[column], first * width, (last + 1) * width)
+        means = self._window(self._means[column], first * width, (last + 1) * width)
+        starts = range(0, len(peaks), width)
+        return (
+            tuple(_known(max(peaks[start : start + width])) for start in starts),
+            tuple(_mean(means[start : start + width]) for start in starts),
+        )
+
+    def _window(self, ring: array[float], begin: int, end: int) -> array[float]:
+        """The values of the buckets [begin, end), in order."""
+        newest = begin - 1 if self._newest is None else self._newest
+        low = min(max(begin, newest - self._length + 1), end)
+        high = max(low, min(end, newest + 1))
+        start, stop = low % self._length, low % self._length + high - low
+        values = ring[start:stop] + ring[: max(0, stop - self._length)]
+        return array("d", [_NONE]) * (low - begin) + values + array("d", [_NONE]) * (end - high)
+
+    def _turn_to(self, bucket: int) -> None:
+        """Make a bucket the newest. A clock that was set back takes what lies in its future with it."""
+        if self._newest is None or abs(bucket - self._newest) >= self._length:
+            emptied = range(bucket, bucket + self._length)
+        elif bucket > self._newest:
+            emptied = range(self._newest + 1, bucket + 1)
+        else:
+            emptied = range(bucket, self._newest + 1)
+        for n in emptied:
+            for values in (*self._peaks.values(), *self._means.values()):
+                values[n % self._length] = _NONE
+        self._counts = dict.fromkeys(Column, 0)
+        self._newest = bucket
+
+
+def _known(value: float) -> float | None:
+    return None if value < 0 else value
+
+
+def _mean(values: array[float]) -> float | None:
+    known = values if min(values) >= 0 else [value for value in values if value >= 0]
+    return sum(known) / len(known) if known else None

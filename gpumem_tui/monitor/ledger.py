@@ -1,0 +1,100 @@
+"""A device's memory as rows that sum to its total: the driver's reserve, each process, what nobody owns up to, free.
+
+Pure. Total, used and free stay as the driver counts them; what processes claim is fitted into used, with a note where
+the two disagree, so that a row can be trusted and a disagreement is seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gpumem_tui.memory import Unknown, Value, format_bytes
+from gpumem_tui.monitor.snapshot import DeviceLedger, GpuProcess, Kind, LedgerRow, Memory, Reading
+
+HOLDERS = "processes of other containers or users, a display, or the driver"
+"""Who holds memory that no listed process accounts for, where nothing more is known."""
+_MPS_SERVER = "nvidia-cuda-mps"
+
+
+def device_ledger(
+    memory: Reading[Memory], processes: Reading[tuple[GpuProcess, ...]], *, holders: str = HOLDERS
+) -> Reading[DeviceLedger]:
+    """The ledger of a device, or of a MIG instance.
+
+    Args:
+        memory: as the driver counts it. Where `reserved_bytes` is unknown, used includes it.
+        processes: whose shares are its rows.
+        holders: who may hold what no process accounts for.
+    """
+    if isinstance(memory, Unknown):
+        return memory
+    reserved_bytes = memory.reserved_bytes if isinstance(memory.reserved_bytes, int) else 0
+    outside_bytes = memory.total_bytes - reserved_bytes - memory.used_bytes
+    if min(memory.total_bytes, reserved_bytes, memory.used_bytes, memory.free_bytes, outside_bytes) < 0:
+        return Unknown(
+            f"the driver's figures do not add up: {format_bytes(memory.used_bytes)} used and "
+            f"{format_bytes(reserved_bytes)} reserved of {format_bytes(memory.total_bytes)}"
+        )
+    free_bytes = min(memory.free_bytes, outside_bytes)
+    process_rows = _process_rows(processes, memory.used_bytes)
+    claimed_bytes = sum(row.size_bytes for row in process_rows if isinstance(row.size_bytes, int))
+    unaccounted_bytes = memory.total_bytes - reserved_bytes - claimed_bytes - free_bytes
+    notes = _unaccounted_notes(memory, processes)
+    if outside_bytes > free_bytes:
+        notes.append(f"{format_bytes(outside_bytes - free_bytes)} that the driver calls neither used nor free")
+    note = ", ".join([*notes, holders]) if unaccounted_bytes else ""
+    rows = (
+        LedgerRow(Kind.DRIVER_RESERVED, memory.reserved_bytes),
+        *process_rows,
+        LedgerRow(Kind.UNACCOUNTED, unaccounted_bytes, note=note),
+        LedgerRow(Kind.FREE, free_bytes),
+    )
+    return DeviceLedger(memory.total_bytes, rows)
+
+
+def _process_rows(processes: Reading[tuple[GpuProcess, ...]], used_bytes: int) -> list[LedgerRow]:
+    """Largest first, those of unknown size last, together at most `used_bytes`."""
+    if isinstance(processes, Unknown):
+        return []
+    known = [(p, p.used_bytes) for p in processes if isinstance(p.used_bytes, int)]
+    known.sort(key=lambda pair: (-pair[1], pair[0].pid))
+    claims = [size_bytes for _, size_bytes in known]
+    rows = [
+        LedgerRow(Kind.PROCESS, size_bytes, process, _process_note(process, size_bytes))
+        for (process, _), size_bytes in zip(known, _fit(claims, used_bytes), strict=True)
+    ]
+    unknown = [p for p in processes if isinstance(p.used_bytes, Unknown)]
+    return rows + [LedgerRow(Kind.PROCESS, p.used_bytes, p, _process_note(p, p.used_bytes)) for p in unknown]
+
+
+def _fit(claims: Sequence[int], used_bytes: int) -> list[int]:
+    """The claims, scaled down where they exceed `used_bytes`: memory that processes share counts for each of them,
+    and the lists are read a moment after the device's figures."""
+    claimed_bytes = sum(claims)
+    if claimed_bytes <= used_bytes:
+        return list(claims)
+    fitted = [size_bytes * used_bytes // claimed_bytes for size_bytes in claims]
+    fitted[0] += used_bytes - sum(fitted)  # what the rounding left, to the largest
+    return fitted
+
+
+def _process_note(process: GpuProcess, row_bytes: Value) -> str:
+    notes = []
+    if not isinstance(process.host, Unknown) and process.host.name.startswith(_MPS_SERVER):
+        notes.append("MPS server: before Volta it holds its clients' memory too")
+    if row_bytes != process.used_bytes:
+        notes.append(f"scaled down from {format_bytes(process.used_bytes)}: the processes' figures exceed what is used")
+    return "; ".join(notes)
+
+
+def _unaccounted_notes(memory: Memory, processes: Reading[tuple[GpuProcess, ...]]) -> list[str]:
+    notes = []
+    if isinstance(memory.reserved_bytes, Unknown):
+        notes.append("the driver's reserve")
+    if isinstance(processes, Unknown):
+        return [*notes, f"all processes (their list: {processes.reason})"]
+    unknown = [p.used_bytes.reason for p in processes if isinstance(p.used_bytes, Unknown)]
+    if unknown:
+        listed = "1 listed process" if len(unknown) == 1 else f"{len(unknown)} listed processes"
+        notes.append(f"{listed} of unknown size ({unknown[0]})")
+    return notes

@@ -1,0 +1,206 @@
+"""The newest snapshot as Prometheus metrics over HTTP. A value that could not be read is no series.
+
+Imports prometheus_client: import this module where it is needed, not at a program's start.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from http.server import HTTPServer
+
+from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from gpumem_tui.memory import Unknown
+from gpumem_tui.monitor.report import ledger_sizes
+from gpumem_tui.monitor.snapshot import (
+    GpuProcess,
+    GpuReading,
+    Instance,
+    Reading,
+    Snapshot,
+    Source,
+    State,
+)
+
+_GPU = ("gpu", "uuid", "name", "instance")
+_PROCESS = ("gpu", "uuid", "instance", "pid", "user", "process")
+
+_READINGS: Mapping[str, tuple[str, str, float]] = {
+    "utilization_percent": ("utilization_ratio", "Share of the last sample period in which a kernel ran", 0.01),
+    "memory_utilization_percent": ("memory_utilization_ratio", "Share of it in which memory was read or written", 0.01),
+    "temperature_c": ("temperature_celsius", "Temperature of the chip", 1),
+    "power_w": ("power_watts", "Power drawn by the board", 1),
+    "power_limit_w": ("power_limit_watts", "Power it may draw at most", 1),
+    "fan_percent": ("fan_ratio", "Fan speed", 0.01),
+    "sm_clock_mhz": ("sm_clock_hertz", "Clock of the streaming multiprocessors", 1e6),
+    "memory_clock_mhz": ("memory_clock_hertz", "Clock of the memory", 1e6),
+    "pcie_rx_bytes_per_s": ("pcie_receive_bytes_per_second", "PCIe traffic to the GPU", 1),
+    "pcie_tx_bytes_per_s": ("pcie_transmit_bytes_per_second", "PCIe traffic from the GPU", 1),
+}
+"""Attribute of a GPU: name of the metric, what it is, what one unit of the attribute is in the metric's."""
+
+
+class CannotServe(Exception):
+    """The address cannot be had; one line."""
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach an address."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+class Server:
+    """Serves a source's newest snapshot until it is stopped; each scrape reads what is there and asks no driver.
+
+    Raises:
+        CannotServe: the address is in use, not of this machine, or not permitted.
+    """
+
+    def __init__(self, source: Source, host: str, port: int) -> None:
+        registry = CollectorRegistry()
+        registry.register(_SourceCollector(source))
+        try:
+            self._server: HTTPServer
+            self._server, self._thread = start_http_server(port, host, registry)
+        except (OSError, OverflowError) as error:
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise CannotServe(f"{host}:{port} cannot be served: {reason}") from error
+
+    @property
+    def port(self) -> int:
+        """The port it listens on; the one that was free if 0 was asked for."""
+        return int(self._server.server_port)
+
+    def stop(self) -> None:
+        """Stop listening."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+class _SourceCollector(Collector):
+    def __init__(self, source: Source) -> None:
+        self._source = source
+
+    def collect(self) -> Iterable[Metric]:
+        snapshot = self._source.latest()
+        return [] if snapshot is None else metrics(snapshot)
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing, so that registering does not collect."""
+        return []
+
+
+def metrics(snapshot: Snapshot) -> Iterator[Metric]:
+    """A snapshot's metrics, in base units (bytes, seconds, ratios), all beginning with ``gpumem_``."""
+    time = GaugeMetricFamily("gpumem_snapshot_timestamp_seconds", "When the newest readings were put together")
+    time.add_metric([], snapshot.time_s)
+    yield time
+    info = GaugeMetricFamily("gpumem_driver", "1 if the driver answers", labels=["driver", "cuda"])
+    versions = [_label(snapshot.driver_version), _label(snapshot.cuda_version)]
+    info.add_metric(versions, 0 if snapshot.problem else 1)
+    yield info
+    calls = CounterMetricFamily("gpumem_nvml_calls", "Calls of the NVML library", labels=["function"])
+    for function, count in snapshot.calls.items():
+        calls.add_metric([function], count)
+    yield calls
+    yield from _state_metrics(snapshot.gpus)
+    answering = [gpu for gpu in snapshot.gpus if gpu.state is State.OK]  # what a silent one last said is not what is
+    yield from _gpu_metrics(answering)
+    yield from _memory_metrics(answering)
+    yield from _process_metrics(answering)
+
+
+def _state_metrics(gpus: Sequence[GpuReading]) -> Iterator[Metric]:
+    up = GaugeMetricFamily("gpumem_gpu_up", "1 if the GPU answers, 0 if it is stale or lost", labels=_GPU)
+    age = GaugeMetricFamily("gpumem_gpu_age_seconds", "How old its readings are", labels=_GPU)
+    for gpu in gpus:
+        up.add_metric(_labels(gpu), gpu.state is State.OK)
+        age.add_metric(_labels(gpu), gpu.age_s)
+    yield from (up, age)
+
+
+def _gpu_metrics(gpus: Sequence[GpuReading]) -> Iterator[Metric]:
+    throttled = GaugeMetricFamily("gpumem_gpu_throttled", "1 if its clocks are lowered", labels=[*_GPU, "reason"])
+    errors = CounterMetricFamily(
+        "gpumem_gpu_ecc_errors", "Memory errors since the driver was loaded", labels=[*_GPU, "type"]
+    )
+    for gpu in gpus:
+        labels = _labels(gpu)
+        for reason in () if isinstance(gpu.throttle, Unknown) else gpu.throttle:
+            throttled.add_metric([*labels, reason], 1)
+        for kind, count in (("corrected", gpu.ecc_corrected), ("uncorrected", gpu.ecc_uncorrected)):
+            _add(errors, [*labels, kind], count)
+    yield from (throttled, errors)
+    for attribute, (name, doc, unit) in _READINGS.items():
+        gauge = GaugeMetricFamily(f"gpumem_gpu_{name}", doc, labels=_GPU)
+        for gpu in gpus:
+            _add(gauge, _labels(gpu), getattr(gpu, attribute), unit)
+        yield gauge
+
+
+def _memory_metrics(gpus: Sequence[GpuReading]) -> Iterator[Metric]:
+    total = GaugeMetricFamily("gpumem_gpu_memory_total_bytes", "Memory of the device", labels=_GPU)
+    used = GaugeMetricFamily("gpumem_gpu_memory_used_bytes", "In use, without the driver's reserve", labels=_GPU)
+    rows = GaugeMetricFamily(
+        "gpumem_gpu_memory_bytes", "The device's memory by row of its ledger; the rows sum to the total",
+        labels=[*_GPU, "row"],
+    )  # fmt: skip
+    for gpu in gpus:
+        devices: tuple[GpuReading | Instance, ...] = (gpu, *gpu.instances)
+        for device in devices:
+            labels = _labels(gpu, device if isinstance(device, Instance) else None)
+            if not isinstance(device.memory, Unknown):
+                total.add_metric(labels, device.memory.total_bytes)
+                used.add_metric(labels, device.memory.used_bytes)
+            for kind, size_bytes in ledger_sizes(device).items():
+                _add(rows, [*labels, kind.value], size_bytes)
+    yield from (total, used, rows)
+
+
+def _process_metrics(gpus: Sequence[GpuReading]) -> Iterator[Metric]:
+    memory = GaugeMetricFamily("gpumem_process_memory_bytes", "Memory a process holds on the device", labels=_PROCESS)
+    share = GaugeMetricFamily("gpumem_process_sm_ratio", "Its share of the multiprocessors", labels=_PROCESS)
+    for gpu in gpus:
+        for uuid, process in _processes(gpu):
+            host = process.host
+            who = ["", ""] if isinstance(host, Unknown) else [host.user, host.name]
+            labels = [str(gpu.index), gpu.uuid, uuid, str(process.pid), *who]
+            _add(memory, labels, process.used_bytes)
+            _add(share, labels, process.sm_percent, 0.01)
+    yield from (memory, share)
+
+
+def _processes(gpu: GpuReading) -> Iterator[tuple[str, GpuProcess]]:
+    """Each process once, with the MIG instance it runs in."""
+    for instance in gpu.instances:
+        for process in () if isinstance(instance.processes, Unknown) else instance.processes:
+            yield instance.uuid, process
+    for process in () if isinstance(gpu.processes, Unknown) else gpu.processes:
+        if not process.instance:
+            yield "", process
+
+
+def _labels(gpu: GpuReading, instance: Instance | None = None) -> list[str]:
+    return [str(gpu.index), gpu.uuid, gpu.name, "" if instance is None else instance.uuid]
+
+
+def _label(reading: Reading[str]) -> str:
+    return "" if isinstance(reading, Unknown) else reading
+
+
+def _add(
+    family: GaugeMetricFamily | CounterMetricFamily,
+    labels: Sequence[str],
+    reading: Reading[int] | Reading[float],
+    unit: float = 1,
+) -> None:
+    """One series, if the value is known."""
+    if not isinstance(reading, Unknown):
+        family.add_metric(labels, reading * unit)

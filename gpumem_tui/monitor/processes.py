@@ -1,0 +1,240 @@
+"""The processes behind the pids that NVML reports: whose they are, what they cost the host, and how to end them.
+
+NVML may report pids of another pid namespace than ours (a container's view, or a mix since driver 535). Such a pid may
+by chance name an unrelated process here, so within a namespace that is not the host's a process counts as the one that
+NVML means only if it has a GPU's device file open.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import threading
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from gpumem_tui.memory import Unknown, Value
+from gpumem_tui.monitor.snapshot import HostProcess, Reading
+
+_HOST_NAMESPACE = "pid:[4026531836]"
+"""PROC_PID_INIT_INO of Linux's include/linux/proc_ns.h: the first pid namespace has the same inode everywhere."""
+_GPU_DEVICES = ("/dev/nvidia", "/dev/dxg", "/dev/nvhost", "/dev/nvmap")
+"""What a process that uses a GPU has open: on a discrete GPU, under WSL, on Tegra (the last two)."""
+_FRESH_S = 0.2
+"""A process on several GPUs is read once for all of them."""
+_FORGET_S = 60.0
+_START_TOLERANCE_S = 1.0
+"""The boot time that start times count from is rounded to a second by the kernel."""
+
+_CONTAINERS = (
+    (re.compile(r"/kubepods.*?pod([0-9a-f]{8})"), "pod"),
+    (re.compile(r"/docker[-/]([0-9a-f]{6})[0-9a-f]{58}"), "docker"),
+    (re.compile(r"/libpod(?:-payload)?[-_/]([0-9a-f]{6})[0-9a-f]{58}"), "podman"),
+    (re.compile(r"/(?:slurm|slurmstepd\.scope)\b.*?/job_(\d+)"), "slurm"),
+    (re.compile(r"/lxc(?:\.payload)?[./]([^/\n]+)"), "lxc"),
+    (re.compile(r"/(?:cri-containerd|crio|nerdctl|containerd)[-/:]([0-9a-f]{6})[0-9a-f]{58}"), "containerd"),
+)
+"""How the control group of a process names its container, by what manages it. A pod's containers are its own."""
+
+
+@dataclass
+class _Known:
+    """A process that was seen before: what never changes of it, and the last look."""
+
+    process: psutil.Process
+    user: str
+    name: str
+    command: str
+    start_time_s: float
+    container: str
+    uses_gpu: bool = False
+    cpu_s: float = 0.0
+    looked_s: float = 0.0
+    last: HostProcess | None = None
+
+
+class HostProcesses:
+    """Looks pids up; remembers what never changes of a process. Any thread may look.
+
+    Args:
+        proc: where control groups, namespaces and open files are read.
+    """
+
+    def __init__(self, proc: Path = Path("/proc")) -> None:
+        self._proc = proc
+        self._known: dict[int, _Known] = {}
+        self._lock = threading.Lock()
+        self._is_contained = _link(proc / "self/ns/pid") not in ("", _HOST_NAMESPACE)
+
+    def look(self, pids: Iterable[int]) -> dict[int, Reading[HostProcess]]:
+        """The process of each pid, or why it cannot be told which one it is."""
+        now_s = time.monotonic()
+        with self._lock:
+            found = {pid: self._look(pid, now_s) for pid in dict.fromkeys(pids)}
+            self._known = {pid: known for pid, known in self._known.items() if now_s - known.looked_s < _FORGET_S}
+        return found
+
+    def _look(self, pid: int, now_s: float) -> Reading[HostProcess]:
+        try:
+            known = self._known.get(pid)
+            if known is None or not known.process.is_running():
+                known = self._meet(pid)
+            if self._is_contained and not known.uses_gpu:
+                known.uses_gpu = self._uses_gpu(pid)
+                if not known.uses_gpu:
+                    return self._foreign(pid)
+            self._known[pid] = known
+            if known.last is None or now_s - known.looked_s >= _FRESH_S:
+                known.last = _read(known, now_s)
+            return known.last
+        except psutil.NoSuchProcess:
+            self._known.pop(pid, None)
+            return self._absent(pid)
+        except psutil.AccessDenied:
+            return Unknown(f"no permission to see pid {pid}")
+
+    def _meet(self, pid: int) -> _Known:
+        process = psutil.Process(pid)
+        with process.oneshot():
+            name = process.name()
+            try:
+                command = " ".join(process.cmdline()) or f"[{name}]"
+            except (psutil.AccessDenied, psutil.ZombieProcess):
+                command = f"[{name}]"
+            return _Known(
+                process=process,
+                user=process.username(),
+                name=name,
+                command="".join(character if character.isprintable() else " " for character in command),
+                start_time_s=process.create_time(),
+                container=_container(_text(self._proc / str(pid) / "cgroup")),
+            )
+
+    def _uses_gpu(self, pid: int) -> bool:
+        """False only if its open files can be read and none is a GPU's."""
+        folder = self._proc / str(pid) / "fd"
+        try:
+            return any(os.readlink(folder / name).startswith(_GPU_DEVICES) for name in os.listdir(folder))
+        except PermissionError:  # without CAP_SYS_PTRACE, root in a container may list what it may not follow
+            return True
+        except OSError:
+            return False
+
+    def _absent(self, pid: int) -> Unknown:
+        if self._is_contained:
+            return self._foreign(pid)
+        try:
+            os.kill(pid, 0)
+        except PermissionError:
+            return Unknown(f"pid {pid} is hidden from this user")
+        except (OSError, OverflowError):
+            pass
+        return Unknown("no such process here")
+
+    @staticmethod
+    def _foreign(pid: int) -> Unknown:
+        return Unknown(f"pid {pid} is of another namespace")
+
+
+class CannotSignal(Exception):
+    """The process could not be told to end; one line says why."""
+
+
+def terminate(process: HostProcess) -> None:
+    """Ask a process to end (SIGTERM).
+
+    Raises:
+        CannotSignal: it has ended, its pid is another process now, or it is another user's.
+    """
+    _send(process, signal.SIGTERM)
+
+
+def kill(process: HostProcess) -> None:
+    """End a process (SIGKILL).
+
+    Raises:
+        CannotSignal: as `terminate`.
+    """
+    _send(process, signal.SIGKILL)
+
+
+def _send(process: HostProcess, number: signal.Signals) -> None:
+    pid = process.pid
+    descriptor = None
+    try:
+        try:
+            descriptor = os.pidfd_open(pid)  # from here on the pid cannot come to mean another process
+        except OSError as error:
+            if isinstance(error, ProcessLookupError):
+                raise
+        if abs(psutil.Process(pid).create_time() - process.start_time_s) > _START_TOLERANCE_S:
+            raise CannotSignal(f"pid {pid} is another process now; {process.name} has ended")
+        if descriptor is not None:
+            signal.pidfd_send_signal(descriptor, number)
+        else:  # a kernel before 5.3
+            os.kill(pid, number)
+    except (ProcessLookupError, psutil.NoSuchProcess) as error:
+        raise CannotSignal(f"pid {pid} ({process.name}) has ended already") from error
+    except PermissionError as error:
+        raise CannotSignal(f"no permission to signal pid {pid} of user {process.user}") from error
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)
+
+
+def _read(known: _Known, now_s: float) -> HostProcess:
+    """What changes of a process. Linux counts CPU time in hundredths of a second."""
+    process = known.process
+    with process.oneshot():
+        parent_pid = process.ppid()
+        times = process.cpu_times()
+        resident_bytes: Value
+        try:
+            resident_bytes = process.memory_info().rss
+        except psutil.AccessDenied:
+            resident_bytes = Unknown("no permission")
+    cpu_s = times.user + times.system
+    cpu_percent: Reading[float] = Unknown("needs a second look")
+    if known.looked_s:
+        cpu_percent = round(100 * max(0.0, cpu_s - known.cpu_s) / (now_s - known.looked_s), 1)
+    known.cpu_s, known.looked_s = cpu_s, now_s
+    return HostProcess(
+        pid=process.pid,
+        parent_pid=parent_pid,
+        user=known.user,
+        name=known.name,
+        command=known.command,
+        start_time_s=known.start_time_s,
+        cpu_percent=cpu_percent,
+        resident_bytes=resident_bytes,
+        container=known.container,
+    )
+
+
+def _container(cgroup: str) -> str:
+    for pattern, manager in _CONTAINERS:
+        found = pattern.search(cgroup)
+        if found is not None:
+            return f"{manager} {found[1]}"
+    return ""
+
+
+def _text(path: Path) -> str:
+    """Empty where it cannot be read."""
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+def _link(path: Path) -> str:
+    """Where a link leads, empty where that cannot be read."""
+    try:
+        return os.readlink(path)
+    except OSError:
+        return ""

@@ -1,0 +1,129 @@
+"""The settings file: TOML, one flat list of keys, each with its default, its bounds and what it does.
+
+The command line goes before the file, the file before the defaults.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+
+class SettingsError(Exception):
+    """The file cannot be obeyed: one line with every fault, each with the file and the line it is on."""
+
+
+def _key(default: Any, doc: str, *, low: float | None = None, high: float | None = None) -> Any:
+    return field(default=default, metadata={"doc": doc, "low": low, "high": high})
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a user may settle once for all."""
+
+    interval_s: float = _key(1.0, "Seconds between two readings of the GPUs.", low=0.2, high=3600)
+    theme: str = _key("", "Name of a theme, as the command palette (ctrl+p) lists them. Empty: the default one.")
+    ascii: bool = _key(False, "Draw with ASCII characters only. A locale without UTF-8 does so anyway.")
+    bell: bool = _key(False, "Ring the terminal's bell when an alert begins.")
+    read_only: bool = _key(False, "Never offer to terminate or kill a process.")
+    near_full_percent: float = _key(95.0, "Memory in use from which a GPU counts as nearly full.", low=1, high=100)
+    temperature_margin_c: int = _key(5, "Degrees below the driver's own limit from which a GPU is hot.", low=0, high=50)
+    temperature_limit_c: int = _key(90, "The limit of a GPU for which the driver names none.", low=30, high=150)
+    history_hours: float = _key(24.0, "How far back the history reaches.", low=0.1, high=24 * 31)
+    chart_minutes: float = _key(10.0, "Time that the history chart shows when it opens.", low=0.5, high=24 * 60)
+
+
+def default_path() -> Path:
+    """Where the file is looked for: ``settings.toml`` in the user's configuration folder, by the XDG rules."""
+    from platformdirs import user_config_path
+
+    return user_config_path("gpumem-tui") / "settings.toml"
+
+
+def load(path: Path | None = None) -> Settings:
+    """The settings of a file; of the default one if `path` is None, where there need not be any.
+
+    Raises:
+        SettingsError: no such file, no TOML, unknown keys, wrong types, values out of bounds.
+    """
+    wanted = path or default_path()
+    try:
+        text = wanted.read_text("utf-8")
+    except FileNotFoundError as error:
+        if path is None:
+            return Settings()
+        raise SettingsError(f"{path}: there is no such file; `gpumem-tui settings` prints one") from error
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
+        raise SettingsError(f"{wanted}: cannot be read: {reason}") from error
+    return parse(text, wanted.name)
+
+
+def parse(text: str, name: str = "settings.toml") -> Settings:
+    """The settings that a file's text describes; `name` is what errors call the file.
+
+    Raises:
+        SettingsError: as `load`.
+    """
+    if sys.version_info >= (3, 11):  # here: most have no settings file
+        import tomllib
+    else:
+        import tomli as tomllib
+    try:
+        values = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        place = re.search(r"at line (\d+)", str(error))
+        line = place[1] if place else len(text.splitlines())  # "at end of document"
+        raise SettingsError(f"{name}:{line}: {str(error).partition(' (at ')[0]}") from error
+    faults = [(_line_of(key, text), fault) for key, value in values.items() if (fault := _fault(key, value))]
+    if faults:
+        raise SettingsError("; ".join(f"{name}:{line}: {fault}" for line, fault in sorted(faults)))
+    numbers = {spec.name for spec in fields(Settings) if isinstance(spec.default, float)}
+    given: dict[str, Any] = {key: float(value) if key in numbers else value for key, value in values.items()}
+    return Settings(**given)
+
+
+def default_file() -> str:
+    """A settings file with every key at its default, each explained and commented out."""
+    blocks = ["# Settings of gpumem-tui. Remove the # before a key to change it.\n"]
+    for spec in fields(Settings):
+        bounds = "" if spec.metadata["low"] is None else f" {spec.metadata['low']:g} to {spec.metadata['high']:g}."
+        blocks.append(f"# {spec.metadata['doc']}{bounds}\n# {spec.name} = {_toml(spec.default)}\n")
+    return "\n".join(blocks)
+
+
+def _fault(key: str, value: object) -> str:
+    """What is wrong with one entry, empty if nothing is."""
+    spec = next((spec for spec in fields(Settings) if spec.name == key), None)
+    if spec is None:
+        import difflib
+
+        near = difflib.get_close_matches(key, [spec.name for spec in fields(Settings)], n=1)
+        mend = f"did you mean {near[0]}?" if near else "`gpumem-tui settings` lists the keys"
+        return f"unknown key {key!r}; {mend}"
+    wanted, low, high = type(spec.default), spec.metadata["low"], spec.metadata["high"]
+    if not (type(value) is wanted or (wanted is float and type(value) is int)):
+        words = {bool: "true or false", str: "a text in quotes", int: "a whole number", float: "a number"}
+        return f"{key} must be {words[wanted]}, not {_toml(value)}"
+    if isinstance(value, (int, float)) and low is not None and not low <= value <= high:
+        return f"{key} must be {low:g} to {high:g}, not {_toml(value)}"
+    return ""
+
+
+def _line_of(key: str, text: str) -> int:
+    """Where an entry stands: TOML readers do not tell."""
+    quoted = re.escape(key)
+    entry = re.compile(rf"\s*\[*\s*([\"']?){quoted}\1\s*[=.\]]")
+    return next((number for number, line in enumerate(text.splitlines(), 1) if entry.match(line)), 1)
+
+
+def _toml(value: object) -> str:
+    """A value as a user would have written it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, (dict, list)):
+        return "a table" if isinstance(value, dict) else "a list"
+    return f'"{value}"' if isinstance(value, str) else f"{value}"

@@ -1,0 +1,309 @@
+"""`monitor`, `doctor` and `settings` as a user runs them, on the fake NVML."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from gpumem_tui.memory import GIB, MIB
+from gpumem_tui.settings import Settings, parse
+from tests.cli.conftest import Finished, Program
+from tests.monitor.schema import MONITOR
+from tests.nvml_stub.machine import FakeMachine
+from tests.nvml_stub.scenario import LIBRARY_MISMATCH, Calls, FakeGpu, FakeProcess, Scenario
+
+_SCHEMA = jsonschema.Draft202012Validator(MONITOR)
+_NO_PID = 2**22 + 1
+_BUSY = FakeGpu(
+    used_bytes=30 * GIB,
+    utilization_percent=97,
+    memory_utilization_percent=41,
+    temperature_c=65,
+    power_w=312.5,
+    processes=[FakeProcess(os.getpid(), 20 * GIB, sm_percent=60), FakeProcess(_NO_PID, 9 * GIB)],
+)
+_FORBIDDEN = FakeGpu(power_w=None, calls=Calls(errors={"nvmlDeviceGetComputeRunningProcesses_v3": 4}))
+
+
+@pytest.fixture
+def environment(fake_machine: FakeMachine, tmp_path: Path) -> dict[str, str]:
+    """What the program needs to meet the fake machine and no settings of ours."""
+    fake_machine.show(Scenario(gpus=[_BUSY, _FORBIDDEN]))
+    return {**fake_machine.environment, "PATH": os.environ["PATH"], "XDG_CONFIG_HOME": str(tmp_path)}
+
+
+@contextmanager
+def _running(environment: dict[str, str], *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """The program while it runs, its output in pipes."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "gpumem_tui", *arguments],
+        env={**os.environ, **environment},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def _ended(process: subprocess.Popen[str], number: int) -> tuple[int, str]:
+    """Exit code and stderr after a signal."""
+    process.send_signal(number)
+    _, err = process.communicate(timeout=30)
+    return process.returncode, err
+
+
+def _only(done: Finished) -> dict[str, Any]:
+    (line,) = done.out.splitlines()
+    body: dict[str, Any] = json.loads(line)
+    _SCHEMA.validate(body)
+    return body
+
+
+def test_once_json_has_the_machines_numbers(program: Program, environment: dict[str, str]) -> None:
+    done = program("monitor", "--once", "--json", env=environment)
+    assert (done.code, done.err) == (0, "")
+    body = _only(done)
+    busy, forbidden = body["gpus"]
+    assert (body["driver_version"], body["cuda_version"]) == ("550.54.14", "12.4")
+    assert (busy["total_bytes"], busy["reserved_bytes"]) == (80 * GIB, 606 * MIB)
+    assert (busy["used_bytes"], busy["free_bytes"]) == (30 * GIB, 50 * GIB - 606 * MIB)
+    assert busy["ledger"] == {
+        "driver_reserved": 606 * MIB,
+        "process": 29 * GIB,
+        "unaccounted": GIB,
+        "free": 50 * GIB - 606 * MIB,
+    }
+    figures = ("utilization_percent", "memory_utilization_percent", "temperature_c", "power_w", "power_limit_w")
+    assert [busy[key] for key in figures] == [97, 41, 65, 312.5, 400.0]
+    assert busy["unavailable"] == {"fan_percent": "not supported"}
+    ours, foreign = sorted(busy["processes"], key=lambda process: int(process["pid"]))
+    assert (ours["pid"], ours["used_bytes"], ours["sm_percent"]) == (os.getpid(), 20 * GIB, 60)
+    assert "python" in ours["command"]
+    assert (foreign["pid"], foreign["used_bytes"], foreign["user"]) == (_NO_PID, 9 * GIB, None)
+    assert foreign["unavailable"]["user"] == "no such process here"
+    assert forbidden["processes"] is None
+    assert forbidden["ledger"]["process"] is None
+    assert forbidden["unavailable"]["processes"] == "no permission"
+    assert forbidden["unavailable"]["power_w"] == "not supported"
+
+
+def test_once_is_a_table_of_80_columns(program: Program, environment: dict[str, str]) -> None:
+    done = program("monitor", "--once", env={**environment, "COLUMNS": "80"})
+    assert (done.code, done.err) == (0, "")
+    lines = done.out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert "  0  NVIDIA A100-SXM4-80GB     30.00 / 80.00 GiB    97 %   65 °C  312 / 400 W" in lines
+    assert "     processes: no permission; power: not supported" in lines
+    assert any(f"{_NO_PID}  –" in line and "(no such process" in line for line in lines)
+
+
+def test_a_terminal_that_cannot_show_every_character(program: Program, environment: dict[str, str]) -> None:
+    done = program("monitor", "--once", env={**environment, "PYTHONIOENCODING": "ascii"})
+    assert (done.code, done.err) == (0, "")
+    assert "  65 ?C  312 / 400 W" in done.out
+
+
+def test_without_a_driver_the_remedy_and_4(program: Program, tmp_path: Path) -> None:
+    for arguments in (["--once"], ["--once", "--json"]):
+        done = program("monitor", *arguments, env={"XDG_CONFIG_HOME": str(tmp_path)})
+        assert done.code == 4
+        assert done.err.startswith("gpumem-tui: no NVIDIA driver on this machine: install it")
+        assert done.err.count("\n") == 1
+    body = _only(done)
+    assert body["gpus"] == []
+    assert body["problem"].startswith("no NVIDIA driver")
+    assert body["alerts"][0]["kind"] == "no_driver"
+
+
+def test_a_driver_that_does_not_fit_is_told_as_such(
+    program: Program, environment: dict[str, str], fake_machine: FakeMachine
+) -> None:
+    fake_machine.show(Scenario(init=LIBRARY_MISMATCH))
+    done = program("monitor", "--once", env=environment)
+    assert done.code == 4
+    assert "driver and library versions differ: reboot" in done.err
+
+
+def test_json_lines_come_at_the_interval_and_end_on_ctrl_c(environment: dict[str, str]) -> None:
+    with _running(environment, "monitor", "--json", "--interval", "0.2") as process:
+        assert process.stdout is not None
+        bodies = [json.loads(process.stdout.readline()) for _ in range(4)]
+        code, err = _ended(process, signal.SIGINT)
+    assert (code, err) == (130, "")
+    for body in bodies:
+        _SCHEMA.validate(body)
+    times = [body["time_s"] for body in bodies]
+    assert times == sorted(set(times))
+    assert times[3] - times[0] >= 0.3  # the first may be old when it is printed
+
+
+def test_a_reader_that_leaves_is_no_error(environment: dict[str, str]) -> None:
+    with _running(environment, "monitor", "--json", "--interval", "0.2") as process:
+        assert process.stdout is not None
+        assert process.stdout.readline()
+        process.stdout.close()
+        assert process.wait(30) == 0
+        assert process.stderr is not None
+        assert process.stderr.read() == ""
+
+
+def test_without_a_terminal_a_line_a_gpu_and_each_new_alert(
+    environment: dict[str, str], fake_machine: FakeMachine
+) -> None:
+    with _running(environment, "monitor", "--interval", "0.2") as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().endswith("GPU 0: 30.00 / 80.00 GiB, util 97 %, 65 °C, 312 W, 2 processes\n")
+        fake_machine.show(Scenario(gpus=[_BUSY, _FORBIDDEN]).change(0, used_bytes=79 * GIB))
+        deadline_s = time.monotonic() + 30
+        while "warning" not in (line := process.stdout.readline()) and time.monotonic() < deadline_s:
+            assert " GPU " in line
+        assert line.rstrip().endswith("warning: GPU 0: 99 % of memory in use, 0.41 GiB free")
+
+
+def test_a_recording_plays_back_what_was_seen(program: Program, environment: dict[str, str], tmp_path: Path) -> None:
+    path = tmp_path / "recording"
+    with _running(environment, "monitor", "--json", "--interval", "0.2", "--record", str(path)) as process:
+        assert process.stdout is not None
+        seen = [json.loads(process.stdout.readline()) for _ in range(3)]
+        code, err = _ended(process, signal.SIGINT)
+    assert (code, err) == (130, "")
+    played = program("monitor", "--replay", str(path), "--json")
+    assert (played.code, played.err) == (0, "")
+    assert [json.loads(line) for line in played.out.splitlines()][:3] == seen
+    last = program("monitor", "--replay", str(path), "--once", "--json")
+    assert last.out.splitlines()[0] == played.out.splitlines()[-1]
+    again = program("monitor", "--json", "--record", str(path), env=environment)
+    assert again.code == 2
+    assert "--record: " in again.err
+    assert "exists already" in again.err
+
+
+def test_a_recording_whose_recorder_was_killed_plays_to_its_end(
+    program: Program, environment: dict[str, str], tmp_path: Path
+) -> None:
+    path = tmp_path / "recording"
+    with _running(environment, "monitor", "--json", "--interval", "0.2", "--record", str(path)) as process:
+        assert process.stdout is not None
+        for _ in range(3):
+            process.stdout.readline()
+        process.kill()
+        process.communicate()
+    played = program("monitor", "--replay", str(path))
+    assert played.code == 0
+    assert played.out.count("GPU 0: 30.00 / 80.00 GiB") >= 2
+    assert played.err.startswith(f"gpumem-tui: {path}: cut off after snapshot ")
+    assert played.err.count("\n") == 1
+
+
+def test_metrics_beside_the_lines(environment: dict[str, str]) -> None:
+    with _running(environment, "monitor", "--json", "--interval", "0.2", "--metrics", "127.0.0.1:0") as process:
+        assert process.stderr is not None
+        assert process.stdout is not None
+        process.stdout.readline()
+        ports = _listening(process.pid)
+        text = urllib.request.urlopen(f"http://127.0.0.1:{ports[0]}/metrics", timeout=30).read().decode()
+        code, err = _ended(process, signal.SIGTERM)
+    labels = 'gpu="0",instance="",name="NVIDIA A100-SXM4-80GB",uuid="GPU-00000000"'
+    (value,) = re.findall(rf"^gpumem_gpu_memory_used_bytes{{{labels}}} (\S+)$", text, re.MULTILINE)
+    assert float(value) == 30 * GIB
+    assert (code, err) == (-signal.SIGTERM, "")
+
+
+def test_an_address_that_others_reach_is_warned_about(environment: dict[str, str]) -> None:
+    with _running(environment, "monitor", "--json", "--metrics", "0.0.0.0:0") as process:
+        assert process.stdout is not None
+        assert process.stdout.readline()
+        _, err = _ended(process, signal.SIGINT)
+    assert err.startswith("gpumem-tui: --metrics: everyone who can reach 0.0.0.0:")
+    assert err.count("\n") == 1
+
+
+def _listening(pid: int) -> list[int]:
+    import psutil
+
+    connections = psutil.Process(pid).net_connections("tcp")
+    return [connection.laddr.port for connection in connections if connection.status == psutil.CONN_LISTEN]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--interval", "0"], "'--interval': 0.0 is not in the range"),
+        (["--once", "--record", "x"], "--once and --record: give only one of them"),
+        (["--once", "--metrics"], "--once and --metrics: give only one of them"),
+        (["--replay", "x", "--record", "y"], "--replay and --record: give only one of them"),
+        (["--replay", "x", "--interval", "2"], "--replay and --interval: give only one of them"),
+        (["--speed", "2"], "--speed: says how fast --replay plays"),
+        (["--replay", "missing"], "--replay: missing cannot be read: No such file or directory"),
+        (["--replay", "settings.toml"], "--replay: settings.toml is no recording"),
+        (["--record", "no/where"], "--record: no/where cannot be written: No such file or directory"),
+        (["--metrics", "nonsense"], "'--metrics': 'nonsense' is not HOST:PORT such as 127.0.0.1:9820"),
+        (["--metrics", "192.0.2.1:1"], "--metrics: 192.0.2.1:1 cannot be served: "),
+        (["--settings", "missing"], "missing: there is no such file; `gpumem-tui settings` prints one"),
+        (["--settings", "settings.toml"], "settings.toml:2: unknown key 'intervall_s'; did you mean interval_s?"),
+    ],
+)
+def test_one_clear_line(program: Program, arguments: list[str], said: str) -> None:
+    (program.folder / "settings.toml").write_text("bell = true\nintervall_s = 2\n")
+    done = program("monitor", *arguments)
+    assert (done.code, done.out) == (2, "")
+    assert said in done.err
+    assert done.err.startswith("gpumem-tui: ")
+    assert done.err.count("\n") == 1
+
+
+def test_settings_are_obeyed(program: Program, environment: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "gpumem-tui").mkdir()
+    (tmp_path / "gpumem-tui/settings.toml").write_text("near_full_percent = 20\n")
+    assert [alert["kind"] for alert in _only(program("monitor", "--once", "--json", env=environment))["alerts"]] == [
+        "near_full"
+    ]
+
+
+def test_the_settings_file_that_is_printed_can_be_read(program: Program, tmp_path: Path) -> None:
+    done = program("settings", env={"XDG_CONFIG_HOME": str(tmp_path)})
+    assert done.code == 0
+    assert done.out.startswith(f"# Save this as {tmp_path}/gpumem-tui/settings.toml\n")
+    assert parse(done.out) == Settings()
+
+
+class TestDoctor:
+    def test_a_healthy_machine(self, program: Program, environment: dict[str, str], fake_machine: FakeMachine) -> None:
+        fake_machine.show(Scenario(gpus=[FakeGpu()] * 2))
+        done = program("doctor", "--json", env=environment)
+        checks = {check["name"]: check for check in json.loads(done.out)["checks"]}
+        assert done.code == 0
+        assert (checks["driver"]["status"], checks["driver"]["found"]) == ("ok", "driver 550.54.14, CUDA 12.4")
+        assert checks["GPUs"]["found"] == "2 × NVIDIA A100-SXM4-80GB"
+        assert checks["torch"]["status"] in ("ok", "warn")
+
+    def test_something_broken_is_4(self, program: Program, environment: dict[str, str], tmp_path: Path) -> None:
+        (tmp_path / "gpumem-tui").mkdir()
+        (tmp_path / "gpumem-tui/settings.toml").write_text("bel = true\n")
+        done = program("doctor", "--python", "/no/python", env=environment)
+        assert done.code == 4
+        assert "fail  settings         settings.toml:1: unknown key 'bel'; did you mean bell?" in done.out
+        assert "fail  torch            /no/python: cannot be run: No such file or directory" in done.out
+
+    def test_a_laptop_without_a_gpu_is_no_fault(self, program: Program, tmp_path: Path) -> None:
+        done = program("doctor", env={"XDG_CONFIG_HOME": str(tmp_path)})
+        assert done.code == 0
+        assert "skip  driver           no NVIDIA GPU here; --gpu sim:NAME simulates one" in done.out

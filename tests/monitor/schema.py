@@ -1,0 +1,103 @@
+"""The schema of `monitor --json`, as readers of it may rely on it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+_TEXT = {"type": "string"}
+_COUNT = {"type": ["integer", "null"], "minimum": 0}
+_NUMBER = {"type": ["number", "null"]}
+_MAYBE_TEXT = {"type": ["string", "null"]}
+_REASONS = {"type": "object", "additionalProperties": _TEXT}
+
+
+def _object(**properties: Any) -> dict[str, Any]:
+    """All of these and nothing else."""
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": list(properties),
+        "additionalProperties": False,
+    }
+
+
+_PROCESS = _object(
+    pid={"type": "integer"},
+    kind={"enum": ["C", "G", "C+G"]},
+    instance=_TEXT,
+    used_bytes=_COUNT,
+    sm_percent=_COUNT,
+    parent_pid=_COUNT,
+    user=_MAYBE_TEXT,
+    name=_MAYBE_TEXT,
+    command=_MAYBE_TEXT,
+    start_time_s=_NUMBER,
+    cpu_percent=_NUMBER,
+    resident_bytes=_COUNT,
+    container=_MAYBE_TEXT,
+    unavailable=_REASONS,
+)
+_LEDGER = _object(driver_reserved=_COUNT, process=_COUNT, unaccounted=_COUNT, free=_COUNT)
+_MEMORY: dict[str, Any] = {
+    "total_bytes": _COUNT,
+    "reserved_bytes": _COUNT,
+    "used_bytes": _COUNT,
+    "free_bytes": _COUNT,
+    "ledger": {"anyOf": [_LEDGER, {"type": "null"}]},
+    "ledger_notes": _REASONS,
+    "processes": {"type": ["array", "null"], "items": _PROCESS},
+    "unavailable": _REASONS,
+}
+_INSTANCE = _object(index={"type": "integer"}, uuid=_TEXT, name=_TEXT, **_MEMORY)
+_GPU = _object(
+    index={"type": "integer"},
+    uuid=_TEXT,
+    name=_TEXT,
+    bus_id=_TEXT,
+    state={"enum": ["ok", "stale", "lost"]},
+    state_reason=_TEXT,
+    age_s={"type": "number"},
+    unified={"type": "boolean"},
+    mig={"type": "boolean"},
+    **_MEMORY,
+    utilization_percent=_COUNT,
+    memory_utilization_percent=_COUNT,
+    temperature_c=_COUNT,
+    temperature_limit_c=_COUNT,
+    power_w=_NUMBER,
+    power_limit_w=_NUMBER,
+    fan_percent=_COUNT,
+    sm_clock_mhz=_COUNT,
+    memory_clock_mhz=_COUNT,
+    pcie_generation=_COUNT,
+    pcie_width=_COUNT,
+    pcie_rx_bytes_per_s=_COUNT,
+    pcie_tx_bytes_per_s=_COUNT,
+    ecc_corrected=_COUNT,
+    ecc_uncorrected=_COUNT,
+    performance_state=_COUNT,
+    throttle={"type": ["array", "null"], "items": _TEXT},
+    compute_capability={"type": ["array", "null"], "items": {"type": "integer"}, "minItems": 2, "maxItems": 2},
+    instances={"type": "array", "items": _INSTANCE},
+)
+_ALERT = _object(
+    severity={"enum": ["note", "warning", "critical"]},
+    kind={"enum": ["no_driver", "lost", "stale", "oom", "ecc", "near_full", "hot", "throttled"]},
+    gpu_uuid=_TEXT,
+    instance=_TEXT,
+    message=_TEXT,
+    since_s={"type": "number"},
+)
+MONITOR = _object(
+    schema={"const": 1},
+    time_s={"type": "number"},
+    problem=_TEXT,
+    driver_version=_MAYBE_TEXT,
+    cuda_version=_MAYBE_TEXT,
+    unavailable=_REASONS,
+    host=_object(
+        name=_TEXT, cpu_percent=_NUMBER, memory_used_bytes=_COUNT, memory_total_bytes=_COUNT, unavailable=_REASONS
+    ),
+    gpus={"type": "array", "items": _GPU},
+    alerts={"type": "array", "items": _ALERT},
+)

@@ -1,0 +1,151 @@
+"""Snapshots made by hand: a machine whose every reading a test may set, and any machine at all for property tests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from types import NoneType
+from typing import Any, cast, get_args, get_origin, get_type_hints
+
+from hypothesis import strategies as st
+
+from gpumem_tui.memory import GIB, MIB, Unknown, Value
+from gpumem_tui.monitor.snapshot import (
+    DeviceLedger,
+    GpuProcess,
+    GpuReading,
+    HostProcess,
+    HostReading,
+    Kind,
+    LedgerRow,
+    Memory,
+    ProcessKind,
+    Snapshot,
+    State,
+)
+
+START_S = 1_700_000_000.0
+RESERVED_BYTES = 606 * MIB
+
+
+def process(pid: int, used_bytes: Value, **changes: Any) -> GpuProcess:
+    """A training process."""
+    host = HostProcess(
+        pid=pid,
+        parent_pid=1,
+        user="alice",
+        name="python",
+        command="python train.py --batch-size 32",
+        start_time_s=START_S - 600,
+        cpu_percent=100.0,
+        resident_bytes=4 * GIB,
+    )
+    return GpuProcess(
+        **{"pid": pid, "kind": ProcessKind.COMPUTE, "used_bytes": used_bytes, "sm_percent": 90, "host": host, **changes}
+    )
+
+
+def memory(used_bytes: int, total_bytes: int = 80 * GIB) -> Memory:
+    """What a driver since 510 says of a GPU that uses this much."""
+    return Memory(total_bytes, RESERVED_BYTES, used_bytes, total_bytes - RESERVED_BYTES - used_bytes)
+
+
+def gpu(index: int = 0, used_bytes: int = 10 * GIB, **changes: Any) -> GpuReading:
+    """An A100 with everything supported; one process holds all but 256 MiB of what is used."""
+    held = memory(used_bytes)
+    unaccounted = min(256 * MIB, used_bytes)
+    owner = process(4000 + index, used_bytes - unaccounted)
+    rows = (
+        LedgerRow(Kind.DRIVER_RESERVED, RESERVED_BYTES),
+        LedgerRow(Kind.PROCESS, used_bytes - unaccounted, owner),
+        LedgerRow(Kind.UNACCOUNTED, unaccounted, note="kernel"),
+        LedgerRow(Kind.FREE, held.free_bytes),
+    )
+    values: dict[str, Any] = {
+        "index": index,
+        "uuid": f"GPU-{index:08d}",
+        "name": "NVIDIA A100-SXM4-80GB",
+        "state": State.OK,
+        "state_reason": "",
+        "age_s": 0.0,
+        "memory": held,
+        "ledger": DeviceLedger(held.total_bytes, rows),
+        "processes": (owner,),
+        "compute_capability": (8, 0),
+        "utilization_percent": 97,
+        "memory_utilization_percent": 60,
+        "power_w": 312.5,
+        "power_limit_w": 400.0,
+        "temperature_c": 65,
+        "temperature_limit_c": 89,
+        "fan_percent": Unknown("not supported"),
+        "sm_clock_mhz": 1410,
+        "memory_clock_mhz": 1593,
+        "pcie_generation": 4,
+        "pcie_width": 16,
+        "pcie_rx_bytes_per_s": 1024,
+        "pcie_tx_bytes_per_s": 2048,
+        "ecc_corrected": 0,
+        "ecc_uncorrected": 0,
+        "performance_state": 0,
+        "throttle": (),
+        "bus_id": f"00000000:{index + 1:02X}:00.0",
+    }
+    return GpuReading(**{**values, **changes})
+
+
+def machine(gpus: Sequence[GpuReading] = (), *, after_s: float = 0.0, **changes: Any) -> Snapshot:
+    """A snapshot `after_s` seconds after the first."""
+    values: dict[str, Any] = {
+        "time_s": START_S + after_s,
+        "driver_version": "550.54.14",
+        "cuda_version": "12.4",
+        "gpus": tuple(gpus),
+        "host": HostReading("node-7", 12.5, 64 * GIB, 512 * GIB),
+    }
+    return Snapshot(**{**values, **changes})
+
+
+def anything(wanted: Any) -> st.SearchStrategy[Any]:
+    """Any value of a type of `snapshot.py`."""
+    origin, arguments = get_origin(wanted), get_args(wanted)
+    if wanted is DeviceLedger:
+        return _ledgers()
+    if is_dataclass(wanted):
+        hints = get_type_hints(wanted)
+        return st.builds(cast("Any", wanted), **{field.name: anything(hints[field.name]) for field in fields(wanted)})
+    if origin is tuple and arguments[-1] is ...:
+        return st.lists(anything(arguments[0]), max_size=3).map(tuple)
+    if origin is tuple:
+        return st.tuples(*map(anything, arguments))
+    if origin is Mapping:
+        return st.dictionaries(st.text(max_size=5), st.integers(), max_size=3)
+    if arguments:
+        return st.one_of(*map(anything, arguments))
+    if isinstance(wanted, type) and issubclass(wanted, Enum):
+        return st.sampled_from(wanted)
+    simple: dict[Any, st.SearchStrategy[Any]] = {
+        int: st.integers(min_value=0, max_value=2**64),
+        float: st.floats(min_value=0, max_value=4e9),
+        bool: st.booleans(),
+        str: st.text(max_size=8),
+        NoneType: st.none(),
+    }
+    return simple[wanted]
+
+
+def _ledgers() -> st.SearchStrategy[DeviceLedger]:
+    sizes = st.lists(st.integers(min_value=0, max_value=2**40), min_size=3, max_size=3)
+    owners = anything(GpuProcess)
+    return st.builds(_ledger, sizes, owners, st.text(max_size=8), st.booleans())
+
+
+def _ledger(sizes: list[int], owner: GpuProcess, note: str, folded: bool) -> DeviceLedger:
+    reserve, held, free = sizes
+    rows = (
+        LedgerRow(Kind.DRIVER_RESERVED, Unknown(note) if folded else reserve),
+        LedgerRow(Kind.PROCESS, held, owner, note),
+        LedgerRow(Kind.FREE, free),
+    )
+    return DeviceLedger(sum(sizes), rows)

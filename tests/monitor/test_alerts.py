@@ -1,0 +1,245 @@
+"""Alerts: each one begins, lasts as long as its cause, and ends."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from gpumem_tui.memory import GIB, Unknown
+from gpumem_tui.monitor.alerts import Alert, AlertKind, Alerts, Limits, Severity
+from gpumem_tui.monitor.probes import ProbeFigures
+from gpumem_tui.monitor.snapshot import GpuReading, Instance, State
+from gpumem_tui.monitor.trend import Trend
+from tests.monitor.snapshots import START_S, gpu, machine, memory, process
+
+_UUID = gpu().uuid
+_USABLE_GIB = (memory(0).free_bytes) / GIB
+
+
+class Watch:
+    """Feeds alerts one snapshot a second."""
+
+    def __init__(self, limits: Limits | None = None) -> None:
+        self.alerts = Alerts(limits)
+        self.second = -1
+
+    def __call__(self, *gpus: GpuReading, seconds: int = 1, probes: Any = None, **changes: Any) -> list[Alert]:
+        for _ in range(seconds):
+            self.second += 1
+            current = self.alerts.update(machine(gpus, after_s=self.second, **changes), probes)
+        return list(current)
+
+
+@pytest.fixture
+def watch() -> Watch:
+    return Watch()
+
+
+def _percent(percent: float) -> GpuReading:
+    return gpu(used_bytes=round(memory(0).free_bytes * percent / 100), processes=())
+
+
+def _kinds(alerts: list[Alert]) -> list[AlertKind]:
+    return [alert.kind for alert in alerts]
+
+
+def test_a_calm_machine_has_no_alert(watch: Watch) -> None:
+    assert watch(gpu(0), gpu(1), seconds=100) == []
+
+
+class TestNearFull:
+    def test_it_begins_at_the_threshold_and_ends_below_it(self, watch: Watch) -> None:
+        assert watch(_percent(94)) == []
+        (alert,) = watch(_percent(95.5))
+        assert (alert.kind, alert.gpu_uuid, alert.severity) == (AlertKind.NEAR_FULL, _UUID, Severity.WARNING)
+        assert alert.message == "GPU 0: 95 % of memory in use, 3.57 GiB free"
+        assert alert.since_s == START_S + 1
+        (alert,) = watch(_percent(93), seconds=60)  # hysteresis
+        assert alert.since_s == START_S + 1
+        assert watch(_percent(91), seconds=5) == []
+        assert watch(_percent(93), seconds=60) == []
+
+    def test_the_threshold_is_a_setting(self) -> None:
+        assert _kinds(Watch(Limits(near_full_percent=50))(_percent(51))) == [AlertKind.NEAR_FULL]
+
+    def test_steady_growth_is_told_before_it_is_too_late(self, watch: Watch) -> None:
+        for n in range(40):
+            alerts = watch(_percent(76 + n * 0.2))
+        (alert,) = alerts
+        assert alert.message.startswith("GPU 0: 84 % of memory in use, ")
+        assert alert.message.endswith(" free, full in about 81 s")
+        assert watch(_percent(83.8), seconds=70) == []  # it stopped growing
+
+    def test_loading_a_model_is_no_steady_growth(self, watch: Watch) -> None:
+        for n in range(10):
+            assert watch(_percent(n * 9)) == []
+        assert watch(_percent(90), seconds=90) == []
+
+    def test_a_mig_instance_has_its_own(self, watch: Watch) -> None:
+        full = memory(9 * GIB, total_bytes=10 * GIB)
+        instance = Instance(2, "MIG-1", "1g.10gb", full, (), Unknown("x"))
+        parent = gpu(mig=True, instances=(instance,), memory=Unknown("no permission"))
+        (alert,) = watch(parent)
+        assert (alert.gpu_uuid, alert.instance) == (_UUID, "MIG-1")
+        assert alert.message.startswith("GPU 0 MIG 2: 96 %")
+
+    def test_a_reading_that_fails_for_a_while_does_not_end_it(self, watch: Watch) -> None:
+        (before,) = watch(_percent(99))
+        blind = gpu(memory=Unknown("timed out"), processes=Unknown("timed out"))
+        assert watch(blind, seconds=20) == [before]
+        assert watch(blind, seconds=20) == []
+
+
+class TestOutOfMemory:
+    def test_a_process_that_ends_at_the_limit(self, watch: Watch) -> None:
+        held = 70 * GIB
+        crowd = (process(7, held), process(8, GIB))
+        watch(replace(_percent(99), processes=crowd), seconds=3)
+        watch(replace(_percent(60), processes=crowd))  # it freed some while it died
+        alerts = watch(replace(_percent(1), processes=crowd[1:]))
+        (alert,) = (alert for alert in alerts if alert.kind is AlertKind.OOM)
+        assert alert.message == "GPU 0: pid 7 (python) ended with memory full, it held 70.00 GiB: out of memory?"
+        assert _kinds(watch(_percent(1), seconds=30)) == [AlertKind.OOM]
+        assert watch(_percent(1), seconds=40) == []
+
+    def test_not_one_that_ends_long_after_or_held_little(self, watch: Watch) -> None:
+        big, small = process(7, 70 * GIB), process(8, GIB)
+        watch(replace(_percent(99), processes=(big, small)))
+        assert AlertKind.OOM not in _kinds(watch(replace(_percent(98), processes=(big,))))
+        watch(replace(_percent(60), processes=(big,)), seconds=15)
+        assert watch(_percent(0)) == []
+
+    def test_not_while_the_list_cannot_be_read(self, watch: Watch) -> None:
+        big = process(7, 70 * GIB)
+        watch(replace(_percent(99), processes=(big,)))
+        watch(replace(_percent(99), processes=Unknown("no permission")))
+        alerts = watch(replace(_percent(99), processes=(big,)))
+        assert AlertKind.OOM not in _kinds(alerts)
+
+    def test_retries_and_failures_that_a_probe_counts(self, watch: Watch) -> None:
+        def figures(retries: int, ooms: int) -> dict[tuple[str, int], ProbeFigures]:
+            return {(_UUID, 7): ProbeFigures(GIB, GIB, retries, ooms), ("GPU-other", 7): ProbeFigures(0, 0, 9, 9)}
+
+        assert watch(gpu(), probes=figures(5, 0)) == []  # what was before we looked
+        (alert,) = watch(gpu(), probes=figures(6, 0))
+        assert (alert.severity, alert.kind) == (Severity.WARNING, AlertKind.OOM)
+        assert alert.message == "GPU 0: pid 7 fits only by freeing its cache (6 times so far)"
+        (alert,) = watch(gpu(), probes=figures(6, 1))
+        assert (alert.severity, alert.message) == (Severity.CRITICAL, "GPU 0: out of memory in pid 7 (once so far)")
+        assert watch(gpu(), probes=figures(6, 1), seconds=59) == [alert]
+        assert watch(gpu(), probes=figures(6, 1), seconds=5) == []
+
+
+class TestThrottled:
+    def test_it_must_last_and_it_may_pause(self, watch: Watch) -> None:
+        hot = gpu(throttle=("hot",))
+        assert watch(hot, seconds=5) == []
+        (alert,) = watch(hot)
+        assert (alert.severity, alert.message) == (Severity.WARNING, "GPU 0: clocks lowered: hot")
+        assert alert.since_s == START_S
+        assert _kinds(watch(gpu(), seconds=10)) == [AlertKind.THROTTLED]
+        assert watch(gpu()) == []
+
+    def test_a_moment_is_no_alert(self, watch: Watch) -> None:
+        watch(gpu(throttle=("hot",)))
+        assert watch(gpu(), seconds=30) == []
+
+    def test_the_power_cap_is_a_note(self, watch: Watch) -> None:
+        (alert,) = watch(gpu(throttle=("power cap",)), seconds=10)
+        assert alert.severity is Severity.NOTE
+
+
+def test_uncorrected_errors_stay_until_they_are_gone(watch: Watch) -> None:
+    (alert,) = watch(gpu(ecc_uncorrected=2))
+    assert (alert.severity, alert.kind) == (Severity.CRITICAL, AlertKind.ECC)
+    assert alert.message == "GPU 0: 2 uncorrected ECC errors since the driver was loaded"
+    assert watch(gpu(ecc_uncorrected=2), seconds=500) == [alert]
+    assert watch(gpu()) == []
+    assert watch(gpu(ecc_uncorrected=Unknown("not supported"))) == []
+
+
+class TestHot:
+    def test_near_the_drivers_limit(self, watch: Watch) -> None:
+        assert watch(gpu(temperature_c=83)) == []
+        (alert,) = watch(gpu(temperature_c=84))
+        assert (alert.kind, alert.message) == (AlertKind.HOT, "GPU 0: 84 °C, limit 89 °C")
+        assert _kinds(watch(gpu(temperature_c=81), seconds=60)) == [AlertKind.HOT]
+        assert watch(gpu(temperature_c=80), seconds=6) == []
+
+    def test_where_the_driver_names_no_limit(self) -> None:
+        watch = Watch(Limits(temperature_margin_c=0, temperature_limit_c=70))
+        nameless = gpu(temperature_limit_c=Unknown("not supported"), temperature_c=70)
+        assert [alert.message for alert in watch(nameless)] == ["GPU 0: 70 °C, limit 70 °C"]
+
+
+def test_a_silent_gpu_says_since_when_and_a_lost_one_that_it_is_lost(watch: Watch) -> None:
+    stale = gpu(state=State.STALE, age_s=4.2, state_reason="nvmlDeviceGetPowerUsage has not returned for 4 s")
+    (alert,) = watch(stale, gpu(1))
+    assert alert.kind is AlertKind.STALE
+    assert alert.message == "GPU 0: stale 4 s: nvmlDeviceGetPowerUsage has not returned for 4 s"
+    (alert,) = watch(gpu(state=State.LOST, state_reason="GPU is lost"))
+    assert (alert.severity, alert.message) == (Severity.CRITICAL, "GPU 0: lost: GPU is lost")
+    assert watch(gpu()) == []
+
+
+def test_no_driver(watch: Watch) -> None:
+    (alert,) = watch(problem="no NVIDIA driver on this machine: install it")
+    assert (alert.kind, alert.gpu_uuid, alert.severity) == (AlertKind.NO_DRIVER, "", Severity.CRITICAL)
+    assert watch() == []
+
+
+def test_the_worst_comes_first(watch: Watch) -> None:
+    watch(gpu(0, throttle=("power cap",)), seconds=10)
+    watch(gpu(0, throttle=("power cap",), temperature_c=95))
+    alerts = watch(gpu(0, throttle=("power cap",), temperature_c=95), gpu(1, ecc_uncorrected=1))
+    assert _kinds(alerts) == [AlertKind.ECC, AlertKind.HOT, AlertKind.THROTTLED]
+
+
+def test_the_same_snapshot_again_changes_nothing() -> None:
+    alerts = Alerts()
+    snapshot = machine([_percent(99)])
+    first = alerts.update(snapshot)
+    assert _kinds(list(first)) == [AlertKind.NEAR_FULL]
+    assert alerts.update(snapshot) == first
+
+
+def test_a_clock_that_is_set_back_keeps_alerts_alive_no_longer(watch: Watch) -> None:
+    watch(gpu(temperature_c=95), seconds=1000)
+    watch.second = 10
+    (alert,) = watch(gpu(temperature_c=95))
+    assert alert.since_s <= START_S + 11
+    assert watch(gpu(), seconds=7) == []
+
+
+class TestTrend:
+    def test_the_rest_divided_by_the_growth(self) -> None:
+        trend = Trend()
+        for second in range(60):
+            trend.add(second, 1000 + 10 * second)
+        assert trend.seconds_to(1590 + 300) == pytest.approx(30)
+        assert trend.seconds_to(500) == 0
+
+    def test_bursts_do_not_move_it(self) -> None:
+        trend = Trend()
+        for second in range(60):
+            trend.add(second, 1000 + 10 * second + (5000 if second % 7 == 1 else 0))
+        found = trend.seconds_to(1590 + 300)
+        assert found == pytest.approx(30, rel=0.2)
+
+    @pytest.mark.parametrize("used", [[1000] * 60, [*range(1000, 1040), *[1040] * 20], list(range(2000, 1940, -1))])
+    def test_no_growth_no_answer(self, used: list[int]) -> None:
+        trend = Trend()
+        for second, size_bytes in enumerate(used):
+            trend.add(second, size_bytes)
+        assert trend.seconds_to(10_000) is None
+
+    def test_too_little_to_tell_and_too_far_to_matter(self) -> None:
+        trend = Trend()
+        for second in range(60):
+            assert second >= 16 or trend.seconds_to(2000) is None
+            trend.add(second, 1000 + second)
+        assert trend.seconds_to(1_000_000) is None
+        trend.add(10, 5)  # the clock was set back
+        assert trend.seconds_to(2000) is None

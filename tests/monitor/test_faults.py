@@ -1,0 +1,404 @@
+"""What the driver may do to us, and what the snapshots then say: the real pynvml on the fake library."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields, replace
+from pathlib import Path
+from time import monotonic
+
+import pytest
+
+from gpumem_tui.memory import GIB, Unknown
+from gpumem_tui.monitor.sampler import Sampler
+from gpumem_tui.monitor.snapshot import HostProcess, Kind, Reading, Snapshot, State
+from tests.monitor.watching import PATIENCE_S, gpu, is_complete, no_processes, until, watching
+from tests.nvml_stub.machine import FakeMachine
+from tests.nvml_stub.scenario import (
+    DRIVER_NOT_LOADED,
+    LIBRARY_MISMATCH,
+    LIBRARY_NOT_FOUND,
+    NO_PERMISSION,
+    NOT_AVAILABLE,
+    NOT_SUPPORTED,
+    UNKNOWN_ERROR,
+    V1_ONLY,
+    Calls,
+    FakeGpu,
+    FakeInstance,
+    FakeProcess,
+    Scenario,
+)
+
+_THREE = Scenario(gpus=[FakeGpu(uuid=f"GPU-{name}", used_bytes=GIB) for name in "abc"])
+
+
+def _states(snapshot: Snapshot) -> list[tuple[int, str, str]]:
+    return [(reading.index, reading.uuid, reading.state.value) for reading in snapshot.gpus]
+
+
+def _all_ok(snapshot: Snapshot) -> bool:
+    return bool(snapshot.gpus) and all(reading.state is State.OK for reading in snapshot.gpus)
+
+
+def _has_used(index: int, used_bytes: int) -> Callable[[Snapshot], bool]:
+    def condition(snapshot: Snapshot) -> bool:
+        memory = gpu(snapshot, index).memory
+        return not isinstance(memory, Unknown) and memory.used_bytes == used_bytes
+
+    return condition
+
+
+def test_a_gpu_that_is_lost_stays_listed_and_comes_back(fake_nvml: FakeMachine) -> None:
+    fake_nvml.show(_THREE)
+    with watching() as sampler:
+        until(sampler, is_complete)
+        fake_nvml.show(_THREE.change(1, lost=True))
+        lost = until(sampler, lambda s: gpu(s, 1).state is State.LOST)
+        assert _states(lost) == [(0, "GPU-a", "ok"), (1, "GPU-b", "lost"), (2, "GPU-c", "ok")]
+        assert gpu(lost, 1).name == "NVIDIA A100-SXM4-80GB"
+        assert gpu(lost, 1).memory == gpu(lost, 1).processes == gpu(lost, 1).power_w == Unknown("GPU is lost")
+        fake_nvml.show(_THREE)
+        assert gpu(until(sampler, _all_ok), 1).uuid == "GPU-b"
+
+
+def test_a_gpu_that_is_lost_at_the_start_renumbers_no_other(fake_nvml: FakeMachine) -> None:
+    fake_nvml.show(_THREE.change(1, lost=True))
+    with watching() as sampler:
+        found = until(sampler, is_complete)
+        assert [(reading.index, reading.state.value) for reading in found.gpus] == [(0, "ok"), (1, "lost"), (2, "ok")]
+        assert gpu(found, 2).uuid == "GPU-c"
+        assert gpu(found, 1).state_reason == "GPU is lost"
+        fake_nvml.show(_THREE)
+        assert _states(until(sampler, _all_ok))[1] == (1, "GPU-b", "ok")
+
+
+@pytest.mark.parametrize(
+    ("code", "problem"),
+    [
+        (
+            LIBRARY_NOT_FOUND,
+            "no NVIDIA driver on this machine: install it, or give the container its GPUs (docker: --gpus all)",
+        ),
+        (DRIVER_NOT_LOADED, "the NVIDIA driver is not loaded: load it with `sudo modprobe nvidia`, or reboot"),
+        (LIBRARY_MISMATCH, "NVIDIA driver and library versions differ: reboot, or reload the driver"),
+        (
+            NO_PERMISSION,
+            "no permission to use the NVIDIA driver: see who may open /dev/nvidiactl with `ls -l /dev/nvidia*`",
+        ),
+        (UNKNOWN_ERROR, "NVML does not start: Unknown Error: see `sudo dmesg | grep -i nvrm`"),
+    ],
+)
+def test_a_driver_that_does_not_start_says_what_mends_it_and_may_come_late(
+    fake_nvml: FakeMachine, code: int, problem: str
+) -> None:
+    fake_nvml.show(Scenario(init=code))
+    with watching() as sampler:
+        assert until(sampler, lambda s: True).problem == problem
+        fake_nvml.show(_THREE)
+        late = until(sampler, _all_ok)
+        assert late.problem == ""
+        assert (late.driver_version, late.cuda_version, len(late.gpus)) == ("550.54.14", "12.4", 3)
+
+
+def test_a_container_without_the_utility_capability_is_told_so(fake_nvml: FakeMachine, tmp_path: Path) -> None:
+    (tmp_path / "driver" / "nvidia").mkdir(parents=True)
+    (tmp_path / "driver" / "nvidia" / "version").write_text("NVRM version: NVIDIA UNIX 550.54.14")
+    fake_nvml.show(Scenario(init=LIBRARY_NOT_FOUND))
+    with watching(proc=tmp_path) as sampler:
+        assert "NVIDIA_DRIVER_CAPABILITIES=compute,utility" in until(sampler, lambda s: True).problem
+
+
+def test_a_start_that_hangs_is_named(fake_nvml: FakeMachine) -> None:
+    fake_nvml.show(Scenario(calls=Calls(hangs=["nvmlInitWithFlags"])))
+    with watching() as sampler:
+        problem = until(sampler, lambda s: bool(s.problem)).problem
+        assert problem.startswith("the NVIDIA driver does not start: nvmlInit has not returned for ")
+        fake_nvml.show(_THREE)
+        assert until(sampler, _all_ok).problem == ""
+
+
+def test_a_reload_of_the_driver_is_survived(fake_nvml: FakeMachine) -> None:
+    fake_nvml.show(_THREE)
+    with watching() as sampler:
+        until(sampler, is_complete)
+        fake_nvml.show(replace(_THREE, generation=1, init=DRIVER_NOT_LOADED))
+        gone = until(sampler, lambda s: bool(s.problem) and "not loaded" in s.problem)
+        assert [uuid for _, uuid, state in _states(gone) if state == "lost"] == ["GPU-a", "GPU-b", "GPU-c"]
+        fake_nvml.show(replace(_THREE, generation=1, driver="560.1"))
+        back = until(sampler, _all_ok)
+        assert (back.driver_version, back.problem) == ("560.1", "")
+
+
+def test_no_gpu_at_all_is_said(fake_nvml: FakeMachine) -> None:
+    fake_nvml.show(Scenario())
+    with watching() as sampler:
+        found = until(sampler, lambda s: True)
+        assert found.gpus == ()
+        assert found.problem.startswith("the NVIDIA driver runs, but lists no GPU")
+        fake_nvml.show(_THREE)
+        assert len(until(sampler, _all_ok).gpus) == 3
+
+
+def test_a_gpu_that_appears_is_noticed_and_one_that_disappears_is_missed(fake_nvml: FakeMachine) -> None:
+    fake_nvml.show(replace(_THREE, gpus=_THREE.gpus[:2]))
+    with watching() as sampler:
+        until(sampler, lambda s: _all_ok(s) and len(s.gpus) == 2)
+        fake_nvml.show(_THREE)
+        until(sampler, lambda s: _all_ok(s) and len(s.gpus) == 3)
+        fake_nvml.show(replace(_THREE, gpus=[_THREE.gpus[0], _THREE.gpus[2]]))
+        missed = until(sampler, lambda s: ("GPU-c", 1) in [(r.uuid, r.index) for r in s.gpus])
+        assert _states(missed) == [(0, "GPU-a", "ok"), (1, "GPU-c", "ok"), (1, "GPU-b", "lost")]
+        assert missed.gpus[2].state_reason == "the driver no longer lists it"
+
+
+def test_a_gpu_that_the_library_would_only_see_at_its_start_is_noticed(fake_nvml: FakeMachine, tmp_path: Path) -> None:
+    bus = tmp_path / "driver" / "nvidia" / "gpus"
+    (bus / "0000:01:00.0").mkdir(parents=True)
+    fake_nvml.show(replace(_THREE, gpus=_THREE.gpus[:1], list_at_init=True))
+    with watching(proc=tmp_path) as sampler:
+        until(sampler, _all_ok)
+        fake_nvml.show(replace(_THREE, list_at_init=True))
+        (bus / "0000:02:00.0").mkdir()
+        until(sampler, lambda s: _all_ok(s) and len(s.gpus) == 3)
+
+
+_CELLS = {
+    "nvmlDeviceGetMemoryInfo_v2": {"memory", "ledger"},
+    "nvmlDeviceGetComputeRunningProcesses_v3": {"processes"},
+    "nvmlDeviceGetUtilizationRates": {"utilization_percent", "memory_utilization_percent"},
+    "nvmlDeviceGetPowerUsage": {"power_w"},
+    "nvmlDeviceGetEnforcedPowerLimit": {"power_limit_w"},
+    "nvmlDeviceGetTemperature": {"temperature_c"},
+    "nvmlDeviceGetTemperatureThreshold": {"temperature_limit_c"},
+    "nvmlDeviceGetFanSpeed": {"fan_percent"},
+    "nvmlDeviceGetClockInfo": {"sm_clock_mhz", "memory_clock_mhz"},
+    "nvmlDeviceGetCurrPcieLinkGeneration": {"pcie_generation"},
+    "nvmlDeviceGetCurrPcieLinkWidth": {"pcie_width"},
+    "nvmlDeviceGetPcieThroughput": {"pcie_rx_bytes_per_s", "pcie_tx_bytes_per_s"},
+    "nvmlDeviceGetTotalEccErrors": {"ecc_corrected", "ecc_uncorrected"},
+    "nvmlDeviceGetPerformanceState": {"performance_state"},
+    "nvmlDeviceGetCurrentClocksThrottleReasons": {"throttle"},
+    "nvmlDeviceGetCudaComputeCapability": {"compute_capability"},
+    "nvmlDeviceGetMigMode": set[str](),
+    "nvmlDeviceGetGraphicsRunningProcesses_v3": set[str](),
+    "nvmlDeviceGetVirtualizationMode": set[str](),
+}
+
+
+@pytest.mark.parametrize(("function", "cells"), _CELLS.items())
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [(NOT_SUPPORTED, "not supported"), (NO_PERMISSION, "no permission"), (UNKNOWN_ERROR, "unknown driver error")],
+)
+def test_a_fault_in_one_call_loses_its_cell_only(
+    fake_nvml: FakeMachine, function: str, cells: set[str], code: int, reason: str
+) -> None:
+    healthy = FakeGpu(used_bytes=GIB, processes=[FakeProcess(4711, GIB)], fan_percent=20)
+    fake_nvml.show(Scenario(gpus=[replace(healthy, calls=Calls(errors={function: code})), healthy]))
+    with watching() as sampler:
+        found = until(sampler, is_complete)
+    ill, well = gpu(found, 0), gpu(found, 1)
+    assert (ill.state, ill.state_reason) == (State.OK, "")
+    different = {
+        field.name
+        for field in fields(ill)
+        if field.name not in ("index", "uuid", "bus_id", "age_s")
+        and getattr(ill, field.name) != getattr(well, field.name)
+    }
+    if function == "nvmlDeviceGetComputeRunningProcesses_v3":
+        cells = cells | {"ledger"}  # nobody's memory is accounted for
+    assert different == cells
+    for name in cells - {"ledger"}:
+        assert getattr(ill, name) == Unknown(reason)
+
+
+def test_a_process_list_that_is_not_permitted_is_not_an_empty_one(fake_nvml: FakeMachine) -> None:
+    denied = Calls(errors={"nvmlDeviceGetComputeRunningProcesses_v3": NO_PERMISSION})
+    fake_nvml.show(Scenario(gpus=[FakeGpu(used_bytes=GIB, calls=denied)]))
+    with watching() as sampler:
+        found = gpu(until(sampler, is_complete), 0)
+    assert found.processes == Unknown("no permission")
+    assert not isinstance(found.ledger, Unknown)
+    (unaccounted,) = (row for row in found.ledger.rows if row.kind is Kind.UNACCOUNTED)
+    assert unaccounted.size_bytes == GIB
+    assert "all processes (their list: no permission)" in unaccounted.note
+
+
+def test_memory_that_is_not_supported_is_the_hosts_only_on_an_integrated_gpu(fake_nvml: FakeMachine) -> None:
+    silent = FakeGpu(total_bytes=None, processes=[FakeProcess(4711, 1)])
+    fake_nvml.show(Scenario(gpus=[silent, replace(silent, name="NVIDIA GB10", compute_capability=(12, 1))]))
+    with watching() as sampler:
+        found = until(sampler, lambda s: is_complete(s) and isinstance(s.host.memory_total_bytes, int))
+    discrete, integrated = gpu(found, 0), gpu(found, 1)
+    assert (discrete.memory, discrete.ledger, discrete.unified) == (
+        Unknown("not supported"),
+        Unknown("not supported"),
+        False,
+    )
+    assert integrated.unified
+    assert not isinstance(integrated.memory, Unknown)
+    assert integrated.memory.total_bytes == found.host.memory_total_bytes
+    assert not isinstance(integrated.ledger, Unknown)
+    assert "what runs on the CPU" in integrated.ledger.rows[-2].note
+
+
+def test_an_old_driver_counts_its_reserve_as_used(fake_nvml: FakeMachine) -> None:
+    busy = FakeGpu(used_bytes=3 * GIB, reserved_bytes=GIB, processes=[FakeProcess(4711, 3 * GIB)])
+    fake_nvml.show(Scenario(gpus=[busy], calls=Calls(errors=V1_ONLY)))
+    with watching() as sampler:
+        found = gpu(until(sampler, is_complete), 0)
+    assert not isinstance(found.memory, Unknown)
+    assert not isinstance(found.ledger, Unknown)
+    assert found.memory.used_bytes == 4 * GIB
+    assert found.memory.reserved_bytes == Unknown("drivers before 510 count it as used")
+    assert found.ledger.size_bytes(Kind.PROCESS) == 3 * GIB
+    assert found.ledger.rows[-2].size_bytes == GIB
+    assert "the driver's reserve" in found.ledger.rows[-2].note
+
+
+def test_marks_for_no_figure_are_not_figures(fake_nvml: FakeMachine) -> None:
+    wide = FakeGpu(total_bytes=NOT_AVAILABLE, ecc_corrected=NOT_AVAILABLE, sm_clock_mhz=2**32 - 1, performance_state=32)
+    listed = FakeGpu(used_bytes=GIB, processes=[FakeProcess(4711, None)])
+    fake_nvml.show(Scenario(gpus=[wide, listed]))
+    with watching() as sampler:
+        found = until(sampler, is_complete)
+    missing = Unknown("not available")
+    assert gpu(found, 0).memory == gpu(found, 0).ledger == gpu(found, 0).ecc_corrected == missing
+    assert gpu(found, 0).sm_clock_mhz == gpu(found, 0).performance_state == missing
+    processes = gpu(found, 1).processes
+    assert not isinstance(processes, Unknown)
+    assert processes[0].used_bytes == missing
+
+
+def test_mig_is_switched_on_and_off_while_watched(fake_nvml: FakeMachine) -> None:
+    whole = Scenario(gpus=[FakeGpu(uuid="GPU-a", used_bytes=GIB, utilization_percent=70), FakeGpu(uuid="GPU-b")])
+    instances = [
+        FakeInstance("MIG-1", used_bytes=2 * GIB, processes=[FakeProcess(11, 2 * GIB)]),
+        FakeInstance("MIG-2", used_bytes=GIB, gpu_instance=8),
+    ]
+    not_for_the_whole = {
+        "nvmlDeviceGetMemoryInfo_v2": NO_PERMISSION,
+        "nvmlDeviceGetComputeRunningProcesses_v3": NO_PERMISSION,
+    }
+    divided = whole.change(0, mig_mode=1, instances=instances, calls=Calls(errors=not_for_the_whole))
+    fake_nvml.show(whole)
+    with watching() as sampler:
+        until(sampler, is_complete)
+        fake_nvml.show(divided)
+        found = gpu(until(sampler, lambda s: len(gpu(s, 0).instances) == 2), 0)
+        assert found.mig
+        assert found.utilization_percent == Unknown("not available in MIG mode")
+        assert found.memory == Unknown("no permission")
+        first, second = found.instances
+        assert (first.uuid, second.uuid) == ("MIG-1", "MIG-2")
+        assert not isinstance(first.ledger, Unknown)
+        assert first.ledger.size_bytes(Kind.PROCESS) == 2 * GIB
+        assert not isinstance(found.processes, Unknown)
+        assert [(process.pid, process.instance) for process in found.processes] == [(11, "MIG-1")]
+        fake_nvml.show(whole)
+        off = gpu(until(sampler, lambda s: not gpu(s, 0).mig), 0)
+        assert (off.state, off.instances, off.utilization_percent) == (State.OK, (), 70)
+
+
+def test_a_call_that_never_returns_makes_its_gpu_stale_and_no_other(fake_nvml: FakeMachine) -> None:
+    fake_nvml.show(_THREE)
+    with watching() as sampler:
+        until(sampler, is_complete)
+        stuck = _THREE.change(1, calls=Calls(hangs=["nvmlDeviceGetPowerUsage"]))
+        fake_nvml.show(stuck)
+        stale = gpu(until(sampler, lambda s: gpu(s, 1).state is State.STALE), 1)
+        assert stale.state_reason.startswith("nvmlDeviceGetPowerUsage has not returned for ")
+        assert stale.age_s >= 0.8
+        assert not isinstance(stale.memory, Unknown), "what was read last is still shown"
+
+        fake_nvml.show(stuck.change(2, used_bytes=7 * GIB))
+        changed_at = monotonic()
+        until(sampler, _has_used(2, 7 * GIB))
+        print(f"\na change on a healthy GPU shows after {monotonic() - changed_at:.3f} s")
+
+        fake_nvml.show(_THREE)
+        until(sampler, _all_ok)
+
+
+@pytest.mark.parametrize("hang_s", [2.0, None])
+def test_healthy_gpus_do_not_lag_and_the_end_does_not_wait(fake_nvml: FakeMachine, hang_s: float | None) -> None:
+    """At the usual interval: the product's promise is 1.2 s, the bound here leaves room for a busy machine."""
+    function = "nvmlDeviceGetPowerUsage"
+    calls = Calls(hangs=[function]) if hang_s is None else Calls(latency_ms={function: hang_s * 1000})
+    stuck = _THREE.change(1, calls=calls)
+    fake_nvml.show(stuck)
+    with watching(interval_s=1.0, slow_interval_s=5.0) as sampler:
+        until(sampler, lambda s: gpu(s, 1).state is State.STALE and gpu(s, 0).state is State.OK)
+        lags = []
+        for used_gib in (2, 3):
+            fake_nvml.show(stuck.change(0, used_bytes=used_gib * GIB))
+            changed_at = monotonic()
+            until(sampler, _has_used(0, used_gib * GIB))
+            lags.append(monotonic() - changed_at)
+        stopping_at = monotonic()
+        sampler.stop()
+        took_s = monotonic() - stopping_at
+    print(
+        f"\nhang {hang_s} s: a healthy GPU's change shows after at most {max(lags):.2f} s; stop() took {took_s:.4f} s"
+    )
+    assert max(lags) < 3.0
+    assert took_s < 0.5
+
+
+def test_a_library_that_hangs_as_a_whole_stops_no_snapshots(fake_nvml: FakeMachine) -> None:
+    fake_nvml.show(replace(_THREE, lock=True))
+    with watching() as sampler:
+        until(sampler, is_complete)
+        fake_nvml.show(replace(_THREE, lock=True).change(1, calls=Calls(hangs=["nvmlDeviceGetMemoryInfo_v2"])))
+        stale = until(sampler, lambda s: {reading.state for reading in s.gpus} == {State.STALE})
+        assert until(sampler, lambda s: True).time_s > stale.time_s
+        fake_nvml.show(_THREE)
+        until(sampler, _all_ok)
+
+
+def test_a_process_ends_at_once_with_a_call_that_never_returns(fake_machine: FakeMachine) -> None:
+    fake_machine.show(_THREE.change(1, calls=Calls(hangs=["nvmlDeviceGetPowerUsage"])))
+    printed = fake_machine.run(
+        "from gpumem_tui.monitor.sampler import Sampler\n"
+        "sampler = Sampler(0.1)\n"
+        "sampler.start()\n"
+        "seen = None\n"
+        "while 'not returned' not in (seen := sampler.wait(seen, 30)).gpus[1].state_reason: pass\n"
+        "sampler.stop()\n"
+        "print(seen.gpus[1].state_reason)\n"
+    )
+    assert "nvmlDeviceGetPowerUsage has not returned" in printed
+
+
+def test_a_host_that_hangs_stops_no_snapshots(fake_nvml: FakeMachine) -> None:
+    """As when a process's command line is in a file system that does not answer."""
+    answers = threading.Event()
+
+    def look(pids: Iterable[int]) -> Mapping[int, Reading[HostProcess]]:
+        answers.wait(PATIENCE_S)
+        return no_processes(pids)
+
+    fake_nvml.show(_THREE)
+    sampler = Sampler(0.1, look=look)
+    sampler.start()
+    try:
+        hung = until(sampler, lambda s: getattr(s.host.memory_used_bytes, "reason", "").startswith("stale "))
+        assert _all_ok(hung)
+        answers.set()
+        until(sampler, lambda s: isinstance(s.host.memory_used_bytes, int))
+    finally:
+        sampler.stop()
+
+
+def test_pids_that_nobody_has_are_said_to_be_unknown(fake_nvml: FakeMachine) -> None:
+    fake_nvml.show(Scenario(gpus=[FakeGpu(used_bytes=GIB, processes=[FakeProcess(2**22 + 1, GIB)])]))
+    sampler = Sampler(0.1)
+    sampler.start()
+    try:
+        processes = gpu(until(sampler, is_complete), 0).processes
+    finally:
+        sampler.stop()
+    assert not isinstance(processes, Unknown)
+    assert isinstance(processes[0].host, Unknown)

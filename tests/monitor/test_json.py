@@ -1,0 +1,123 @@
+"""The monitor's JSON: its schema, its numbers, and that what is unknown is null with a reason."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import jsonschema
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from gpumem_tui.memory import GIB, MIB, Unknown
+from gpumem_tui.monitor.alerts import Alerts
+from gpumem_tui.monitor.report import gpu_lines, snapshot_json, table
+from gpumem_tui.monitor.snapshot import Snapshot, State
+from tests.monitor.schema import MONITOR
+from tests.monitor.snapshots import RESERVED_BYTES, anything, gpu, machine
+
+_SCHEMA = jsonschema.Draft202012Validator(MONITOR)
+
+
+def _plain(snapshot: Snapshot) -> dict[str, Any]:
+    """As a reader of the JSON sees it: NaN would raise."""
+    body: dict[str, Any] = json.loads(json.dumps(snapshot_json(snapshot, Alerts().update(snapshot)), allow_nan=False))
+    return body
+
+
+def _unexplained(body: Any, path: str = "") -> list[str]:
+    """Nulls without a reason, and reasons without a null."""
+    if isinstance(body, list):
+        return [each for n, inner in enumerate(body) for each in _unexplained(inner, f"{path}[{n}]")]
+    if not isinstance(body, dict):
+        return []
+    flat = {**body, **{f"ledger.{key}": value for key, value in (body.get("ledger") or {}).items()}}
+    nulls = {key for key, value in flat.items() if value is None}
+    if "unavailable" in body and nulls != set(body["unavailable"]):
+        return [f"{path}: {nulls ^ set(body['unavailable'])}"]
+    inner = {key: value for key, value in body.items() if key not in ("unavailable", "ledger")}
+    return [each for key, value in inner.items() for each in _unexplained(value, f"{path}.{key}")]
+
+
+def test_the_numbers_are_the_snapshots() -> None:
+    body = _plain(machine([gpu(1, used_bytes=10 * GIB)]))
+    _SCHEMA.validate(body)
+    (only,) = body["gpus"]
+    assert body["schema"] == 1
+    assert (only["index"], only["total_bytes"], only["used_bytes"]) == (1, 80 * GIB, 10 * GIB)
+    assert only["ledger"] == {
+        "driver_reserved": RESERVED_BYTES,
+        "process": 10 * GIB - 256 * MIB,
+        "unaccounted": 256 * MIB,
+        "free": 70 * GIB - RESERVED_BYTES,
+    }
+    assert sum(only["ledger"].values()) == only["total_bytes"]
+    assert only["ledger_notes"] == {"unaccounted": "kernel"}
+    assert (only["utilization_percent"], only["temperature_c"], only["power_w"]) == (97, 65, 312.5)
+    assert only["fan_percent"] is None
+    assert only["unavailable"] == {"fan_percent": "not supported"}
+    (process,) = only["processes"]
+    assert (process["pid"], process["used_bytes"], process["user"]) == (4001, 10 * GIB - 256 * MIB, "alice")
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large], deadline=None)
+@given(snapshot=anything(Snapshot))
+def test_any_snapshot_makes_valid_json(snapshot: Snapshot) -> None:
+    body = _plain(snapshot)
+    _SCHEMA.validate(body)
+    assert _unexplained(body) == []
+
+
+def test_what_is_not_a_number_is_unknown() -> None:
+    (only,) = _plain(machine([gpu(power_w=float("nan"), power_limit_w=float("inf"))]))["gpus"]
+    assert only["power_w"] is None
+    assert only["unavailable"]["power_w"] == only["unavailable"]["power_limit_w"] == "not a number"
+
+
+def test_a_list_that_could_not_be_read_is_not_empty() -> None:
+    (only,) = _plain(machine([gpu(processes=Unknown("no permission"))]))["gpus"]
+    assert only["processes"] is None
+    assert only["ledger"]["process"] is None
+    assert only["unavailable"]["processes"] == only["unavailable"]["ledger.process"] == "no permission"
+
+
+class TestTable:
+    def test_it_fits_80_columns_and_says_what_is_missing(self) -> None:
+        blind = gpu(1, processes=Unknown("no permission"), power_w=Unknown("not supported"))
+        silent = gpu(2, state=State.STALE, state_reason="nvmlDeviceGetPowerUsage has not returned for 4 s")
+        snapshot = machine([gpu(0), blind, silent])
+        lines = list(table(snapshot, Alerts().update(snapshot)))
+        assert max(map(len, lines)) <= 80
+        text = "\n".join(lines)
+        assert "  0  NVIDIA A100-SXM4-80GB     10.00 / 80.00 GiB    97 %   65 °C  312 / 400 W" in lines
+        assert "driver 0.59 GiB, processes 9.75 GiB, unaccounted 0.25 GiB, free 69.41 GiB" in text
+        assert "processes –, unaccounted" in text
+        assert "processes: no permission; power: not supported" in text
+        assert "warning: GPU 2: stale: nvmlDeviceGetPowerUsage has not returned for 4 s" in lines
+        (row,) = (line for line in lines if line.startswith("  0     4000  alice"))
+        assert row == "  0     4000  alice     C       9.75 GiB   90 %    4.00 GiB  python train.py --…"
+        assert len(row) == 80
+
+    def test_a_list_that_could_not_be_read_is_not_no_processes(self) -> None:
+        assert "No processes on these GPUs." in list(table(machine([gpu(processes=())]), ()))
+        blind = list(table(machine([gpu(processes=Unknown("no permission"))]), ()))
+        assert "No process list could be read." in blind
+
+    @settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large], deadline=None)
+    @given(snapshot=anything(Snapshot))
+    def test_any_snapshot_can_be_printed(self, snapshot: Snapshot) -> None:
+        assert all(len(line) <= 60 for line in table(snapshot, Alerts().update(snapshot), width=60))
+        assert len(list(gpu_lines(snapshot))) >= len(snapshot.gpus)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({}, "GPU 0: 10.00 / 80.00 GiB, util 97 %, 65 °C, 312 W, 1 process"),
+        ({"processes": Unknown("no permission")}, "312 W, processes unknown"),
+        ({"state": State.LOST, "state_reason": "GPU is lost"}, "1 process, lost: GPU is lost"),
+    ],
+)
+def test_a_line_a_gpu(changes: dict[str, Any], said: str) -> None:
+    (line,) = gpu_lines(machine([gpu(0, **changes)]))
+    assert line.endswith(said)

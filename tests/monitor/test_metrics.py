@@ -1,0 +1,116 @@
+"""Prometheus metrics, scraped over HTTP as Prometheus does it."""
+
+from __future__ import annotations
+
+import urllib.request
+from collections.abc import Callable, Iterator
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from gpumem_tui.memory import GIB, Unknown
+from gpumem_tui.monitor.metrics import CannotServe, Server, is_loopback
+from gpumem_tui.monitor.snapshot import Instance, Snapshot, State
+from tests.monitor.snapshots import RESERVED_BYTES, START_S, gpu, machine, memory, process
+from tests.monitor.still import Still
+
+Series = dict[tuple[str, frozenset[tuple[str, str]]], float]
+Scrape = Callable[[Snapshot | None], Series]
+
+
+@pytest.fixture
+def scrape() -> Iterator[Scrape]:
+    """Serves a snapshot and reads every series back, by name and labels."""
+    source = Still(None)
+    server = Server(source, "127.0.0.1", 0)
+
+    def read(snapshot: Snapshot | None) -> Series:
+        source.snapshot = snapshot
+        with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/metrics", timeout=30) as answer:
+            text = answer.read().decode()
+        return {
+            (sample.name, frozenset(sample.labels.items())): sample.value
+            for family in text_string_to_metric_families(text)
+            for sample in family.samples
+        }
+
+    yield read
+    server.stop()
+
+
+def _of(series: Series, name: str, **labels: str) -> list[float]:
+    return [
+        value for (found, having), value in series.items() if found == name and labels.items() <= dict(having).items()
+    ]
+
+
+def test_the_numbers_are_the_snapshots_in_base_units(scrape: Scrape) -> None:
+    series = scrape(machine([gpu(0, used_bytes=10 * GIB), gpu(1)], calls={"nvmlInit": 3}))
+    first = {"gpu": "0", "uuid": "GPU-00000000"}
+    assert _of(series, "gpumem_gpu_memory_total_bytes", **first) == [80 * GIB]
+    assert _of(series, "gpumem_gpu_memory_used_bytes", **first) == [10 * GIB]
+    assert _of(series, "gpumem_gpu_memory_bytes", **first, row="driver_reserved") == [RESERVED_BYTES]
+    assert sum(_of(series, "gpumem_gpu_memory_bytes", **first)) == 80 * GIB
+    assert _of(series, "gpumem_gpu_utilization_ratio", **first) == [0.97]
+    assert _of(series, "gpumem_gpu_sm_clock_hertz", **first) == [1.41e9]
+    assert _of(series, "gpumem_gpu_power_watts") == [312.5, 312.5]
+    assert _of(series, "gpumem_gpu_up") == [1, 1]
+    assert _of(series, "gpumem_gpu_ecc_errors_total", **first, type="uncorrected") == [0]
+    assert _of(series, "gpumem_process_memory_bytes", pid="4000", user="alice", process="python") == [9.75 * GIB]
+    assert _of(series, "gpumem_process_sm_ratio", pid="4001") == [0.9]
+    assert _of(series, "gpumem_nvml_calls_total", function="nvmlInit") == [3]
+    assert _of(series, "gpumem_snapshot_timestamp_seconds") == [START_S]
+    assert _of(series, "gpumem_driver", driver="550.54.14", cuda="12.4") == [1]
+
+
+def test_what_is_unknown_is_no_series(scrape: Scrape) -> None:
+    blind = gpu(0, power_w=Unknown("x"), processes=Unknown("x"), memory=Unknown("x"), throttle=Unknown("x"))
+    series = scrape(machine([blind]))
+    for name in ("fan_ratio", "power_watts", "memory_total_bytes", "memory_used_bytes", "throttled"):
+        assert _of(series, f"gpumem_gpu_{name}") == []
+    assert _of(series, "gpumem_gpu_memory_bytes", row="process") == []
+    assert _of(series, "gpumem_process_memory_bytes") == []
+    assert _of(series, "gpumem_gpu_temperature_celsius") == [65]
+
+
+def test_a_silent_gpu_says_nothing_but_that(scrape: Scrape) -> None:
+    series = scrape(machine([gpu(0, state=State.STALE, age_s=4.5)]))
+    assert {name for name, _ in series if name.startswith("gpumem_gpu_")} == {"gpumem_gpu_up", "gpumem_gpu_age_seconds"}
+    assert _of(series, "gpumem_gpu_up") == [0]
+    assert _of(series, "gpumem_gpu_age_seconds") == [4.5]
+
+
+def test_mig_instances_stand_beside_their_gpu(scrape: Scrape) -> None:
+    inside = process(7, GIB, instance="MIG-1")
+    instance = Instance(0, "MIG-1", "1g.10gb", memory(GIB, total_bytes=10 * GIB), (inside,), Unknown("x"))
+    series = scrape(machine([gpu(0, mig=True, processes=(inside,), instances=(instance,), throttle=("hot",))]))
+    assert _of(series, "gpumem_gpu_memory_total_bytes", instance="MIG-1") == [10 * GIB]
+    assert _of(series, "gpumem_gpu_memory_total_bytes", instance="") == [80 * GIB]
+    assert _of(series, "gpumem_process_memory_bytes") == [GIB]  # once, though both lists have it
+    assert _of(series, "gpumem_gpu_throttled", reason="hot") == [1]
+
+
+def test_before_the_first_snapshot_and_without_a_driver(scrape: Scrape) -> None:
+    assert scrape(None) == {}
+    unknown = Unknown("no NVIDIA driver")
+    series = scrape(machine(problem="no NVIDIA driver", driver_version=unknown, cuda_version=unknown))
+    assert _of(series, "gpumem_driver", driver="", cuda="") == [0]
+
+
+def test_an_address_that_cannot_be_had_is_one_line() -> None:
+    server = Server(Still(None), "127.0.0.1", 0)
+    try:
+        with pytest.raises(CannotServe, match=f"127.0.0.1:{server.port} cannot be served: Address already in use"):
+            Server(Still(None), "127.0.0.1", server.port)
+    finally:
+        server.stop()
+    with pytest.raises(CannotServe, match=r"192\.0\.2\.1:0 cannot be served"):
+        Server(Still(None), "192.0.2.1", 0)
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [("127.0.0.1", True), ("::1", True), ("localhost", True), ("0.0.0.0", False), ("::", False), ("node-7", False)],
+)
+def test_loopback(host: str, expected: bool) -> None:
+    assert is_loopback(host) is expected

@@ -1,0 +1,148 @@
+"""Snapshots while all is well: what is in them, how soon, how often, and at what cost in NVML calls."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+
+from gpumem_tui.memory import GIB, Unknown
+from gpumem_tui.monitor.sampler import Sampler
+from gpumem_tui.monitor.snapshot import Kind, ProcessKind, Snapshot, State
+from tests.monitor.watching import PATIENCE_S, gpu, is_complete, no_processes, until, watching
+from tests.nvml_stub.machine import FakeMachine
+from tests.nvml_stub.scenario import Calls, FakeGpu, FakeInstance, FakeProcess, Scenario
+
+_EIGHT = Scenario(
+    gpus=[
+        FakeGpu(
+            used_bytes=30 * GIB,
+            utilization_percent=10 * index,
+            processes=[FakeProcess(100 * index + rank, 10 * GIB, sm_percent=30) for rank in (1, 2, 3)],
+        )
+        for index in range(8)
+    ]
+)
+
+
+def test_a_snapshot_has_what_the_scenario_says(fake_nvml: FakeMachine) -> None:
+    fake_nvml.show(_EIGHT)
+    with watching() as sampler:
+        found = until(sampler, is_complete)
+    assert (found.driver_version, found.cuda_version, found.problem) == ("550.54.14", "12.4", "")
+    assert [reading.index for reading in found.gpus] == list(range(8))
+    seventh = gpu(found, 7)
+    assert (seventh.uuid, seventh.bus_id, seventh.state) == ("GPU-00000007", "00000000:08:00.0", State.OK)
+    assert (seventh.utilization_percent, seventh.power_w, seventh.temperature_c) == (70, 61.5, 31)
+    assert (seventh.fan_percent, seventh.mig, seventh.unified) == (Unknown("not supported"), False, False)
+    assert not isinstance(seventh.processes, Unknown)
+    assert [(p.pid, p.used_bytes, p.sm_percent) for p in seventh.processes] == [
+        (701, 10 * GIB, 30),
+        (702, 10 * GIB, 30),
+        (703, 10 * GIB, 30),
+    ]
+    assert not isinstance(seventh.ledger, Unknown)
+    assert seventh.ledger.size_bytes(Kind.PROCESS) == 30 * GIB
+    assert seventh.ledger.size_bytes(Kind.UNACCOUNTED) == 0
+
+
+def test_a_process_on_both_lists_is_one_process(fake_nvml: FakeMachine) -> None:
+    processes = [
+        FakeProcess(1, GIB, "C"),
+        FakeProcess(2, GIB, "G"),
+        FakeProcess(3, GIB, "C+G"),
+        FakeProcess(4, GIB, "M"),
+    ]
+    fake_nvml.show(Scenario(gpus=[FakeGpu(used_bytes=4 * GIB, processes=processes)]))
+    with watching() as sampler:
+        found = gpu(until(sampler, is_complete), 0).processes
+    assert not isinstance(found, Unknown)
+    assert {process.pid: process.kind for process in found} == {
+        1: ProcessKind.COMPUTE,
+        2: ProcessKind.GRAPHICS,
+        3: ProcessKind.BOTH,
+        4: ProcessKind.COMPUTE,
+    }
+
+
+def test_memory_of_virtual_machines_is_told_to_be_theirs(fake_nvml: FakeMachine) -> None:
+    fake_nvml.show(Scenario(gpus=[FakeGpu(used_bytes=GIB, virtualization=3)]))
+    with watching() as sampler:
+        ledger = gpu(until(sampler, is_complete), 0).ledger
+    assert not isinstance(ledger, Unknown)
+    assert ledger.rows[-2].note == "virtual machines on this host"
+
+
+def test_instances_are_in_the_first_snapshot_of_a_divided_gpu(fake_nvml: FakeMachine) -> None:
+    instance = FakeInstance("MIG-1", used_bytes=2 * GIB, processes=[FakeProcess(11, GIB)])
+    fake_nvml.show(Scenario(gpus=[FakeGpu(mig_mode=1, instances=[instance])]))
+    with watching() as sampler:
+        found = gpu(until(sampler, lambda s: bool(s.gpus)), 0)
+    assert found.mig
+    (read,) = found.instances
+    assert (read.uuid, read.index) == ("MIG-1", 0)
+    assert not isinstance(read.memory, Unknown)
+    assert (read.memory.total_bytes, read.memory.used_bytes) == (10 * GIB, 2 * GIB)
+    assert not isinstance(read.ledger, Unknown)
+    assert read.ledger.size_bytes(Kind.UNACCOUNTED) == GIB
+
+
+def test_the_first_snapshot_does_not_wait_for_what_is_slow(fake_nvml: FakeMachine) -> None:
+    fake_nvml.show(replace(_EIGHT, calls=Calls(hangs=["nvmlDeviceGetPcieThroughput"])))
+    with watching() as sampler:
+        found = until(sampler, lambda s: bool(s.gpus))
+    for reading in found.gpus:
+        assert not isinstance(reading.memory, Unknown)
+        assert not isinstance(reading.processes, Unknown)
+        assert not isinstance(reading.power_w, Unknown)
+        assert reading.pcie_tx_bytes_per_s == Unknown("not read yet")
+
+
+def test_changes_show_in_the_next_snapshots(fake_nvml: FakeMachine) -> None:
+    fake_nvml.show(_EIGHT)
+    with watching() as sampler:
+        until(sampler, is_complete)
+        fake_nvml.show(_EIGHT.change(3, utilization_percent=99, temperature_c=80))
+        until(sampler, lambda s: (gpu(s, 3).utilization_percent, gpu(s, 3).temperature_c) == (99, 80))
+
+
+def test_eight_gpus_cost_fewer_than_49_calls_a_pass(fake_nvml: FakeMachine) -> None:
+    """At the usual ratio of slow to fast readings, so that at 1 s it is that many a second; half of nvitop 1.7's."""
+    fake_nvml.show(_EIGHT)
+
+    def passes(snapshot: Snapshot) -> float:
+        return snapshot.calls.get("nvmlDeviceGetPowerUsage", 0) / 8
+
+    with watching(interval_s=0.05, slow_interval_s=0.25) as sampler:
+        first = until(sampler, lambda s: passes(s) >= 2)
+        last = until(sampler, lambda s: passes(s) >= 2 + 60)
+    cost = (sum(last.calls.values()) - sum(first.calls.values())) / (passes(last) - passes(first))
+    print(f"\n{cost:.1f} NVML calls a pass")
+    assert cost < 49
+    assert last.calls["nvmlDeviceGetName"] == 8, "what never changes is read once"
+
+
+def test_every_call_is_counted(fake_nvml: FakeMachine) -> None:
+    fake_nvml.show(_EIGHT)
+    with watching() as sampler:
+        until(sampler, lambda s: is_complete(s) and sum(s.calls.values()) == sum(fake_nvml.calls().values()))
+
+
+def test_the_end(fake_nvml: FakeMachine) -> None:
+    fake_nvml.show(_EIGHT)
+    with watching() as sampler:
+        until(sampler, is_complete)
+        sampler.stop()
+        last = sampler.latest()
+        assert last is not None
+        assert sampler.wait(last, PATIENCE_S) is None, "none ever again, and at once"
+        assert sampler.latest() is last
+    for thread in threading.enumerate():
+        if thread.name.startswith("gpu-"):
+            thread.join(PATIENCE_S)
+            assert not thread.is_alive(), thread.name
+
+
+def test_before_the_first_snapshot_there_is_none(fake_nvml: FakeMachine) -> None:
+    sampler = Sampler(look=no_processes)
+    assert sampler.latest() is None
+    assert sampler.wait(None, 0.01) is None
