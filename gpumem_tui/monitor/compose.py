@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 from gpumem_tui.memory import Unknown, Value
 from gpumem_tui.monitor.ledger import HOLDERS, device_ledger
 from gpumem_tui.monitor.snapshot import (
+    NOT_LOOKED_UP_YET,
+    NOT_READ_YET,
     GpuProcess,
     GpuReading,
     HostProcess,
@@ -33,7 +35,6 @@ INTEGRATED = {(3, 2), (5, 3), (6, 2), (7, 2), (8, 7), (10, 1), (11, 0), (12, 1)}
 
 _HOLDERS_BY_VIRTUALIZATION = {3: "virtual machines on this host", 4: "virtual machines on this host"}
 _IN_MIG = Unknown("not available in MIG mode")
-_NOT_LOOKED_UP = Unknown("not looked up yet")
 _PLAIN = (
     "power_w",
     "power_limit_w",
@@ -96,8 +97,7 @@ def lost_reading(index: int, identity: Identity | None, reason: str, age_s: floa
 
 def _identified(index: int, identity: Identity | None) -> dict[str, Any]:
     if identity is None:
-        unread = Unknown("not read yet")
-        return {"index": index, "uuid": f"unknown-{index}", "name": "unknown GPU", "compute_capability": unread}
+        return {"index": index, "uuid": f"unknown-{index}", "name": "unknown GPU", "compute_capability": NOT_READ_YET}
     return {
         "index": index,
         "uuid": identity.uuid,
@@ -138,7 +138,7 @@ def _processes(raw: Raw, hosts: Hosts) -> Reading[tuple[GpuProcess, ...]]:
             kind=_kind(pid in compute, pid in graphics),
             used_bytes=_larger([lists[pid] for lists in (compute, graphics) if pid in lists]),
             sm_percent=raw.sm_percents if isinstance(raw.sm_percents, Unknown) else raw.sm_percents[0].get(pid, 0),
-            host=hosts.get(pid, _NOT_LOOKED_UP),
+            host=hosts.get(pid, NOT_LOOKED_UP_YET),
         )
         for pid in compute | graphics
     )
@@ -163,7 +163,7 @@ def _instance(read: SliceReading, hosts: Hosts) -> Instance:
     else:
         processes = tuple(
             GpuProcess(
-                p.pid, ProcessKind.COMPUTE, p.used_bytes, _IN_MIG, hosts.get(p.pid, _NOT_LOOKED_UP), read.slice.uuid
+                p.pid, ProcessKind.COMPUTE, p.used_bytes, _IN_MIG, hosts.get(p.pid, NOT_LOOKED_UP_YET), read.slice.uuid
             )
             for p in read.processes
         )

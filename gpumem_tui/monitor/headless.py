@@ -12,14 +12,12 @@ from gpumem_tui.memory import Unknown
 from gpumem_tui.monitor import report
 from gpumem_tui.monitor.alerts import AlertKind, Alerts
 from gpumem_tui.monitor.recording import Recorder
-from gpumem_tui.monitor.snapshot import GpuReading, Snapshot, Source
+from gpumem_tui.monitor.snapshot import NOT_LOOKED_UP_YET, NOT_READ_YET, GpuReading, Snapshot, Source
 
 _ANSWER_S = 30.0
 """A driver that has not answered by then does not answer."""
 _COMPLETE_S = 3.0
 """The values that are read slowly are there by then, unless a call hangs."""
-_NOT_YET = ("not read yet", "not looked up yet")
-"""Reasons that the sampler gives for values that are still to come."""
 _POLL_S = 0.5
 
 
@@ -105,7 +103,7 @@ def _is_unread(gpu: GpuReading) -> bool:
     """Whether a value is still to come."""
     hosts = [] if isinstance(gpu.processes, Unknown) else [process.host for process in gpu.processes]
     readings = [*hosts, *(getattr(gpu, field.name) for field in fields(gpu))]
-    return any(isinstance(reading, Unknown) and reading.reason in _NOT_YET for reading in readings)
+    return any(reading in (NOT_READ_YET, NOT_LOOKED_UP_YET) for reading in readings)
 
 
 def _print_json(body: dict[str, object]) -> None:

@@ -6,7 +6,7 @@ import socket
 from collections.abc import Callable, Iterable, Mapping
 
 from gpumem_tui.memory import Unknown
-from gpumem_tui.monitor.snapshot import HostProcess, HostReading, Reading
+from gpumem_tui.monitor.snapshot import NOT_READ_YET, HostProcess, HostReading, Reading
 
 Look = Callable[[Iterable[int]], Mapping[int, Reading[HostProcess]]]
 
@@ -23,10 +23,9 @@ class Host:
     """
 
     def __init__(self, look: Look | None = None) -> None:
-        unread = Unknown("not read yet")
         self.pids: frozenset[int] = frozenset()
         self.processes: Mapping[int, Reading[HostProcess]] = {}
-        self.reading = HostReading(socket.gethostname(), unread, unread, unread)
+        self.reading = HostReading(socket.gethostname(), NOT_READ_YET, NOT_READ_YET, NOT_READ_YET)
         self._look = look
         self._reads = 0
 

@@ -15,9 +15,7 @@ import pynvml
 from gpumem_tui.memory import Unknown
 from gpumem_tui.monitor import fields, mig
 from gpumem_tui.monitor.nvml import Caller, Fault, Gone
-from gpumem_tui.monitor.snapshot import Memory, Reading
-
-_NOT_READ = Unknown("not read yet")
+from gpumem_tui.monitor.snapshot import NOT_READ_YET, Memory, Reading
 
 
 @dataclass
@@ -35,27 +33,27 @@ class Raw:
     identity: fields.Identity | None = None
     lost: str = ""
     read_at: float | None = None
-    memory: Reading[Memory] = _NOT_READ
-    compute_processes: Reading[tuple[fields.Running, ...]] = _NOT_READ
-    graphics_processes: Reading[tuple[fields.Running, ...]] = _NOT_READ
-    sm_percents: Reading[tuple[Mapping[int, int], int]] = _NOT_READ
-    utilization: Reading[tuple[int, int]] = _NOT_READ
-    power_w: Reading[float] = _NOT_READ
-    power_limit_w: Reading[float] = _NOT_READ
-    temperature_c: Reading[int] = _NOT_READ
-    temperature_limit_c: Reading[int] = _NOT_READ
-    fan_percent: Reading[int] = _NOT_READ
-    sm_clock_mhz: Reading[int] = _NOT_READ
-    memory_clock_mhz: Reading[int] = _NOT_READ
-    pcie_generation: Reading[int] = _NOT_READ
-    pcie_width: Reading[int] = _NOT_READ
-    pcie_rx_bytes_per_s: Reading[int] = _NOT_READ
-    pcie_tx_bytes_per_s: Reading[int] = _NOT_READ
-    ecc_corrected: Reading[int] = _NOT_READ
-    ecc_uncorrected: Reading[int] = _NOT_READ
-    performance_state: Reading[int] = _NOT_READ
-    throttle: Reading[tuple[str, ...]] = _NOT_READ
-    mig_mode: Reading[bool] = _NOT_READ
+    memory: Reading[Memory] = NOT_READ_YET
+    compute_processes: Reading[tuple[fields.Running, ...]] = NOT_READ_YET
+    graphics_processes: Reading[tuple[fields.Running, ...]] = NOT_READ_YET
+    sm_percents: Reading[tuple[Mapping[int, int], int]] = NOT_READ_YET
+    utilization: Reading[tuple[int, int]] = NOT_READ_YET
+    power_w: Reading[float] = NOT_READ_YET
+    power_limit_w: Reading[float] = NOT_READ_YET
+    temperature_c: Reading[int] = NOT_READ_YET
+    temperature_limit_c: Reading[int] = NOT_READ_YET
+    fan_percent: Reading[int] = NOT_READ_YET
+    sm_clock_mhz: Reading[int] = NOT_READ_YET
+    memory_clock_mhz: Reading[int] = NOT_READ_YET
+    pcie_generation: Reading[int] = NOT_READ_YET
+    pcie_width: Reading[int] = NOT_READ_YET
+    pcie_rx_bytes_per_s: Reading[int] = NOT_READ_YET
+    pcie_tx_bytes_per_s: Reading[int] = NOT_READ_YET
+    ecc_corrected: Reading[int] = NOT_READ_YET
+    ecc_uncorrected: Reading[int] = NOT_READ_YET
+    performance_state: Reading[int] = NOT_READ_YET
+    throttle: Reading[tuple[str, ...]] = NOT_READ_YET
+    mig_mode: Reading[bool] = NOT_READ_YET
     slices: tuple[mig.SliceReading, ...] = ()
 
 

@@ -8,7 +8,7 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from gpumem_tui.monitor.compose import Hosts, gpu_reading, lost_reading
-from gpumem_tui.monitor.snapshot import GpuReading, HostReading, State
+from gpumem_tui.monitor.snapshot import NOT_READ_YET, GpuReading, HostReading, State
 from gpumem_tui.monitor.worker import Worker
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class Watched:
         if self.is_stuck:
             call = self.poller.call.in_progress()
             return State.STALE, not_returned(*call) if call else f"reading it takes {self.worker.busy_s():.0f} s"
-        return (State.OK, "") if raw.read_at is not None else (State.STALE, "not read yet")
+        return (State.OK, "") if raw.read_at is not None else (State.STALE, NOT_READ_YET.reason)
 
 
 def not_returned(function: str, seconds: float) -> str:

@@ -16,6 +16,10 @@ T = TypeVar("T")
 Reading = Union[T, Unknown]  # noqa: UP007  an alias cannot be written with | on Python 3.10
 """A value, or why there is none."""
 
+NOT_READ_YET = Unknown("not read yet")
+NOT_LOOKED_UP_YET = Unknown("not looked up yet")
+"""Still to come: of the driver, and of the operating system."""
+
 
 class State(Enum):
     """How a device stands. The value is the key used in JSON."""
