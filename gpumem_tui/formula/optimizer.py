@@ -69,6 +69,17 @@ def optimizer_row(recipe: Recipe, tensors: Iterable[ParameterTensor]) -> Formula
     )
 
 
+def offloaded_row(recipe: Recipe) -> FormulaRow:
+    """The optimizer's state where it lies in host memory, and the update runs there."""
+    return fixed_row(
+        Bucket.OPTIMIZER,
+        "optimizer state",
+        (0,),
+        "Ren et al. 2021",
+        f"{recipe.optimizer}'s state lies in host memory; gradients stay on the GPU until the update",
+    )
+
+
 def factored_values(tensor: ParameterTensor) -> int:
     """Values Adafactor keeps for `tensor`: sums over the last and over the last but one dimension."""
     if len(tensor.dims) < 2:

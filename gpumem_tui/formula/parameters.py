@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import prod
 from types import MappingProxyType
@@ -37,6 +37,23 @@ def count_parameters(shape: ModelShape) -> int:
 def parameter_tensors(shape: ModelShape) -> tuple[ParameterTensor, ...]:
     """Every weight tensor of the network, equal ones grouped."""
     return tuple(_TENSORS[shape.family](shape))
+
+
+def gathered_parameters(shape: ModelShape) -> int:
+    """The most parameters that a GPU holds whole at once under ZeRO-3, as FSDP2 shards by block.
+
+    What lies outside the blocks stays gathered while the blocks run; of those there are the one that runs and the one
+    fetched ahead.
+    """
+    if shape.family == "resnet":
+        blocks = sorted((_block_parameters(block) for block in convnet.resnet(shape).blocks), reverse=True)
+        return count_parameters(shape) - sum(blocks[2:])
+    one_block = count_parameters(shape) - count_parameters(replace(shape, layers=shape.layers - 1))
+    return count_parameters(shape) - max(0, shape.layers - 2) * one_block
+
+
+def _block_parameters(block: convnet.Block) -> int:
+    return sum(conv.outputs * (conv.inputs * conv.kernel**2 + 2) for conv in block.convolutions)
 
 
 def textbook_parameters(layers: int, hidden: int, vocab: int) -> int:

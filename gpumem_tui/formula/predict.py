@@ -9,9 +9,10 @@ from functools import cached_property
 
 from gpumem_tui.catalog.shapes import ATTENTION_FAMILIES, ModelShape
 from gpumem_tui.formula import convnet, mlp, transformer
+from gpumem_tui.formula.extras import NO_EXTRAS, Extras
 from gpumem_tui.formula.head import head_rows
-from gpumem_tui.formula.optimizer import optimizer_row
-from gpumem_tui.formula.parameters import parameter_tensors
+from gpumem_tui.formula.optimizer import offloaded_row, optimizer_row
+from gpumem_tui.formula.parameters import gathered_parameters, parameter_tensors
 from gpumem_tui.formula.precision import STORAGE
 from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.formula.rows import TEXTBOOK, FormulaRow, batch_row, fixed_row
@@ -80,8 +81,11 @@ class Obstacle:
     message: str
 
 
-def predict(shape: ModelShape, recipe: Recipe, batch_size: int) -> FormulaPrediction:
+def predict(shape: ModelShape, recipe: Recipe, batch_size: int, extras: Extras = NO_EXTRAS) -> FormulaPrediction:
     """The peak of one training step on one of the recipe's GPUs, term by term.
+
+    Args:
+        extras: techniques beyond the recipe; those that mean nothing for this network change nothing.
 
     Raises:
         ValueError: a negative batch size, or fewer than one GPU.
@@ -92,13 +96,13 @@ def predict(shape: ModelShape, recipe: Recipe, batch_size: int) -> FormulaPredic
         raise ValueError(f"there must be at least 1 GPU, not {recipe.gpus}")
     order = list(Bucket)
     rows = [
-        *(shard(row, recipe) for row in _fixed_rows(shape, recipe)),
-        *_activation_rows(shape, recipe, batch_size),
-        *head_rows(shape, recipe, batch_size),
+        *_fixed_rows(shape, recipe, extras),
+        *_activation_rows(shape, recipe, batch_size, extras),
+        *head_rows(shape, recipe, batch_size, chunked="chunked-loss" in extras),
         *_batch_data_rows(shape, recipe, batch_size),
     ]
     rows.sort(key=lambda row: order.index(row.bucket))
-    return FormulaPrediction(batch_size, tuple(rows), tuple(_assumptions(shape, recipe)))
+    return FormulaPrediction(batch_size, tuple(rows), tuple(_assumptions(shape, recipe, extras)))
 
 
 def usable_bytes(total_bytes: int, headroom: float = DEFAULT_HEADROOM) -> int:
@@ -112,23 +116,36 @@ def usable_bytes(total_bytes: int, headroom: float = DEFAULT_HEADROOM) -> int:
     return int(total_bytes * (1 - headroom))
 
 
-def max_batch_size(shape: ModelShape, recipe: Recipe, total_bytes: int, headroom: float = DEFAULT_HEADROOM) -> int:
+def max_batch_size(
+    shape: ModelShape,
+    recipe: Recipe,
+    total_bytes: int,
+    headroom: float = DEFAULT_HEADROOM,
+    extras: Extras = NO_EXTRAS,
+) -> int:
     """floor((M·(1 − headroom) − fixed, sharded) / bytes per sample): the largest batch that fits, 0 for none.
 
     Args:
         total_bytes: M, the memory of one GPU.
         headroom: share of it to leave free.
+        extras: techniques beyond the recipe.
 
     Raises:
         ValueError: a headroom that is no share of the card.
     """
-    one_sample = predict(shape, recipe, 1)
+    one_sample = predict(shape, recipe, 1, extras)
     left_bytes = usable_bytes(total_bytes, headroom) - one_sample.fixed_bytes
     return max(0, left_bytes // one_sample.activation_bytes_per_sample)
 
 
-def largest_obstacle(prediction: FormulaPrediction, capacity_bytes: int) -> Obstacle | None:
-    """Why `prediction` exceeds a card of `capacity_bytes`: the buckets too large for it. None if it fits."""
+def largest_obstacle(
+    prediction: FormulaPrediction, capacity_bytes: int, capacity: str = "of the card's"
+) -> Obstacle | None:
+    """Why `prediction` exceeds `capacity_bytes`: the buckets too large for it. None if it fits.
+
+    Args:
+        capacity: what the message calls the bytes there are.
+    """
     if prediction.peak_bytes <= capacity_bytes:
         return None
     sizes = sorted(prediction.breakdown.buckets.items(), key=lambda item: -item[1])
@@ -145,7 +162,7 @@ def largest_obstacle(prediction: FormulaPrediction, capacity_bytes: int) -> Obst
         buckets=tuple(bucket for bucket, _ in chosen),
         sizes_bytes=tuple(size_bytes for _, size_bytes in chosen),
         together=not alone,
-        message=f"{what}: {needs} of the card's {format_bytes(capacity_bytes)}",
+        message=f"{what}: {needs} {capacity} {format_bytes(capacity_bytes)}",
     )
 
 
@@ -159,7 +176,7 @@ def _fewest_exceeding(sizes: Sequence[tuple[Bucket, int]], capacity_bytes: int) 
     return chosen
 
 
-def _fixed_rows(shape: ModelShape, recipe: Recipe) -> list[FormulaRow]:
+def _fixed_rows(shape: ModelShape, recipe: Recipe, extras: Extras) -> list[FormulaRow]:
     tensors = parameter_tensors(shape)
     parameters = sum(tensor.values for tensor in tensors)
     storage = STORAGE[recipe.precision]
@@ -172,7 +189,7 @@ def _fixed_rows(shape: ModelShape, recipe: Recipe) -> list[FormulaRow]:
             "counted from the architecture",
         ),
         fixed_row(Bucket.GRADIENTS, "gradients", (parameters, storage.gradient_bytes), storage.source, storage.note),
-        optimizer_row(recipe, tensors),
+        offloaded_row(recipe) if "offload-optimizer" in extras else optimizer_row(recipe, tensors),
     ]
     if storage.working_copy_bytes:
         copy = fixed_row(
@@ -185,12 +202,22 @@ def _fixed_rows(shape: ModelShape, recipe: Recipe) -> list[FormulaRow]:
             "embeddings and normalizations, are not really copied",
         )
         rows.append(copy)
+    rows = [shard(row, recipe) for row in rows]
+    if recipe.sharding == "zero3" and recipe.gpus > 1:
+        gathered = fixed_row(
+            Bucket.TEMPORARY,
+            "gathered parameters",
+            (gathered_parameters(shape), storage.parameter_bytes),
+            "PyTorch FSDP2",
+            "whole on every GPU while needed: all outside the blocks, the block that runs and the one fetched ahead",
+        )
+        rows.append(gathered)
     return rows
 
 
-def _activation_rows(shape: ModelShape, recipe: Recipe, batch_size: int) -> list[FormulaRow]:
+def _activation_rows(shape: ModelShape, recipe: Recipe, batch_size: int, extras: Extras) -> list[FormulaRow]:
     if shape.family in ATTENTION_FAMILIES:
-        return transformer.activation_rows(shape, recipe, batch_size)
+        return transformer.activation_rows(shape, recipe, batch_size, offloaded="offload-activations" in extras)
     if shape.family == "resnet":
         return convnet.activation_rows(shape, recipe, batch_size)
     return mlp.activation_rows(shape, recipe, batch_size)
@@ -216,7 +243,7 @@ def _batch_data_rows(shape: ModelShape, recipe: Recipe, batch_size: int) -> list
     ]
 
 
-def _assumptions(shape: ModelShape, recipe: Recipe) -> list[str]:
+def _assumptions(shape: ModelShape, recipe: Recipe, extras: Extras) -> list[str]:
     assumed = [
         "Every term is counted in full at once; in a real step gradients grow while activations are freed.",
         "Allocator cache, CUDA context, library workspaces and the optimizer step's scratch are not counted.",
@@ -232,7 +259,9 @@ def _assumptions(shape: ModelShape, recipe: Recipe) -> list[str]:
     if recipe.gpus > 1 and recipe.sharding == "none":
         assumed.append("Data parallel: each GPU holds everything; communication buckets are not counted.")
     elif recipe.gpus > 1:
-        assumed.append("Sharded: gathered weights and communication buffers are not counted.")
+        assumed.append("Sharded: communication buffers and gradients on their way are not counted.")
+    if extras:
+        assumed.append(f"Formula only, never traced: {', '.join(sorted(extras))}.")
     return assumed
 
 

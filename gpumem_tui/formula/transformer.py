@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from gpumem_tui.catalog.shapes import ModelShape
+from gpumem_tui.formula.extras import OFFLOADED_BLOCKS
 from gpumem_tui.formula.precision import MASK_BYTES, STORAGE
 from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.formula.rows import FormulaRow, batch_row
@@ -21,6 +22,8 @@ PAPER = "Korthikanti et al. 2022"
 ADAPTED = "adapted from Korthikanti et al. 2022"
 FUSED_SOURCE = "Dao et al. 2022"
 _LOGSUMEXP_BYTES = 4
+ONE_BLOCK = ", one block while recomputed"
+"""Suffix of the rows that only one block at a time needs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,33 +75,30 @@ def block_bytes(shape: ModelShape, recipe: Recipe) -> BlockBytes:
     )
 
 
-def activation_rows(shape: ModelShape, recipe: Recipe, batch_size: int) -> list[FormulaRow]:
-    """Everything the network keeps for backward short of the output head."""
-    return [*block_rows(shape, recipe, batch_size), _outside_row(shape, recipe, batch_size)]
+def activation_rows(shape: ModelShape, recipe: Recipe, batch_size: int, *, offloaded: bool = False) -> list[FormulaRow]:
+    """Everything the network keeps for backward short of the output head.
+
+    Args:
+        offloaded: what the blocks keep lies in host memory, but for the block that runs and the one on its way.
+    """
+    blocks = min(shape.layers, OFFLOADED_BLOCKS) if offloaded else shape.layers
+    return [*block_rows(shape, recipe, batch_size, blocks), _outside_row(shape, recipe, batch_size)]
 
 
-def block_rows(shape: ModelShape, recipe: Recipe, batch_size: int) -> list[FormulaRow]:
-    """What the blocks keep for backward under the recipe's recompute and attention."""
+def block_rows(shape: ModelShape, recipe: Recipe, batch_size: int, blocks: int | None = None) -> list[FormulaRow]:
+    """What `blocks` blocks (None: all) keep for backward under the recipe's recompute and attention."""
     saved = block_bytes(shape, recipe)
+    blocks = shape.layers if blocks is None else blocks
     if recipe.recompute == "none":
-        return [
-            *_linear_rows(shape, saved, batch_size, shape.layers),
-            *_core_rows(shape, saved, batch_size, shape.layers),
-        ]
+        return [*_linear_rows(shape, saved, batch_size, blocks), *_core_rows(shape, saved, batch_size, blocks)]
     if recipe.recompute == "selective":
-        core = _core_rows(shape, saved, batch_size, 1, Bucket.TEMPORARY, ", one block while recomputed")
-        return [*_linear_rows(shape, saved, batch_size, shape.layers), *core]
-    own = ", one block while recomputed"
+        core = _core_rows(shape, saved, batch_size, 1, Bucket.TEMPORARY, ONE_BLOCK)
+        return [*_linear_rows(shape, saved, batch_size, blocks), *core]
+    width = STORAGE[recipe.precision].compute_bytes
     return [
-        _row(
-            shape,
-            "inputs of the blocks",
-            shape.hidden * STORAGE[recipe.precision].compute_bytes,
-            batch_size,
-            shape.layers,
-        ),
-        *_linear_rows(shape, saved, batch_size, 1, own),
-        *_core_rows(shape, saved, batch_size, 1, suffix=own),
+        _row(shape, "inputs of the blocks", shape.hidden * width, batch_size, blocks),
+        *_linear_rows(shape, saved, batch_size, 1, ONE_BLOCK),
+        *_core_rows(shape, saved, batch_size, 1, suffix=ONE_BLOCK),
     ]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gpumem_tui.catalog.shapes import Gpu, ModelShape
+from gpumem_tui.formula.extras import NO_EXTRAS, Extras
 from gpumem_tui.formula.predict import DEFAULT_HEADROOM
 from gpumem_tui.formula.recipe import Recipe
 
@@ -17,6 +18,7 @@ class Plan:
         batch_size: samples of one forward and backward on one GPU (the micro-batch).
         headroom: share of the GPU that the formula leaves free.
         target_batch: samples wanted per optimizer step over all GPUs; None for no wish.
+        extras: techniques that only the formula knows; a plan with any cannot be traced or searched.
     """
 
     shape: ModelShape
@@ -25,3 +27,4 @@ class Plan:
     batch_size: int = 1
     headroom: float = DEFAULT_HEADROOM
     target_batch: int | None = None
+    extras: Extras = NO_EXTRAS

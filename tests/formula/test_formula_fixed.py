@@ -6,7 +6,7 @@ import pytest
 
 from gpumem_tui.catalog.loader import find_model
 from gpumem_tui.catalog.shapes import ModelShape
-from gpumem_tui.formula.parameters import count_parameters
+from gpumem_tui.formula.parameters import count_parameters, gathered_parameters
 from gpumem_tui.formula.predict import largest_obstacle, max_batch_size, predict
 from gpumem_tui.formula.recipe import OPTIMIZERS, Optimizer, Precision, Recipe, Sharding
 from gpumem_tui.memory import GIB, Bucket
@@ -124,8 +124,10 @@ def test_each_zero_stage_divides_one_more_bucket(sharding: Sharding, shared: set
     shape = find_model("gpt2")
     whole = predict(shape, Recipe(), 4).breakdown
     share = predict(shape, Recipe(sharding=sharding, gpus=8), 4).breakdown
+    gathered_bytes = 4 * gathered_parameters(shape) if sharding == "zero3" else 0
     for bucket, size_bytes in whole.buckets.items():
-        assert share[bucket] == (size_bytes // 8 if bucket in shared else size_bytes)
+        more_bytes = gathered_bytes if bucket is Bucket.TEMPORARY else 0
+        assert share[bucket] == (size_bytes // 8 if bucket in shared else size_bytes) + more_bytes
 
 
 def test_zero3_shards_neither_the_working_copy_of_the_weights_nor_an_activation() -> None:
@@ -133,8 +135,45 @@ def test_zero3_shards_neither_the_working_copy_of_the_weights_nor_an_activation(
     shape = find_model("gpt2")
     whole, share = (predict(shape, Recipe("amp-bf16", sharding="zero3", gpus=gpus), 4) for gpus in (1, 8))
     copies = 2 * count_parameters(shape)
-    assert share.fixed_bytes == (whole.fixed_bytes - copies) // 8 + copies
+    gathered_bytes = 4 * gathered_parameters(shape)
+    assert share.fixed_bytes == (whole.fixed_bytes - copies) // 8 + copies + gathered_bytes
     assert share.activation_bytes_per_sample == whole.activation_bytes_per_sample
+
+
+class TestGathered:
+    """What FSDP2 holds whole: all outside the blocks, and two blocks."""
+
+    def test_gpt2(self) -> None:
+        outside = 50_257 * 768 + 1024 * 768 + 2 * 768
+        block = 12 * 768**2 + 13 * 768
+        assert gathered_parameters(find_model("gpt2")) == outside + 2 * block
+
+    def test_an_untied_head_is_outside_too(self) -> None:
+        shape = find_model("llama-3-8b")
+        block = (count_parameters(shape) - 2 * 128_256 * 4096 - 4096) // 32
+        assert gathered_parameters(shape) == 2 * 128_256 * 4096 + 4096 + 2 * block
+
+    def test_a_resnet_gathers_its_largest_blocks(self) -> None:
+        """Its last stage: one block of 512·512·9 weights twice, and one that also halves the side."""
+        shape = find_model("resnet-18")
+        last = 2 * (512 * 512 * 9 + 1024)
+        halving = 256 * 512 * 9 + 512 * 512 * 9 + 256 * 512 + 3 * 1024
+        outside = 64 * 3 * 49 + 128 + 512 * 1000 + 1000
+        assert gathered_parameters(shape) == last + halving + outside
+
+    @pytest.mark.parametrize("layers", [1, 2])
+    def test_a_network_of_two_blocks_gathers_all(self, layers: int) -> None:
+        shape = find_model("gpt2").overridden(layers=layers)
+        assert gathered_parameters(shape) == count_parameters(shape)
+
+    def test_only_zero3_over_several_gpus_gathers(self) -> None:
+        def names(recipe: Recipe) -> set[str]:
+            return {row.name for row in predict(find_model("gpt2"), recipe, 1).rows}
+
+        assert "gathered parameters" in names(Recipe(sharding="zero3", gpus=2))
+        assert "gathered parameters" not in names(Recipe(sharding="zero3", gpus=1)) | names(
+            Recipe(sharding="zero2", gpus=2)
+        )
 
 
 @pytest.mark.parametrize(("batch_size", "gpus"), [(-1, 1), (1, 0)])

@@ -1,0 +1,89 @@
+"""`plan`: what-if, on the screen or as text."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gpumem_tui.cli.common import EXIT_FAILED, complain, is_terminal
+from gpumem_tui.cli.workload import AT_LEAST_ONE, DEVICE_OPTIONS, WORKLOAD_OPTIONS, with_options
+from gpumem_tui.configuration import configure
+from gpumem_tui.formula.extras import EXTRAS, why_not
+from gpumem_tui.memory import Unknown
+
+if TYPE_CHECKING:
+    from gpumem_tui.plan.plan import Plan
+    from gpumem_tui.search.prediction import Traced
+    from gpumem_tui.search.runner import SearchConfig
+
+_OF_A_SEARCH = frozenset({"limit_bytes", "share"})
+"""Device options that a plan does not take: it has the whole GPU."""
+
+
+@click.command()
+@with_options(WORKLOAD_OPTIONS, DEVICE_OPTIONS)
+@click.option("--batch-size", type=AT_LEAST_ONE, default=1, show_default=True, help="Samples of one pass on one GPU.")
+@click.option(
+    "--extra", "extras", type=click.Choice(EXTRAS), multiple=True, help="A technique that only the formula knows."
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@click.option("--markdown", is_flag=True, help="Markdown instead of the screen; what a pipe gets anyway.")
+@click.option("--no-trace", is_flag=True, help="Formula only: answer at once, without torch.")
+def plan(as_json: bool, markdown: bool, no_trace: bool, **values: Any) -> int:
+    """What fits, what would make more fit, and what it costs: every what-if on one screen."""
+    if as_json and markdown:
+        raise click.UsageError("--json and --markdown: give only one of them")
+    wanted, config = _parsed(values)
+    if not as_json and not markdown and is_terminal():
+        from gpumem_tui.tui.start import open_plan
+
+        return open_plan(wanted, config)
+    traced = Unknown("not asked for (--no-trace)") if no_trace else _traced(wanted, config)
+    if as_json:
+        from gpumem_tui.plan.export import plan_json
+
+        click.echo(json.dumps(plan_json(wanted, traced, config.device)))
+    else:
+        from gpumem_tui.plan.markdown import plan_markdown
+
+        click.echo(plan_markdown(wanted, traced), nl=False)
+    return 0
+
+
+plan.params = [option for option in plan.params if option.name not in _OF_A_SEARCH]
+
+
+def _parsed(values: dict[str, Any]) -> tuple[Plan, SearchConfig]:
+    """The plan that the options describe, and how to trace it."""
+    from gpumem_tui.plan.plan import Plan
+
+    batch_size, target_batch = values.pop("batch_size"), values.pop("target_batch")
+    extras = frozenset(values.pop("extras"))
+    _, config = configure({**values, "share": True})
+    shape, recipe = config.workload.shape, config.workload.recipe
+    if shape is None:
+        raise click.UsageError("--workload: a plan needs a model's shape; `gpumem-tui predict` traces a file")
+    for extra in sorted(extras):
+        reason = why_not(extra, shape, recipe)
+        if reason is not None:
+            raise click.UsageError(f"--extra {extra}: {reason}")
+    return Plan(shape, recipe, config.device.gpu, batch_size, config.headroom, target_batch, extras), config
+
+
+def _traced(wanted: Plan, config: SearchConfig) -> Traced | Unknown:
+    """The trace of a plan, or why there is none."""
+    from gpumem_tui.plan.tracing import trace_key
+    from gpumem_tui.search.process import ChildDied
+    from gpumem_tui.search.runner import Unusable, predict
+
+    key = trace_key(wanted)
+    if isinstance(key, Unknown):
+        return key
+    try:
+        return predict(config, batch_size=wanted.batch_size).prediction.traced
+    except Unusable as error:
+        raise SystemExit(complain(str(error), error.exit_code)) from error
+    except ChildDied as error:
+        raise SystemExit(complain(f"tracing failed: {error}", EXIT_FAILED)) from error

@@ -1,0 +1,181 @@
+"""What a plan comes to: by the closed form at once, and by a trace where there is one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from gpumem_tui.formula.changes import Setup
+from gpumem_tui.formula.plan import Accumulation, accumulation, tokens_per_global_batch
+from gpumem_tui.formula.predict import (
+    FormulaPrediction,
+    Obstacle,
+    largest_obstacle,
+    max_batch_size,
+    predict,
+    usable_bytes,
+)
+from gpumem_tui.memory import Breakdown, Unknown
+from gpumem_tui.plan.plan import Plan
+from gpumem_tui.search.prediction import Traced
+from gpumem_tui.simulator.replay import BatchFinder, NotAffine
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The closed form's answer.
+
+    Attributes:
+        prediction: its rows, buckets and peak at the plan's batch size, on one GPU.
+        usable_bytes: of the GPU, with the plan's headroom left free.
+        max_batch_size: the largest batch on one GPU that stays within `usable_bytes`; 0 for none.
+        accumulation: passes per optimizer step, and the global batch they make, in samples.
+        global_batch_tokens: the same in tokens; 0 for a network without a sequence.
+        obstacle: what is too large; None if the plan fits.
+    """
+
+    plan: Plan
+    prediction: FormulaPrediction
+    usable_bytes: int
+    max_batch_size: int
+    accumulation: Accumulation
+    global_batch_tokens: int
+    obstacle: Obstacle | None
+
+    @property
+    def breakdown(self) -> Breakdown:
+        """The peak by bucket."""
+        return self.prediction.breakdown
+
+    @property
+    def peak_bytes(self) -> int:
+        """On one GPU."""
+        return self.prediction.peak_bytes
+
+    @property
+    def spare_bytes(self) -> int:
+        """What is left within `usable_bytes`; negative: what is missing."""
+        return self.usable_bytes - self.peak_bytes
+
+    @property
+    def fits(self) -> bool:
+        """Whether the peak stays within `usable_bytes`."""
+        return self.spare_bytes >= 0
+
+
+@dataclass(frozen=True)
+class TracedAnswer:
+    """The traced step's answer on the plan's GPU. No headroom here: the context is counted and the allocator run.
+
+    Attributes:
+        breakdown: the buckets at the moment of the highest allocated bytes.
+        context_bytes: what the CUDA context takes, by assumption of the `profile`.
+        total_bytes: what CUDA says the GPU has.
+        fits: whether the whole run goes through without running out of memory.
+        max_batch_size: the largest that does, or why that cannot be told.
+        assumed: operators whose kernels take scratch of unknown size, counted as none: (operator, times, why).
+    """
+
+    plan: Plan
+    breakdown: Breakdown
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+    context_bytes: int
+    total_bytes: int
+    fits: bool
+    max_batch_size: int | Unknown
+    profile: str
+    assumed: tuple[tuple[str, int, str], ...]
+
+    @property
+    def device_used_bytes(self) -> int:
+        """Reserved and context. More than `total_bytes` where the plan does not fit."""
+        return self.peak_reserved_bytes + self.context_bytes
+
+    @property
+    def spare_bytes(self) -> int:
+        """What the device has left at the peak; negative: what is missing. Cached segments count as used."""
+        return self.total_bytes - self.device_used_bytes
+
+
+def setup_of(plan: Plan) -> Setup:
+    """What is trained and how, without the batch and the GPU."""
+    return Setup(plan.shape, plan.recipe, plan.extras)
+
+
+def with_setup(plan: Plan, setup: Setup) -> Plan:
+    """`plan` with other things trained, or otherwise; a target below one pass of more GPUs becomes that pass."""
+    target = plan.target_batch
+    if target is not None:
+        target = max(target, plan.batch_size * setup.recipe.gpus)
+    return replace(plan, shape=setup.shape, recipe=setup.recipe, extras=setup.extras, target_batch=target)
+
+
+def predicted(plan: Plan, batch_size: int | None = None) -> FormulaPrediction:
+    """The closed form at the plan's batch size, or at another."""
+    return predict(plan.shape, plan.recipe, plan.batch_size if batch_size is None else batch_size, plan.extras)
+
+
+def largest_batch(plan: Plan) -> int:
+    """The largest batch on one GPU by the closed form; 0 for none."""
+    return max_batch_size(plan.shape, plan.recipe, plan.gpu.total_bytes, plan.headroom, plan.extras)
+
+
+def target_of(plan: Plan) -> int:
+    """Samples per optimizer step over all GPUs: the wanted ones, else those of one pass."""
+    return plan.target_batch or plan.batch_size * plan.recipe.gpus
+
+
+def answer(plan: Plan) -> Answer:
+    """What the closed form says; well under a millisecond for a transformer.
+
+    Raises:
+        ValueError: a number that no plan can have (a batch size, GPUs or target below 1, a headroom that is no share).
+    """
+    prediction = predicted(plan)
+    usable = usable_bytes(plan.gpu.total_bytes, plan.headroom)
+    steps = accumulation(target_of(plan), plan.batch_size, plan.recipe.gpus)
+    return Answer(
+        plan=plan,
+        prediction=prediction,
+        usable_bytes=usable,
+        max_batch_size=largest_batch(plan),
+        accumulation=steps,
+        global_batch_tokens=tokens_per_global_batch(plan.shape, steps),
+        obstacle=largest_obstacle(prediction, usable, f"of the {plan.gpu.title}'s usable"),
+    )
+
+
+def on_gpu(plan: Plan, traced: Traced) -> Traced:
+    """A trace made on any GPU of the plan's architecture, on the whole of the plan's GPU."""
+    capacity_bytes = plan.gpu.cuda_total_bytes - traced.context_bytes
+    return replace(traced, capacity_bytes=capacity_bytes, allowed_bytes=None, _replays={})  # replays are of one GPU
+
+
+def traced_answer(plan: Plan, traced: Traced, finder: BatchFinder | None = None) -> TracedAnswer:
+    """What the traced step says about the plan's batch size and GPU.
+
+    `traced` must be of the plan's shape, recipe and architecture (`tracing.trace_key`), whatever GPU it was made on.
+    Takes tens of milliseconds for a large model, and a new largest batch ten times that: not for the screen's thread.
+
+    Args:
+        finder: of this very trace; what it found for one plan spares work on the next.
+    """
+    here = on_gpu(plan, traced)
+    replay = here.at(plan.batch_size)
+    largest: int | Unknown
+    try:
+        largest = here.max_batch_size if finder is None else finder.largest(here.capacity_bytes)
+    except NotAffine as error:
+        largest = Unknown(str(error))
+    return TracedAnswer(
+        plan=plan,
+        breakdown=replay.breakdown,
+        peak_allocated_bytes=replay.peak_allocated_bytes,
+        peak_reserved_bytes=replay.peak_reserved_bytes,
+        context_bytes=here.context_bytes,
+        total_bytes=plan.gpu.cuda_total_bytes,
+        fits=replay.peak_reserved_bytes <= here.capacity_bytes,
+        max_batch_size=largest,
+        profile=here.profile,
+        assumed=here.assumed,
+    )

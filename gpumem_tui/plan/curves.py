@@ -1,0 +1,206 @@
+"""How a plan's answers move with one of its numbers: data to draw, with the numbers to print beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from gpumem_tui.catalog.loader import gpus, models
+from gpumem_tui.catalog.shapes import ModelShape, ShapeError
+from gpumem_tui.formula.parameters import count_parameters
+from gpumem_tui.formula.recipe import RECOMPUTES
+from gpumem_tui.formula.transformer import fused
+from gpumem_tui.memory import GIB, Bucket
+from gpumem_tui.plan.answers import largest_batch, predicted
+from gpumem_tui.plan.plan import Plan
+
+_SHORTEST = 128
+_LONGEST = 131_072
+_SMALLEST_SIDE = 32
+_WIDTHS = 5
+
+
+@dataclass(frozen=True)
+class Series:
+    """One line: points by rising x. `names`: what each point is, where x alone does not say it."""
+
+    name: str
+    points: tuple[tuple[float, float], ...]
+    names: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Mark:
+    """Something begins at `x`."""
+
+    x: float
+    label: str
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One chart.
+
+    Attributes:
+        key: names it in code and JSON.
+        note: what is assumed, or how to read it.
+        x_here: where the plan stands; None where that is no one place.
+        log_x: equal steps of x are doublings.
+        stacked: the series are parts of a sum, the first at the bottom.
+        marks: where on the x axis something begins.
+    """
+
+    key: str
+    title: str
+    x_label: str
+    y_label: str
+    series: tuple[Series, ...]
+    note: str
+    x_here: float | None = None
+    log_x: bool = False
+    stacked: bool = False
+    marks: tuple[Mark, ...] = ()
+
+
+def curves(plan: Plan) -> tuple[Curve, ...]:
+    """Every curve that the closed form draws of `plan`; those with no axis in this network are left out."""
+    found = (batch_by_sample_size(plan), batch_by_model(plan), batch_by_gpu(plan), activations_by_recompute(plan))
+    return tuple(curve for curve in found if curve is not None)
+
+
+def batch_by_sample_size(plan: Plan) -> Curve | None:
+    """Largest batch against the sequence length, or against the image side."""
+    sizes = _sample_sizes(plan.shape)
+    if not sizes:
+        return None
+    label, _ = _axis(plan.shape)
+    points = tuple((float(size), float(largest_batch(replace(plan, shape=shape)))) for size, shape in sizes)
+    if not plan.shape.seq_len:
+        note = "twice the side is four times the pixels"
+    elif fused(plan.recipe):
+        note = "fused attention: doubling the sequence about halves the batch"
+    else:
+        note = "attention keeps its scores, S² of them: doubling the sequence more than halves the batch"
+    return Curve(
+        "batch-by-sample-size",
+        f"Largest batch by {label}",
+        label,
+        "largest batch",
+        (Series("formula", points),),
+        note,
+        x_here=plan.shape.seq_len or plan.shape.image_size,
+        log_x=True,
+    )
+
+
+def batch_by_model(plan: Plan) -> Curve | None:
+    """Largest batch over the catalog's models of the same family, at the plan's sample size where they take it."""
+    sized = sorted({count_parameters(shape): shape for shape in _relatives(plan.shape)}.items())
+    if len(sized) < 2:
+        return None
+    points = tuple((count / 1e9, float(largest_batch(replace(plan, shape=shape)))) for count, shape in sized)
+    series = Series("formula", points, tuple(shape.name for _, shape in sized))
+    return Curve(
+        "batch-by-model",
+        "Largest batch by model size",
+        "billion parameters",
+        "largest batch",
+        (series,),
+        f"models of the {plan.shape.family} family, this plan's recipe and GPU",
+        x_here=count_parameters(plan.shape) / 1e9,
+        log_x=True,
+    )
+
+
+def batch_by_gpu(plan: Plan) -> Curve:
+    """Largest batch over the memory sizes of the catalog's GPUs."""
+    by_size = {gpu.total_bytes: gpu for gpu in [*gpus().values(), plan.gpu]}
+    sized = sorted(by_size.items())
+    points = tuple((total / GIB, float(largest_batch(replace(plan, gpu=gpu)))) for total, gpu in sized)
+    return Curve(
+        "batch-by-gpu",
+        "Largest batch by GPU memory",
+        "GiB of GPU memory",
+        "largest batch",
+        (Series("formula", points, tuple(gpu.title for _, gpu in sized)),),
+        f"{100 * plan.headroom:.0f} % of each GPU left free",
+        x_here=plan.gpu.total_bytes / GIB,
+        log_x=True,
+    )
+
+
+def activations_by_recompute(plan: Plan) -> Curve | None:
+    """Activations at the plan's batch against the sequence length, or image side, for every recompute strategy."""
+    sizes = _sample_sizes(plan.shape)
+    if not sizes:
+        return None
+    label, _ = _axis(plan.shape)
+    series = []
+    for recompute in RECOMPUTES:
+        recipe = replace(plan.recipe, recompute=recompute)
+        points = tuple(
+            (float(size), _activation_bytes(replace(plan, shape=shape, recipe=recipe)) / GIB) for size, shape in sizes
+        )
+        series.append(Series(recompute, points))
+    return Curve(
+        "activations-by-recompute",
+        f"Activations by {label}",
+        label,
+        "GiB of activations",
+        tuple(series),
+        f"at batch {plan.batch_size}, output head included; full recompute keeps the blocks' inputs and one block",
+        x_here=plan.shape.seq_len or plan.shape.image_size,
+        log_x=True,
+    )
+
+
+def _activation_bytes(plan: Plan) -> int:
+    rows = predicted(plan).rows
+    return sum(row.size_bytes for row in rows if row.bucket is Bucket.ACTIVATIONS and row.grows_with_batch)
+
+
+def _axis(shape: ModelShape) -> tuple[str, str]:
+    return ("sequence length", "seq_len") if shape.seq_len else ("image side", "image_size")
+
+
+def _sample_sizes(shape: ModelShape) -> list[tuple[int, ModelShape]]:
+    """Powers of two (of patches, for a ViT) that the architecture takes, and its own size."""
+    if shape.seq_len:
+        sizes: Sequence[int] = _doublings(_SHORTEST, _LONGEST)
+    elif shape.image_size:
+        sizes = _doublings(max(_SMALLEST_SIDE, 4 * shape.patch_size), 64 * (shape.patch_size or 16))
+    else:
+        return []
+    _, field = _axis(shape)
+    found = []
+    for size in sorted({*sizes, getattr(shape, field)}):
+        try:
+            found.append((size, shape.overridden(**{field: size})))
+        except ShapeError:
+            continue
+    return found
+
+
+def _doublings(first: int, last: int) -> list[int]:
+    sizes = [first]
+    while 2 * sizes[-1] <= last:
+        sizes.append(2 * sizes[-1])
+    return sizes
+
+
+def _relatives(shape: ModelShape) -> list[ModelShape]:
+    """The catalog's models of the family at the sample size of `shape` where they take it, and `shape` itself."""
+    if not (shape.seq_len or shape.image_size):
+        return [
+            replace(shape, hidden=shape.hidden << power, name=f"hidden {shape.hidden << power}") for power in range(5)
+        ]
+    _, field = _axis(shape)
+    found = []
+    for other in models().values():
+        if other.family != shape.family or other.name == shape.name:
+            continue
+        try:
+            found.append(other.overridden(**{field: getattr(shape, field)}))
+        except ShapeError:
+            continue
+    return [*found, shape]

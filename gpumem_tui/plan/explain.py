@@ -1,0 +1,296 @@
+"""Short help on every row, decision and technique: the formula, the plan's numbers in it, the source, the limits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from gpumem_tui.catalog.shapes import ModelShape
+from gpumem_tui.formula.changes import NotApplicable
+from gpumem_tui.formula.extras import LOSS_CHUNKS, OFFLOADED_BLOCKS
+from gpumem_tui.formula.parameters import count_parameters, textbook_parameters
+from gpumem_tui.formula.price import COST_ORDER
+from gpumem_tui.formula.rows import FormulaRow
+from gpumem_tui.formula.transformer import ONE_BLOCK, PAPER
+from gpumem_tui.memory import format_bytes
+from gpumem_tui.plan.answers import Answer, answer
+from gpumem_tui.plan.plan import Plan
+from gpumem_tui.plan.techniques import Technique, techniques
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """One help text.
+
+    Attributes:
+        key: a row's name, a technique's key, or one of `DECISIONS`.
+        formula: in symbols: b batch, S sequence, h hidden, L layers, a heads, V vocabulary, N parameters, D GPUs,
+            w bytes of a value.
+        numbers: the same with this plan's numbers.
+        limits: where it stops being right; "" for nothing to say.
+    """
+
+    key: str
+    title: str
+    formula: str
+    numbers: str
+    source: str
+    limits: str
+
+
+DECISIONS = (
+    "peak",
+    "usable",
+    "max-batch",
+    "accumulation",
+    "global-batch",
+    "textbook-parameters",
+    "textbook-activations",
+    "combination",
+    "beyond-one-gpu",
+)
+"""What is explained besides rows and techniques; the textbook's two forms for transformers only."""
+
+
+def explanations(plan: Plan) -> Mapping[str, Explanation]:
+    """Every help text of a plan by key: rows, decisions, techniques.
+
+    Raises:
+        ValueError: as `answer`.
+    """
+    now, judged = answer(plan), techniques(plan)
+    found = [
+        *(_row(row) for row in now.prediction.rows),
+        *_decisions(now),
+        *(_technique(now, technique) for technique in judged.helping),
+        *(_inapplicable(entry) for entry in judged.not_applicable),
+    ]
+    return MappingProxyType({explanation.key: explanation for explanation in found})
+
+
+def explain(plan: Plan, key: str) -> Explanation:
+    """One help text.
+
+    Raises:
+        KeyError: no row, technique or decision of this plan has that key.
+        ValueError: as `answer`.
+    """
+    return explanations(plan)[key]
+
+
+# Rows
+
+_STATES = (
+    "states per parameter: AdamW, Adam 2; momentum, Lion, Adagrad, RMSprop 1; SGD 0; Adafactor row and column sums"
+)
+_LINEAR = "part of the textbook's 34·S·b·h a layer; fused or compiled code keeps less"
+_ROWS: Mapping[str, tuple[str, str]] = MappingProxyType(
+    {
+        "parameters": ("N · w", "w is 4 in fp32 and under autocast, 2 in pure bfloat16; / D under ZeRO-3"),
+        "gradients": ("N · w", "gone after the optimizer step; / D under ZeRO-2 and ZeRO-3"),
+        "optimizer state": ("N · states · w", f"{_STATES}; / D under every ZeRO stage; there from the first step on"),
+        "16-bit working copy of the parameters": (
+            "2N",
+            "autocast's cache of 16-bit weights; the textbook's mixed precision keeps such a copy all the time",
+        ),
+        "gathered parameters": (
+            "(N − (L − 2) · N of a block) · w",
+            "FSDP2 sharding by block; other engines gather in other units",
+        ),
+        "attention": ("L · S · b · h · 5w (w = 2: 10; grouped keys: less)", _LINEAR),
+        "feed-forward": ("L · S · b · h · (1 + 2·ffn/h) · w (SwiGLU: 4·ffn/h)", _LINEAR),
+        "normalization": ("L · S · b · h · 2w", _LINEAR),
+        "dropout masks": ("L · S · b · h · 2", "none in a model without dropout"),
+        "inputs of the blocks": ("L · S · b · h · w", "with full recompute: 2·L·S·b·h bytes in 16 bits, ≥ 90 % less"),
+        "attention log-sum-exp": ("L · b · a · S · 4", "fused kernels may keep some more, such as a random state"),
+        "attention scores": (
+            "L · b · a · S² · (2w + 1), without dropout L · b · a · S² · w",
+            "the 5·a·S/h term; a fused kernel has none, so that doubling S then only doubles the memory",
+        ),
+        "outside the blocks": ("S · b · h · (2w + 1)", ""),
+        "convolution outputs": ("Σ b · C · H · W · w", "each is kept as the input of batch norm"),
+        "normalized and activated maps": ("Σ b · C · H · W · w", "ReLU in place; cuDNN's workspaces are not counted"),
+        "pooling indices": ("b · C · H · W · 8", "of the one max pooling"),
+        "layer outputs": ("b · L · H · w", "w = 4 in fp32: the textbook's B·L·H·4"),
+        "output head: logits": ("b · S · V · w", "with the next rows often the peak of a step"),
+        "output head: log-softmax": ("b · S · V · 4", "missing in the textbook form; chunked losses avoid it"),
+        "output head: gradients": ("b · S · V · 2 · 4", "missing in the textbook form; short-lived"),
+        "output head: gradient of its input": ("b · S · h · w", "a chunked loss makes it in forward"),
+        "token ids": ("b · S · 8", "int64, as PyTorch's embedding takes them"),
+        "features": ("b · inputs · w", "the textbook's B·D·4 in fp32"),
+        "images": ("b · 3 · H · W · w", "the textbook's B·D·4 in fp32"),
+        "targets": ("b · S · 8 (a classifier: b · 8)", ""),
+    }
+)
+
+
+def _row(row: FormulaRow) -> Explanation:
+    formula, limits = _ROWS[row.name.removesuffix(ONE_BLOCK)]
+    numbers = f"{row.expression} = {format_bytes(row.size_bytes)}"
+    said = "; ".join(part for part in (row.note, limits) if part)
+    return Explanation(row.name, row.name, formula, numbers, row.source, said)
+
+
+# Decisions
+
+
+def _decisions(now: Answer) -> list[Explanation]:
+    plan, prediction, steps = now.plan, now.prediction, now.accumulation
+    gpus, total = plan.recipe.gpus, plan.gpu.total_bytes
+    share = f"{1 - plan.headroom:g}"
+    found = [
+        Explanation(
+            "peak",
+            "Peak of a step",
+            "fixed + b · bytes of a sample",
+            f"{format_bytes(prediction.fixed_bytes)} + {plan.batch_size} · "
+            f"{format_bytes(prediction.activation_bytes_per_sample)} = {format_bytes(now.peak_bytes)}",
+            "sum of the rows",
+            " ".join(prediction.assumptions),
+        ),
+        Explanation(
+            "usable",
+            "Usable memory",
+            "M · (1 − headroom)",
+            f"{format_bytes(total)} · {share} = {format_bytes(now.usable_bytes)}",
+            "the 0.9 rule of batch-size calculators",
+            "a rule of thumb for the CUDA context, workspaces and fragmentation, which the trace counts instead; "
+            "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True leaves little of the last",
+        ),
+        Explanation(
+            "max-batch",
+            "Largest batch",
+            "b_max = floor(((1 − headroom) · M − M_fixed / D) / bytes of a sample)",
+            f"floor(({share} · {format_bytes(total)} − {format_bytes(prediction.fixed_bytes)}) / "
+            f"{format_bytes(prediction.activation_bytes_per_sample)}) = {now.max_batch_size:,}",
+            "textbook accounting; Rajbhandari et al. 2020 for D",
+            "M_fixed is divided by D only as far as the ZeRO stage shards it",
+        ),
+        Explanation(
+            "accumulation",
+            "Accumulation steps",
+            "steps = target / (b · D), rounded up",
+            f"{steps.target_batch:,} / ({plan.batch_size} · {gpus}) = {steps.steps}"
+            + ("" if steps.exact else f", rounded up: {steps.global_batch_size:,} samples instead"),
+            "textbook accounting",
+            "K steps cost K passes; batch norm sees the micro-batch only",
+        ),
+        Explanation(
+            "global-batch",
+            "Global batch",
+            "b · D · steps, in tokens · S",
+            f"{plan.batch_size} · {gpus} · {steps.steps} = {steps.global_batch_size:,} samples"
+            + (f", {now.global_batch_tokens:,} tokens" if now.global_batch_tokens else ""),
+            "textbook accounting",
+            "D GPUs each take other samples; under model parallelism they would share them",
+        ),
+        Explanation(
+            "combination",
+            "Cheapest combination",
+            "least price over all sets of at most one change an axis",
+            f"cheaper means, in this order: {COST_ORDER}",
+            "this program's order",
+            "by the closed form; apply it and see what the trace says",
+        ),
+        Explanation(
+            "beyond-one-gpu",
+            "Beyond one GPU",
+            "data parallel: M_fixed each; ZeRO/FSDP: M_fixed / D; model parallel: L or h / D; offloading: host memory",
+            f"{gpus} GPU{'s' if gpus != 1 else ''}, sharding {plan.recipe.sharding}",
+            "Rajbhandari et al. 2020, 2021; Shoeybi et al. 2019",
+            "tensor and pipeline parallelism are not modelled",
+        ),
+    ]
+    if plan.shape.family in ("gpt2", "llama", "bert"):
+        found += [_textbook_parameters(plan.shape), _textbook_activations(plan)]
+    return found
+
+
+def _textbook_parameters(shape: ModelShape) -> Explanation:
+    layers, hidden, vocab = shape.layers, shape.hidden, shape.vocab
+    counted = textbook_parameters(layers, hidden, vocab)
+    return Explanation(
+        "textbook-parameters",
+        "Parameters by the textbook",
+        "N = V·h + L·(12h² + 13h) + 2h",
+        f"{vocab:,}·{hidden:,} + {layers}·(12·{hidden:,}² + 13·{hidden:,}) + 2·{hidden:,} = {counted:,}",
+        "GPT-2's layout with ffn = 4h",
+        f"this architecture has {count_parameters(shape):,}: positions, grouped keys, SwiGLU make the difference",
+    )
+
+
+def _textbook_activations(plan: Plan) -> Explanation:
+    shape, batch = plan.shape, plan.batch_size
+    linear = shape.layers * shape.seq_len * batch * shape.hidden
+    scores = 5 * shape.layers * batch * shape.heads * shape.seq_len**2
+    sizes = {
+        "none": 34 * linear + scores,
+        "selective": 34 * linear,
+        "full": 2 * linear + (34 * linear + scores) // shape.layers,
+    }
+    return Explanation(
+        "textbook-activations",
+        "Activations by the textbook",
+        "L·S·b·h·(34 + 5·a·S/h) bytes in 16 bits; selective recompute 34·L·S·b·h; full 2·L·S·b·h and one layer's own",
+        "; ".join(f"recompute {name}: {format_bytes(size_bytes)}" for name, size_bytes in sizes.items()),
+        PAPER,
+        "GPT blocks with dropout and unfused attention, without the logits; twice that in fp32, masks aside. The rows "
+        "count this model's own blocks",
+    )
+
+
+# Techniques
+
+_TECHNIQUES: Mapping[str, tuple[str, str]] = MappingProxyType(
+    {
+        "mixed-precision": (
+            "activations · ½; parameters, gradients, state stay 16N, and 2N of 16-bit copies",
+            "the copies can cost more than the activations save: small batches of large models",
+        ),
+        "pure-bf16": ("all of it · ½: 8N with Adam", "7 mantissa bits: an update below 1/256 of a weight is lost"),
+        "selective-recompute": (
+            "34·L·S·b·h, and one block's scores: the 5·a·S/h term goes",
+            "saves next to nothing where a fused kernel keeps no scores",
+        ),
+        "full-recompute": ("2·L·S·b·h and one block's own", "the output head stays; 60 to 90 % less of the blocks"),
+        "fused-attention": ("the 5·a·S/h term becomes 4·a·S bytes", "needs a kernel for the head width and precision"),
+        "adamw-8bit": ("8N → 2N", "the scale of each block of 256 values is left out"),
+        "adafactor": ("8N → row and column sums", "without momentum; variants that keep it need about half of Adam's"),
+        "lion": ("8N → 4N", "a learning rate 3 to 10 times smaller"),
+        "sgd-momentum": ("8N → 4N", "convolutional networks take it well, transformers do not"),
+        "sgd": ("8N → 0", "convolutional networks take it well, transformers do not"),
+        "zero1": ("optimizer state / D", "PyTorch's ZeroRedundancyOptimizer spreads whole tensors: less even"),
+        "zero2": ("(gradients + optimizer state) / D", "in FSDP2: sharding without resharding after forward"),
+        "zero3": ("(parameters + gradients + optimizer state) / D", "blocks are gathered while they run"),
+        "more-gpus": ("(parameters + gradients + optimizer state) / 2D", "activations of a GPU do not change"),
+        "offload-optimizer": ("optimizer state: 0 on the GPU", "the host must hold the state of all its GPUs"),
+        "offload-activations": (
+            f"L → {OFFLOADED_BLOCKS} blocks' activations on the GPU",
+            "the bus must keep up: long samples hide it better",
+        ),
+        "chunked-loss": (
+            f"b·S·V · (w + 12) / {LOSS_CHUNKS}, and b·S·h·w",
+            "only where the loss is a plain cross-entropy over the vocabulary",
+        ),
+        "shorter-sequence": ("S / 2: linear terms halve, unfused scores quarter", "the network sees less context"),
+        "gradient-accumulation": ("b / K samples a pass, K passes", "batch norm sees the micro-batch only"),
+        "smaller-batch": ("b / 2", "other gradient noise: see the learning rate"),
+    }
+)
+
+
+def _technique(now: Answer, technique: Technique) -> Explanation:
+    formula, limits = _TECHNIQUES[technique.key]
+    numbers = (
+        f"{format_bytes(now.peak_bytes)} → {format_bytes(technique.peak_bytes)} at batch {technique.plan.batch_size}; "
+        f"largest batch {now.max_batch_size:,} → {technique.max_batch_size:,}"
+    )
+    only = "; formula only: cannot be traced" if technique.formula_only else ""
+    said = f"cost: {technique.cost}; {limits}{only}"
+    return Explanation(technique.key, technique.name, formula, numbers, technique.source, said)
+
+
+def _inapplicable(entry: NotApplicable) -> Explanation:
+    formula, limits = _TECHNIQUES[entry.key]
+    return Explanation(entry.key, entry.name, formula, f"not here: {entry.reason}", "this plan", limits)

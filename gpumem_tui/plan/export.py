@@ -1,0 +1,169 @@
+"""A plan as a JSON object, and as the command line that opens it again."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any
+
+from gpumem_tui.catalog.loader import gpus, models
+from gpumem_tui.formula.extras import NO_EXTRAS, Extras
+from gpumem_tui.formula.predict import DEFAULT_HEADROOM, FormulaPrediction, max_batch_size, predict
+from gpumem_tui.formula.recipe import Recipe
+from gpumem_tui.memory import Unknown
+from gpumem_tui.plan.answers import answer, on_gpu
+from gpumem_tui.plan.curves import Curve, curves
+from gpumem_tui.plan.draft import draft_of
+from gpumem_tui.plan.judgement import judgements, throughput
+from gpumem_tui.plan.plan import Plan
+from gpumem_tui.plan.step_memory import memory_over_step
+from gpumem_tui.plan.techniques import Combination, Technique, cheapest_combination, techniques
+from gpumem_tui.search import report
+from gpumem_tui.search.prediction import Formula, Prediction, Traced
+from gpumem_tui.search.runner import Device, SearchConfig
+from gpumem_tui.workload.spec import WorkloadSpec
+
+
+@dataclass(frozen=True)
+class PlanFormula(Formula):
+    """The closed form of a plan, with the techniques that only it knows."""
+
+    extras: Extras = NO_EXTRAS
+
+    @cached_property
+    def max_batch_size(self) -> int | Unknown:
+        """As `Formula`'s."""
+        shape = self.workload.shape
+        assert shape is not None, "a plan has a shape"
+        return max_batch_size(shape, self.workload.recipe, self.total_bytes, self.headroom, self.extras)
+
+    def at(self, batch_size: int) -> FormulaPrediction | Unknown:
+        """As `Formula`'s."""
+        shape = self.workload.shape
+        assert shape is not None, "a plan has a shape"
+        return predict(shape, self.workload.recipe, batch_size, self.extras)
+
+
+# Command line
+
+
+def command_line(plan: Plan) -> str | Unknown:
+    """The command that opens this plan, or why there is none. Options at their default are left out."""
+    draft = draft_of(plan)
+    if models().get(draft.base.name) != draft.base:
+        return Unknown("the model is none of the catalog's: give its configuration with --config")
+    device = _device_option(plan)
+    if isinstance(device, Unknown):
+        return device
+    words = ["gpumem-tui", "plan", "--model", draft.base.name]
+    words += _options(draft.changes.items())
+    words += _options((name, value) for name, value in asdict(plan.recipe).items() if value != getattr(Recipe(), name))
+    words += ["--batch-size", str(plan.batch_size), "--gpu", device]
+    if plan.headroom != DEFAULT_HEADROOM:
+        words += ["--headroom", repr(plan.headroom)]
+    if plan.target_batch is not None:
+        words += ["--target-batch", str(plan.target_batch)]
+    for extra in sorted(plan.extras):
+        words += ["--extra", extra]
+    return shlex.join(words)
+
+
+def _options(values: Iterable[tuple[str, object]]) -> list[str]:
+    return [word for name, value in values for word in (f"--{name.replace('_', '-')}", str(value))]
+
+
+def _device_option(plan: Plan) -> str | Unknown:
+    if gpus().get(plan.gpu.name) == plan.gpu:
+        return f"sim:{plan.gpu.name}"
+    if plan.gpu.name.isdigit():
+        return plan.gpu.name  # a GPU of this machine, by its index
+    return Unknown("the GPU is none of the catalog's, nor one of this machine")
+
+
+# JSON
+
+
+def plan_json(plan: Plan, traced: Traced | Unknown, device: Device | None = None) -> dict[str, Any]:
+    """What `plan --json` prints: the object of `predict --json`, and what only a plan has.
+
+    Args:
+        traced: of this plan, made on any GPU of its architecture; or why there is none.
+        device: where it would run; None for the plan's GPU, simulated.
+    """
+    if isinstance(traced, Traced):
+        traced = on_gpu(plan, traced)
+    config = SearchConfig(WorkloadSpec(plan.recipe, shape=plan.shape), device or Device(plan.gpu, simulated=True))
+    now, judged = answer(plan), techniques(plan)
+    formula = PlanFormula(config.workload, plan.gpu.total_bytes, plan.headroom, plan.extras)
+    body = report.prediction_json(config, Prediction(formula, traced), plan.batch_size)
+    body["workload"]["extras"] = sorted(plan.extras)
+    command = command_line(plan)
+    return {
+        **body,
+        "fits": now.fits,
+        "spare_bytes": now.spare_bytes,
+        "accumulation": {
+            **report.accumulation_json(now.accumulation),
+            "target_batch": plan.target_batch,
+            "global_batch_tokens": now.global_batch_tokens or None,
+        },
+        "techniques": [_technique_json(technique) for technique in judged.helping],
+        "not_applicable": [{"name": entry.name, "reason": entry.reason} for entry in judged.not_applicable],
+        "combination": _combination_json(cheapest_combination(plan)),
+        "traceable_combination": _combination_json(cheapest_combination(plan, traceable=True)),
+        "curves": [_curve_json(curve) for curve in all_curves(plan, traced)],
+        "judgements": [asdict(judgement) for judgement in judgements(plan)],
+        "command": command if isinstance(command, str) else None,
+    }
+
+
+def all_curves(plan: Plan, traced: Traced | Unknown) -> tuple[Curve, ...]:
+    """The curves of the closed form, memory over a step (traced where there is a trace) and throughput."""
+    over_step = memory_over_step(plan, traced if isinstance(traced, Traced) else None)
+    return (*curves(plan), over_step, throughput(plan))
+
+
+def _technique_json(technique: Technique) -> dict[str, Any]:
+    return {
+        "name": technique.name,
+        "option": technique.option,
+        "saved_bytes": technique.saved_bytes,
+        "peak_bytes": technique.peak_bytes,
+        "fits": technique.fits,
+        "max_batch_size": technique.max_batch_size,
+        "cost": technique.cost,
+        "source": technique.source,
+        "formula_only": technique.formula_only,
+    }
+
+
+def _combination_json(found: Combination | Unknown) -> dict[str, Any]:
+    if isinstance(found, Unknown):
+        return {"techniques": None, "unavailable": found.reason}
+    command = command_line(found.plan)
+    return {
+        "techniques": [change.name for change in found.changes],
+        "batch_size": found.plan.batch_size,
+        "peak_bytes": found.peak_bytes,
+        "max_batch_size": found.max_batch_size,
+        "accumulation": report.accumulation_json(found.accumulation),
+        "formula_only": found.formula_only,
+        "command": command if isinstance(command, str) else None,
+    }
+
+
+def _curve_json(curve: Curve) -> dict[str, Any]:
+    return {
+        "key": curve.key,
+        "title": curve.title,
+        "x": curve.x_label,
+        "y": curve.y_label,
+        "note": curve.note,
+        "series": [
+            {"name": series.name, "points": [list(point) for point in series.points], "names": list(series.names)}
+            for series in curve.series
+        ],
+        "marks": [{"x": mark.x, "label": mark.label} for mark in curve.marks],
+    }

@@ -1,0 +1,201 @@
+"""A plan for a person to read, or to paste into an issue."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from gpumem_tui.formula.price import COST_ORDER
+from gpumem_tui.memory import ALLOCATED_BUCKETS, Unknown, format_bytes
+from gpumem_tui.plan.answers import Answer, TracedAnswer, answer, traced_answer
+from gpumem_tui.plan.curves import Curve, Series
+from gpumem_tui.plan.export import all_curves, command_line
+from gpumem_tui.plan.judgement import Judgement, judgements
+from gpumem_tui.plan.plan import Plan
+from gpumem_tui.plan.techniques import Combination, Techniques, cheapest_combination, techniques
+from gpumem_tui.search import report
+from gpumem_tui.search.prediction import Traced
+from gpumem_tui.workload.spec import WorkloadSpec
+
+_CURVE_POINTS = 12
+"""Points of a line that are printed; the JSON has all."""
+
+
+def plan_markdown(plan: Plan, traced: Traced | Unknown) -> str:
+    """The whole plan.
+
+    Args:
+        traced: of this plan, made on any GPU of its architecture; or why there is none.
+    """
+    now = answer(plan)
+    by_trace = traced_answer(plan, traced) if isinstance(traced, Traced) else traced
+    command = command_line(plan)
+    parts = [
+        f"# Plan: {plan.shape.name} on {plan.gpu.title}",
+        _workload(plan),
+        "## Memory of one GPU",
+        _ledger(now, by_trace),
+        _bullets(_verdict(now, by_trace)),
+        "## What would help",
+        *_combinations(plan),
+        _techniques(techniques(plan)),
+        "## Curves",
+        *(_curve(curve) for curve in all_curves(plan, traced)),
+        "## Batch size",
+        *(_judgement(judgement) for judgement in judgements(plan)),
+        "## This plan again",
+        f"```sh\n{command}\n```" if isinstance(command, str) else f"There is no command for it: {command.reason}.",
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _workload(plan: Plan) -> str:
+    line = report.workload_line(WorkloadSpec(plan.recipe, shape=plan.shape))
+    extras = f" · {', '.join(sorted(plan.extras))} (formula only)" if plan.extras else ""
+    target = f", target batch {plan.target_batch:,}" if plan.target_batch is not None else ""
+    return (
+        f"{line}{extras}\n\n"
+        f"Batch {plan.batch_size:,} on each of {plan.recipe.gpus} × {plan.gpu.title} "
+        f"({format_bytes(plan.gpu.total_bytes)}), headroom {100 * plan.headroom:g} %{target}"
+    )
+
+
+def _ledger(now: Answer, traced: TracedAnswer | Unknown) -> str:
+    known = traced if isinstance(traced, TracedAnswer) else None
+
+    def cell(size_bytes: int | None) -> str:
+        return format_bytes(size_bytes)
+
+    rows = [
+        (bucket.title, cell(now.breakdown[bucket]), cell(known.breakdown[bucket] if known else None))
+        for bucket in ALLOCATED_BUCKETS
+    ]
+    rows += [
+        ("= allocated", cell(now.peak_bytes), cell(known.peak_allocated_bytes if known else None)),
+        ("reserved", cell(None), cell(known.peak_reserved_bytes if known else None)),
+        ("device used", cell(None), cell(known.device_used_bytes if known else None)),
+        ("largest batch", f"{now.max_batch_size:,}", _count(known.max_batch_size) if known else cell(None)),
+    ]
+    return _table((f"at batch {now.plan.batch_size:,}", "Formula", "Traced"), rows)
+
+
+def _verdict(now: Answer, traced: TracedAnswer | Unknown) -> Iterator[str]:
+    if now.fits:
+        yield f"By formula it fits, with {format_bytes(now.spare_bytes)} of {format_bytes(now.usable_bytes)} to spare."
+    else:
+        yield f"By formula it does not fit: {format_bytes(-now.spare_bytes)} are missing."
+    if now.obstacle is not None:
+        yield f"{now.obstacle.message[:1].upper()}{now.obstacle.message[1:]}."
+    if isinstance(traced, Unknown):
+        yield f"No trace: {traced.reason}."
+    elif traced.fits:
+        spare = f"{format_bytes(traced.spare_bytes)} of {format_bytes(traced.total_bytes)} to spare"
+        yield f"By trace ({traced.profile}) it fits, with {spare}."
+    else:
+        yield f"By trace ({traced.profile}) it does not fit: {format_bytes(-traced.spare_bytes)} are missing."
+    steps = now.accumulation
+    passes = "1 pass a step makes" if steps.steps == 1 else f"{steps.steps} passes a step make"
+    tokens = f", {now.global_batch_tokens:,} tokens" if now.global_batch_tokens else ""
+    rounded = "" if steps.exact else f"; {steps.target_batch:,} is not a multiple of a pass"
+    yield f"{passes} a global batch of {steps.global_batch_size:,}{tokens}{rounded}."
+
+
+def _combinations(plan: Plan) -> Iterator[str]:
+    found = cheapest_combination(plan)
+    if isinstance(found, Unknown):
+        yield f"No combination: {found.reason}."
+        return
+    yield _combination("The cheapest combination that fits", found)
+    if found.formula_only:
+        traceable = cheapest_combination(plan, traceable=True)
+        if isinstance(traceable, Combination):
+            yield _combination("The cheapest that a trace can confirm", traceable)
+    yield f"Cheapest means: {COST_ORDER}."
+
+
+def _combination(heading: str, found: Combination) -> str:
+    names = [change.name for change in found.changes]
+    if found.smaller_passes:
+        names.append(f"{found.accumulation.steps} passes of {found.plan.batch_size}")
+    said = " + ".join(names) if names else "none needed, it fits as it is"
+    command = command_line(found.plan)
+    lines = [
+        f"{heading}: **{said}**. Peak {format_bytes(found.peak_bytes)} at batch {found.plan.batch_size}, largest batch "
+        f"{found.max_batch_size:,}{', by formula only' if found.formula_only else ''}."
+    ]
+    if isinstance(command, str):
+        lines.append(f"```sh\n{command}\n```")
+    return "\n\n".join(lines)
+
+
+def _techniques(judged: Techniques) -> str:
+    rows = [
+        (
+            technique.name,
+            f"`{technique.option}`",
+            format_bytes(technique.saved_bytes),
+            "yes" if technique.fits else "no",
+            f"{technique.max_batch_size:,}",
+            f"{technique.cost} ({technique.source}){'; formula only' if technique.formula_only else ''}",
+        )
+        for technique in judged.helping
+    ]
+    table = _table(("technique", "option", "saves", "fits", "largest batch", "cost"), rows)
+    return f"{table}\n\n{_bullets(f'{entry.name}: {entry.reason}' for entry in judged.not_applicable)}"
+
+
+def _curve(curve: Curve) -> str:
+    """A table with a column a line where the lines share their points, which they do."""
+    rows = [
+        (_label(curve, index), *(_number(series.points[index][1]) for series in curve.series))
+        for index in _shown(curve)
+    ]
+    named = bool(curve.series[0].names)
+    heading = (curve.x_label if not named else f"{curve.x_label}: which", *(series.name for series in curve.series))
+    return f"### {curve.title}\n\n{curve.y_label}; {curve.note}\n\n{_table(heading, rows)}"
+
+
+def _shown(curve: Curve) -> Sequence[int]:
+    """Evenly chosen points, the plan's own and the last among them; where phases are marked, the fullest of each."""
+    points = curve.series[0].points
+    if curve.marks:
+        ends = [mark.x for mark in curve.marks[1:]] + [points[-1][0] + 1]
+        spans = [(mark.x, end) for mark, end in zip(curve.marks, ends, strict=True)]
+        inside = [[i for i, (x, _) in enumerate(points) if start <= x < end] for start, end in spans]
+        return [max(found, key=lambda i: sum(s.points[i][1] for s in curve.series)) for found in inside if found]
+    step = max(1, -(-len(points) // _CURVE_POINTS))
+    here = [index for index, (x, _) in enumerate(points) if x == curve.x_here]
+    return sorted({*range(0, len(points), step), *here, len(points) - 1})
+
+
+def _label(curve: Curve, index: int) -> str:
+    series: Series = curve.series[0]
+    x = series.points[index][0]
+    if curve.marks:
+        return next((mark.label for mark in reversed(curve.marks) if mark.x <= x), "before")
+    here = " (here)" if x == curve.x_here else ""
+    return f"{_number(x)}{f': {series.names[index]}' if series.names else ''}{here}"
+
+
+def _judgement(judgement: Judgement) -> str:
+    heading = f"### {judgement.title}{' (warning)' if judgement.warning else ''}"
+    parts = [heading, f"{judgement.text} Source: {judgement.source}."]
+    if judgement.table is not None:
+        parts.append(_table(judgement.table.columns, judgement.table.rows))
+    return "\n\n".join(parts)
+
+
+def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [columns, ["---"] * len(columns), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _bullets(lines: Iterable[str]) -> str:
+    return "\n".join(f"- {line}" for line in lines)
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value == int(value) or value >= 1000 else f"{value:,.2f}"
+
+
+def _count(value: int | Unknown) -> str:
+    return f"unknown: {value.reason}" if isinstance(value, Unknown) else f"{value:,}"

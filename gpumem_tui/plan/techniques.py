@@ -1,0 +1,344 @@
+"""What each technique buys a plan, and the cheapest set of them that makes it fit. All by the closed form."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import product
+
+from gpumem_tui.formula.changes import (
+    MAX_HALVINGS,
+    STAGES,
+    Change,
+    NotApplicable,
+    Setup,
+    changes,
+    conflict,
+    sharded,
+    smaller_sample,
+)
+from gpumem_tui.formula.plan import Accumulation, accumulation
+from gpumem_tui.formula.predict import predict, usable_bytes
+from gpumem_tui.formula.price import Price
+from gpumem_tui.memory import Unknown, format_bytes
+from gpumem_tui.plan.answers import largest_batch, predicted, setup_of, target_of, with_setup
+from gpumem_tui.plan.judgement import SMALLEST_NORMALIZED_BATCH, busy_share
+from gpumem_tui.plan.plan import Plan
+
+MOST_GPUS = 1024
+"""No combination asks for more."""
+
+_NOT_TRACED = frozenset({"adamw-8bit", "lion"})
+"""Optimizers that PyTorch does not have, so that only the formula knows them."""
+
+_PER_GPU_AXES = ("recompute", "attention", "loss", "blocks")
+_FIXED_AXES = ("optimizer", "sharding", "state")
+
+
+@dataclass(frozen=True)
+class Technique:
+    """One technique, applied to the plan alone.
+
+    Attributes:
+        key: names it for `explain`.
+        option: as typed on the command line.
+        saved_bytes: of the peak at the plan's batch size, on one GPU (at the new batch size where that is the
+            technique); negative where a fixed price pays off only at larger batches.
+        max_batch_size: of one GPU, with it.
+        cost: in compute or accuracy, in words; `source`: where that is from.
+        plan: with the technique applied.
+        formula_only: the result cannot be traced.
+    """
+
+    key: str
+    name: str
+    option: str
+    saved_bytes: int
+    peak_bytes: int
+    fits: bool
+    max_batch_size: int
+    cost: str
+    source: str
+    plan: Plan
+    formula_only: bool
+
+
+@dataclass(frozen=True)
+class Techniques:
+    """All techniques: those that help, the best first, and the others with the reason why not."""
+
+    helping: tuple[Technique, ...]
+    not_applicable: tuple[NotApplicable, ...]
+
+
+@dataclass(frozen=True)
+class Combination:
+    """The cheapest set of techniques with which a plan's samples per optimizer step fit.
+
+    Attributes:
+        changes: those it takes; none if the plan fits as it is but for its micro-batch, or altogether.
+        plan: with them applied, and with the micro-batch that fits.
+        peak_bytes: on one GPU; `max_batch_size`: of one GPU.
+        accumulation: passes per optimizer step, and the global batch they make.
+        price: what was minimized, see `formula.price.COST_ORDER`.
+        formula_only: the result cannot be traced.
+    """
+
+    changes: tuple[Change, ...]
+    plan: Plan
+    peak_bytes: int
+    max_batch_size: int
+    accumulation: Accumulation
+    price: Price
+    formula_only: bool
+
+    @property
+    def smaller_passes(self) -> bool:
+        """Whether one of its changes is a micro-batch smaller than planned, with more passes for it."""
+        return self.price.changes > len(self.changes)
+
+
+def techniques(plan: Plan) -> Techniques:
+    """Every technique judged on this plan.
+
+    Sorted by what helps most: where the plan does not fit, what makes it fit comes first; then the larger new
+    maximum batch, then the more bytes saved.
+    """
+    now = _Standing.of(plan)
+    helping: list[Technique] = []
+    others: list[NotApplicable] = []
+    for found in [*changes(setup_of(plan), plan.gpu), *_batch_changes(plan, now)]:
+        judged = _judged(plan, found, now) if isinstance(found, Change) else found
+        if isinstance(judged, Technique):
+            helping.append(judged)
+        else:
+            others.append(judged)
+    helping.sort(key=lambda item: (not (item.fits or now.fits), -item.max_batch_size, -item.saved_bytes))
+    return Techniques(tuple(helping), tuple(others))
+
+
+def formula_only(plan: Plan) -> bool:
+    """Whether nothing but the closed form can answer the plan."""
+    return bool(plan.extras) or plan.recipe.optimizer in _NOT_TRACED
+
+
+@dataclass(frozen=True)
+class _Standing:
+    peak_bytes: int
+    usable_bytes: int
+    max_batch_size: int
+
+    @classmethod
+    def of(cls, plan: Plan) -> _Standing:
+        return cls(predicted(plan).peak_bytes, usable_bytes(plan.gpu.total_bytes, plan.headroom), largest_batch(plan))
+
+    @property
+    def fits(self) -> bool:
+        return self.peak_bytes <= self.usable_bytes
+
+
+def _judged(plan: Plan, change: Change, now: _Standing) -> Technique | NotApplicable:
+    changed = with_setup(plan, change.applied(setup_of(plan)))
+    if (reason := conflict(changed.recipe)) is not None:
+        return NotApplicable(change.key, change.name, reason)
+    found = _technique(changed, now, change.key, change.name, change.option, change.cost, change.source)
+    if found.saved_bytes <= 0 and found.max_batch_size <= now.max_batch_size:
+        reason = f"takes {format_bytes(-found.saved_bytes)} more here" if found.saved_bytes else "saves nothing here"
+        return NotApplicable(change.key, change.name, reason)
+    return found
+
+
+def _technique(changed: Plan, now: _Standing, key: str, name: str, option: str, cost: str, source: str) -> Technique:
+    then = _Standing.of(changed)
+    return Technique(
+        key=key,
+        name=name,
+        option=option,
+        saved_bytes=now.peak_bytes - then.peak_bytes,
+        peak_bytes=then.peak_bytes,
+        fits=then.fits,
+        max_batch_size=then.max_batch_size,
+        cost=cost,
+        source=source,
+        plan=changed,
+        formula_only=formula_only(changed),
+    )
+
+
+def _batch_changes(plan: Plan, now: _Standing) -> Iterator[Technique | NotApplicable]:
+    """Fewer samples in a pass: with more passes for the same step, or with a smaller step."""
+    if plan.batch_size == 1:
+        for key, name in (("gradient-accumulation", "gradient accumulation"), ("smaller-batch", "smaller micro-batch")):
+            yield NotApplicable(key, name, "the micro-batch is 1 already")
+        return
+    target, gpus = target_of(plan), plan.recipe.gpus
+    most = now.max_batch_size if 0 < now.max_batch_size < plan.batch_size else plan.batch_size // 2
+    micro = _even_micro_batch(-(-target // gpus), most)
+    steps = accumulation(target, micro, gpus)
+    yield _technique(
+        replace(plan, batch_size=micro, target_batch=target),
+        now,
+        "gradient-accumulation",
+        f"gradient accumulation: {steps.steps} passes of {micro}",
+        f"--batch-size {micro} --target-batch {target}",
+        _accumulation_cost(plan, micro, steps),
+        "Ott et al. 2018",
+    )
+    half = plan.batch_size // 2
+    yield _technique(
+        replace(plan, batch_size=half, target_batch=None),
+        now,
+        "smaller-batch",
+        f"micro-batch {half}",
+        f"--batch-size {half}",
+        f"a global batch of {half * gpus} instead of {target}: the learning rate must follow",
+        "Shallue et al. 2019",
+    )
+
+
+def _even_micro_batch(per_gpu: int, most: int) -> int:
+    """The samples of one pass when `per_gpu` are spread evenly over as few passes of at most `most` as it takes."""
+    passes = -(-per_gpu // most)
+    return -(-per_gpu // passes)
+
+
+def _accumulation_cost(plan: Plan, micro: int, steps: Accumulation) -> str:
+    percent = _accumulation_percent(plan, micro)
+    slower = f"about {percent:.0f} % more time by the model of a busy GPU" if percent >= 1 else "no more arithmetic"
+    batch_norm = "; batch norm sees fewer samples" if _upsets_batch_norm(plan, micro) else ""
+    return f"{steps.steps} passes a step, {slower}{batch_norm}"
+
+
+def _accumulation_percent(plan: Plan, micro: int) -> float:
+    """Extra time because a smaller pass keeps the GPU less busy, see `judgement.busy_share`."""
+    return 100 * (busy_share(plan.shape, plan.batch_size) / busy_share(plan.shape, micro) - 1)
+
+
+def _upsets_batch_norm(plan: Plan, micro: int) -> bool:
+    return plan.shape.family == "resnet" and micro < min(plan.batch_size, SMALLEST_NORMALIZED_BATCH)
+
+
+# The cheapest combination
+
+
+def cheapest_combination(plan: Plan, *, traceable: bool = False) -> Combination | Unknown:
+    """The cheapest set of techniques with which the plan's samples per optimizer step fit on its GPUs.
+
+    All sets of at most one change an axis are compared by `Price`, in `formula.price.COST_ORDER`. The step's samples
+    are the target batch, else those of one pass; a micro-batch smaller than planned, with more passes, is a change
+    like the others. GPUs are added, by doubling, only where no set fits without.
+
+    Args:
+        traceable: only sets that a trace can confirm.
+    """
+    most = max(n for n in range(MAX_HALVINGS + 1) if n == 0 or isinstance(smaller_sample(plan.shape, n), Change))
+    gpus = plan.recipe.gpus
+    while gpus <= max(MOST_GPUS, plan.recipe.gpus):
+        for halvings in range(most + 1):
+            best = _cheapest_at(plan, gpus, halvings, traceable=traceable)
+            if best is not None:
+                return best
+            if not halvings and _cheapest_at(plan, gpus, most, traceable=traceable) is None:
+                break  # what does not fit with the smallest sample does not with any
+        gpus *= 2
+    return Unknown(f"nothing makes one sample fit on {MOST_GPUS:,} GPUs of this kind")
+
+
+def _cheapest_at(plan: Plan, gpus: int, halvings: int, *, traceable: bool) -> Combination | None:
+    """The cheapest on so many GPUs and with the sample halved so many times; None if no set fits."""
+    sample = smaller_sample(plan.shape, halvings) if halvings else None
+    if isinstance(sample, NotApplicable):
+        return None
+    by_axis = _by_axis(plan, gpus, traceable=traceable)
+    usable = usable_bytes(plan.gpu.total_bytes, plan.headroom)
+    best: tuple[Price, tuple[Change, ...], int] | None = None
+    for precision in by_axis["precision"]:
+        base = tuple(change for change in (sample, precision) if change is not None)
+        start = _all_applied(setup_of(plan), base)
+        start_price = sum((change.price for change in base), Price())
+        fixed = [
+            (price, chosen, _one_sample(new)[0])
+            for price, chosen, new in _sets(start, [by_axis[axis] for axis in _FIXED_AXES])
+            if new.recipe.gpus == gpus and conflict(new.recipe) is None
+        ]
+        per_sample = [
+            (price, chosen, _one_sample(new)[1])
+            for price, chosen, new in _sets(start, [by_axis[axis] for axis in _PER_GPU_AXES])
+        ]
+        least_bytes = min(sample_bytes for _, _, sample_bytes in per_sample)
+        fitting = [entry for entry in fixed if entry[2] + least_bytes <= usable]
+        for (price1, chosen1, fixed_bytes), (price2, chosen2, sample_bytes) in product(fitting, per_sample):
+            most = (usable - fixed_bytes) // sample_bytes
+            price = start_price + price1 + price2
+            if most < 1 or (best is not None and best[0] <= price):
+                continue
+            micro, extra = _micro_batch(plan, gpus, most)
+            if best is None or price + extra < best[0]:
+                best = price + extra, base + chosen1 + chosen2, micro
+    return None if best is None else _combination(plan, *best)
+
+
+def _by_axis(plan: Plan, gpus: int, *, traceable: bool) -> dict[str, list[Change | None]]:
+    """The choices of every axis, None for leaving it. With more GPUs than the plan has, sharding must be chosen."""
+    setup = setup_of(plan)
+    axes = ("precision", *_PER_GPU_AXES, *_FIXED_AXES, "sample")
+    found: dict[str, list[Change | None]] = {axis: [None] for axis in axes}
+    for change in changes(setup, plan.gpu):
+        if not isinstance(change, Change) or change.axis == "sharding":
+            continue
+        if not (traceable and formula_only(with_setup(plan, change.applied(setup)))):
+            found[change.axis].append(change)
+    further = gpus - plan.recipe.gpus
+    if gpus > 1:
+        held = plan.recipe.sharding
+        stages = [sharded(stage, gpus, further) for stage in STAGES if further or stage > held]
+        found["sharding"].extend(stages)
+    return found
+
+
+def _sets(start: Setup, axes: list[list[Change | None]]) -> Iterator[tuple[Price, tuple[Change, ...], Setup]]:
+    """Every choice of one change or none an axis: its price, the changes, and `start` with them made."""
+    for choice in product(*axes):
+        chosen = tuple(change for change in choice if change is not None)
+        yield sum((change.price for change in chosen), Price()), chosen, _all_applied(start, chosen)
+
+
+def _all_applied(setup: Setup, chosen: tuple[Change, ...]) -> Setup:
+    for change in chosen:
+        setup = change.applied(setup)
+    return setup
+
+
+@lru_cache(4096)
+def _one_sample(setup: Setup) -> tuple[int, int]:
+    """Fixed bytes, and bytes of each sample: neither depends on the axes of the other."""
+    prediction = predict(setup.shape, setup.recipe, 1, setup.extras)
+    return prediction.fixed_bytes, prediction.activation_bytes_per_sample
+
+
+def _micro_batch(plan: Plan, gpus: int, fitting: int) -> tuple[int, Price]:
+    """The samples of a pass where at most `fitting` fit, and the price of passes smaller than planned."""
+    if plan.batch_size <= fitting:
+        return plan.batch_size, Price()
+    micro = _even_micro_batch(-(-target_of(plan) // gpus), fitting)
+    if micro == plan.batch_size:
+        return micro, Price()
+    risk = int(_upsets_batch_norm(plan, micro))
+    return micro, Price(risk=risk, slower_percent=_accumulation_percent(plan, micro), changes=1)
+
+
+def _combination(plan: Plan, price: Price, chosen: tuple[Change, ...], micro: int) -> Combination:
+    changed = with_setup(plan, _all_applied(setup_of(plan), chosen))
+    gpus = changed.recipe.gpus
+    if (micro, gpus) != (plan.batch_size, plan.recipe.gpus):
+        changed = replace(changed, batch_size=micro, target_batch=max(target_of(plan), micro * gpus))
+    return Combination(
+        changes=chosen,
+        plan=changed,
+        peak_bytes=predicted(changed).peak_bytes,
+        max_batch_size=largest_batch(changed),
+        accumulation=accumulation(target_of(changed), micro, gpus),
+        price=price,
+        formula_only=formula_only(changed),
+    )

@@ -1,0 +1,246 @@
+"""Traces plans in the background: one at a time, the latest wins, and what was traced once serves again.
+
+A trace depends on the network, the recipe and the GPU's architecture. Batch size, GPU memory, headroom and target do
+not need another: they are answered from the trace there is.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field, replace
+from typing import Generic, TypeVar
+
+from gpumem_tui.catalog.shapes import ModelShape
+from gpumem_tui.formula.recipe import Recipe
+from gpumem_tui.memory import Unknown
+from gpumem_tui.plan.answers import TracedAnswer, traced_answer
+from gpumem_tui.plan.plan import Plan
+from gpumem_tui.search import runner
+from gpumem_tui.search.prediction import Traced
+from gpumem_tui.search.process import ChildDied, default_python
+from gpumem_tui.search.runner import Cancelled, Control, Device, Predicted, SearchConfig, Unusable
+from gpumem_tui.simulator.replay import BatchFinder
+from gpumem_tui.simulator.settings import AllocatorSettings
+from gpumem_tui.workload.spec import WorkloadSpec
+
+SETTLE_S = 0.3
+"""A trace starts when the plan has not changed for this long: a child process for every key press would be waste."""
+
+_TRACES = 16
+_ANSWERS = 512
+
+_Found = tuple[Traced, BatchFinder] | Unknown
+Key = TypeVar("Key", bound=Hashable)
+Item = TypeVar("Item")
+
+
+@dataclass(frozen=True)
+class TraceKey:
+    """All of a plan that a trace depends on."""
+
+    shape: ModelShape
+    recipe: Recipe
+    compute_capability: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Pending:
+    """A trace, or the answer from one, is on its way."""
+
+    plan: Plan
+
+
+@dataclass(frozen=True)
+class Ready:
+    """The traced answer, and the trace it is from."""
+
+    plan: Plan
+    answer: TracedAnswer
+    traced: Traced
+
+
+@dataclass(frozen=True)
+class Failed:
+    """There is no trace of this plan; one line says why."""
+
+    plan: Plan
+    reason: str
+
+
+TraceState = Pending | Ready | Failed
+
+
+def trace_key(plan: Plan) -> TraceKey | Unknown:
+    """What `plan` needs a trace of, or why it cannot be traced. Unsharded, every GPU runs the step of a single one."""
+    if plan.extras:
+        return Unknown(f"formula only: the workload cannot run {' and '.join(sorted(plan.extras))}")
+    recipe = plan.recipe if plan.recipe.sharding != "none" else replace(plan.recipe, gpus=1)
+    return TraceKey(plan.shape, recipe, plan.gpu.compute_capability)
+
+
+@dataclass(frozen=True)
+class TraceOptions:
+    """What is the same for every trace of a session.
+
+    Attributes:
+        python: the interpreter that has torch.
+        steps: training steps a trace has.
+        settings: of the caching allocator.
+    """
+
+    python: str = field(default_factory=default_python)
+    steps: int = 3
+    settings: AllocatorSettings = field(default_factory=AllocatorSettings)
+
+    def config(self, plan: Plan) -> SearchConfig:
+        """The plan, as a search on the simulated GPU would take it."""
+        return SearchConfig(
+            workload=WorkloadSpec(plan.recipe, shape=plan.shape),
+            device=Device(plan.gpu, simulated=True),
+            python=self.python,
+            steps=self.steps,
+            headroom=plan.headroom,
+            allocator=self.settings,
+        )
+
+
+Predict = Callable[[SearchConfig, Control], Predicted]
+
+
+class Tracer:
+    """Answers plans from traces in a thread of its own.
+
+    Args:
+        on_change: called from that thread with every state that `want` did not return itself, unless overtaken.
+        predict: what traces; `search.runner.predict`.
+        settle_s: seconds of rest before a trace starts.
+    """
+
+    def __init__(
+        self,
+        on_change: Callable[[TraceState], None],
+        options: TraceOptions | None = None,
+        *,
+        predict: Predict = runner.predict,
+        settle_s: float = SETTLE_S,
+    ) -> None:
+        self._on_change = on_change
+        self._options = options or TraceOptions()
+        self._predict = predict
+        self._settle_s = settle_s
+        self._changed = threading.Condition()
+        self._latest: Plan | None = None
+        self._wanted: Plan | None = None
+        self._closed = False
+        self._tracing: tuple[TraceKey, Control] | None = None
+        self._traces: _Lru[TraceKey, _Found] = _Lru(_TRACES)
+        self._answers: _Lru[Plan, Ready] = _Lru(_ANSWERS)
+        self._thread: threading.Thread | None = None
+
+    def want(self, plan: Plan) -> TraceState:
+        """What is known of `plan` now; if that is `Pending`, `on_change` tells the rest. Returns at once."""
+        key = trace_key(plan)
+        with self._changed:
+            if self._closed:
+                return Failed(plan, "the tracer is closed")
+            if self._tracing is not None and self._tracing[0] != key:
+                self._tracing[1].cancel()
+            known = self._known(plan, key)
+            self._latest = plan
+            self._wanted = plan if isinstance(known, Pending) else None
+            if isinstance(known, Pending) and self._thread is None:
+                self._thread = threading.Thread(target=self._work, name="plan tracer", daemon=True)
+                self._thread.start()
+            self._changed.notify_all()
+        return known
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        """Cancel what runs and end the thread; nothing is reported any more."""
+        with self._changed:
+            self._closed = True
+            if self._tracing is not None:
+                self._tracing[1].cancel()
+            self._changed.notify_all()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(timeout_s)
+
+    def _known(self, plan: Plan, key: TraceKey | Unknown) -> TraceState:
+        if isinstance(key, Unknown):
+            return Failed(plan, key.reason)
+        traced = self._traces.get(key)
+        if isinstance(traced, Unknown):
+            return Failed(plan, traced.reason)
+        return self._answers.get(plan) or Pending(plan)
+
+    def _work(self) -> None:
+        while (plan := self._next()) is not None:
+            key = trace_key(plan)
+            assert isinstance(key, TraceKey), "what cannot be traced is never wanted"
+            found = self._trace(plan, key)
+            if found is None or self._overtaken(plan):
+                continue
+            state: TraceState
+            if isinstance(found, Unknown):
+                state = Failed(plan, found.reason)
+            else:
+                traced, finder = found
+                state = Ready(plan, traced_answer(plan, traced, finder), traced)
+                with self._changed:
+                    self._answers.put(plan, state)
+            if not self._overtaken(plan):
+                self._on_change(state)
+
+    def _next(self) -> Plan | None:
+        """The plan that is wanted now, once there is one; None when closed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or self._wanted is not None)
+            plan, self._wanted = self._wanted, None
+            return None if self._closed else plan
+
+    def _overtaken(self, plan: Plan) -> bool:
+        return self._closed or self._latest != plan
+
+    def _trace(self, plan: Plan, key: TraceKey) -> _Found | None:
+        """The trace there is, or a new one; None if the plan changed before there was one."""
+        control = Control()
+        with self._changed:
+            if (known := self._traces.get(key)) is not None:
+                return known
+            if self._changed.wait_for(lambda: self._overtaken(plan), self._settle_s):
+                return None
+            self._tracing = key, control
+        found: _Found
+        try:
+            traced = self._predict(self._options.config(plan), control).prediction.traced
+            found = traced if isinstance(traced, Unknown) else (traced, BatchFinder(traced.trace, traced.settings))
+        except Cancelled:
+            return None
+        except (Unusable, ChildDied) as error:
+            found = Unknown(str(error))
+        finally:
+            with self._changed:
+                self._tracing = None
+        with self._changed:
+            self._traces.put(key, found)
+        return found
+
+
+class _Lru(Generic[Key, Item]):
+    """The last `size` items used."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._items: OrderedDict[Key, Item] = OrderedDict()
+
+    def get(self, key: Key) -> Item | None:
+        if key in self._items:
+            self._items.move_to_end(key)
+        return self._items.get(key)
+
+    def put(self, key: Key, item: Item) -> None:
+        self._items[key] = item
+        self._items.move_to_end(key)
+        if len(self._items) > self._size:
+            self._items.popitem(last=False)

@@ -1,0 +1,91 @@
+"""`plan` without a terminal: the contract, the round trip, bad input."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+
+from gpumem_tui.cli.plan import _parsed, plan
+from gpumem_tui.plan.export import command_line
+from gpumem_tui.plan.plan import Plan
+from tests.cli.conftest import Program
+from tests.plan.plans import plans
+
+SMALL = ("--layers", "1", "--hidden", "64", "--heads", "2", "--vocab", "512", "--seq-len", "64")
+
+
+def parsed(line: str) -> Plan:
+    """The plan that a command line describes, through the real parser."""
+    program, command, *arguments = shlex.split(line)
+    assert (program, command) == ("gpumem-tui", "plan")
+    values = plan.make_context("plan", arguments).params
+    for name in ("as_json", "markdown", "no_trace"):
+        values.pop(name)
+    wanted, _ = _parsed(values)
+    return wanted
+
+
+@settings(deadline=None)
+@given(plans())
+def test_a_plan_survives_its_own_command_line(plan: Plan) -> None:
+    line = command_line(plan)
+    assert isinstance(line, str)
+    assert parsed(line) == plan
+
+
+@pytest.mark.parametrize("changes", [{"hidden": 384}, {"heads": 6}, {"hidden": 1536, "ffn": 1000}, {"seq_len": 512}])
+def test_a_changed_model_survives_too(changes: dict[str, int]) -> None:
+    plan = parsed("gpumem-tui plan --model gpt2 --gpu sim:a100-80gb")
+    changed = replace(plan, shape=plan.shape.overridden(**changes))
+    line = command_line(changed)
+    assert isinstance(line, str)
+    assert parsed(line) == changed
+
+
+def test_json_has_the_same_numbers_as_predict(program: Program) -> None:
+    arguments = (*SMALL, "--batch-size", "4", "--target-batch", "64", "--json")
+    planned, predicted = program("plan", *arguments), program("predict", *arguments)
+    assert (planned.code, predicted.code) == (0, 0)
+    ours, theirs = json.loads(planned.out), json.loads(predicted.out)
+    for key in ("schema", "device", "formula", "traced"):
+        assert ours[key] == theirs[key]
+    assert ours["workload"] == {**theirs["workload"], "extras": []}
+    assert ours["accumulation"].items() >= theirs["accumulation"].items()
+
+
+def test_without_a_terminal_it_prints_markdown(program: Program) -> None:
+    done = program("plan", "--no-trace", "--model", "llama-3-8b", "--gpus", "4", "--gpu", "sim:rtx-4090-24gb")
+    assert done.code == 0
+    assert done.out.startswith("# Plan: llama-3-8b")
+    assert "No trace: not asked for (--no-trace)." in done.out
+
+
+def test_an_optimizer_that_cannot_be_traced_says_so(program: Program) -> None:
+    done = program("plan", *SMALL, "--optimizer", "adamw-8bit", "--json")
+    assert done.code == 0
+    assert "PyTorch does not implement it" in json.loads(done.out)["traced"]["unavailable"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--json", "--markdown"), "give only one of them"),
+        (("--model", "resnet-50", "--extra", "chunked-loss"), "--extra chunked-loss: a classifier's head"),
+        (("--gpus", "0"), "--gpus"),
+        (("--batch-size", "0"), "--batch-size"),
+        (("--heads", "7"), "--heads: 7 heads do not divide"),
+        (("--model", "gpt2", "--seq-len", "2048"), "--seq-len"),
+        (("--limit", "3GiB"), "--limit"),
+        (("--workload", "train.py"), "--workload"),
+    ],
+)
+def test_bad_input_is_one_line(program: Program, arguments: tuple[str, ...], said: str) -> None:
+    (program.folder / "train.py").touch()
+    done = program("plan", "--no-trace", *arguments)
+    assert (done.code, done.out) == (2, "")
+    assert said in done.err
+    assert done.err.count("\n") == 1

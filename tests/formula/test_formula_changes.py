@@ -1,0 +1,136 @@
+"""Prices, and techniques as changes of a setup."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpumem_tui.catalog.loader import find_gpu, find_model
+from gpumem_tui.catalog.shapes import ModelShape
+from gpumem_tui.formula.changes import Change, Setup, changes, sharded, smaller_sample
+from gpumem_tui.formula.extras import EXTRAS, Extra, why_not
+from gpumem_tui.formula.predict import max_batch_size, predict
+from gpumem_tui.formula.price import Price, selective_recompute_percent
+from gpumem_tui.formula.recipe import Recipe
+from gpumem_tui.memory import GIB, Bucket
+from tests.formula.test_formula_properties import RECIPES, SHAPES
+
+PRICES = st.builds(
+    Price,
+    *[st.integers(0, 2)] * 5,
+    st.sampled_from([0.0, 2.5, 33.0]),
+    st.integers(0, 3),
+)
+
+
+def by_key(setup: Setup) -> dict[str, Change]:
+    return {change.key: change for change in changes(setup) if isinstance(change, Change)}
+
+
+class TestPrice:
+    def test_the_first_field_that_differs_decides(self) -> None:
+        order = [
+            Price(changes=9),
+            Price(slower_percent=99),
+            Price(risk=9),
+            Price(retuned=9),
+            Price(offloads=9),
+            Price(halvings=9),
+            Price(gpus=9),
+        ]
+        assert order == sorted(order)
+
+    @given(PRICES, PRICES, PRICES)
+    def test_a_larger_set_is_never_cheaper_and_adding_keeps_the_order(self, a: Price, b: Price, more: Price) -> None:
+        assert a <= a + more
+        assert (a <= b) == (a + more <= b + more)
+
+    @pytest.mark.parametrize(("name", "percent"), [("megatron-175b", 2.7), ("gpt2", 13.3)])
+    def test_selective_recompute_by_the_paper(self, name: str, percent: float) -> None:
+        assert selective_recompute_percent(find_model(name)) == pytest.approx(percent, abs=0.05)
+
+
+@given(SHAPES, RECIPES)
+def test_a_change_changes_what_it_says_and_nothing_else(shape: ModelShape, recipe: Recipe) -> None:
+    setup = Setup(shape, recipe)
+    for change in by_key(setup).values():
+        new = change.applied(setup)
+        assert new != setup
+        assert (new.shape != shape) == (change.axis == "sample")
+        assert (new.recipe != recipe) == bool(change.recipe)
+        assert new.extras == (frozenset() if change.extra is None else {change.extra})
+        assert change.price.changes == 1
+
+
+def test_sharding_takes_the_gpus_there_are_and_then_more() -> None:
+    found = by_key(Setup(find_model("gpt2"), Recipe(gpus=4)))
+    assert found["zero3"].option == "--sharding zero3 --gpus 4"
+    assert found["zero3"].price.gpus == 0
+    assert found["more-gpus"].option == "--sharding zero3 --gpus 8"
+    assert found["more-gpus"].price.gpus == 4
+
+
+def test_one_gpu_is_joined_by_a_servers() -> None:
+    found = by_key(Setup(find_model("gpt2"), Recipe()))
+    assert {key: found[key].price.gpus for key in ("zero1", "zero2", "zero3")} == dict.fromkeys(
+        ("zero1", "zero2", "zero3"), 7
+    )
+    assert "more-gpus" not in found
+
+
+def test_zero3_costs_time_the_others_do_not() -> None:
+    assert sharded("zero3", 8, 0).price > sharded("zero2", 8, 0).price == sharded("zero1", 8, 0).price
+
+
+def test_samples_halve_again_and_again() -> None:
+    found = smaller_sample(find_model("llama-3-8b"), 3)
+    assert isinstance(found, Change)
+    assert (found.name, found.option) == ("an eighth of the sequence", "--seq-len 256")
+
+
+def test_a_sample_that_cannot_halve_says_why() -> None:
+    reasons = [smaller_sample(find_model(name), 4) for name in ("mlp", "resnet-50")]
+    assert not any(isinstance(found, Change) for found in reasons)
+
+
+def test_a_gpu_without_bfloat16() -> None:
+    setup = Setup(find_model("gpt2"), Recipe())
+    mixed = next(change for change in changes(setup, find_gpu("t4-16gb")) if change.key == "mixed-precision")
+    assert isinstance(mixed, Change)
+    assert mixed.option == "--precision amp-fp16"
+    assert "loss scaling" in mixed.cost
+
+
+class TestExtras:
+    @given(SHAPES, RECIPES, st.sampled_from(EXTRAS))
+    def test_none_costs_fixed_memory(self, shape: ModelShape, recipe: Recipe, extra: Extra) -> None:
+        plain, with_extra = (predict(shape, recipe, 1, extras) for extras in (frozenset(), frozenset({extra})))
+        assert with_extra.fixed_bytes <= plain.fixed_bytes
+        assert any("Formula only" in line for line in with_extra.assumptions)
+        if why_not(extra, shape, recipe) is not None:
+            assert with_extra.peak_bytes == plain.peak_bytes
+
+    def test_a_chunked_loss_counts_one_piece_of_each_sequence(self) -> None:
+        shape = find_model("gpt2")
+        rows = {row.name: row.size_bytes for row in predict(shape, Recipe(), 3, frozenset({"chunked-loss"})).rows}
+        assert rows["output head: logits"] == 3 * 128 * 50_257 * 4
+        assert rows["output head: gradient of its input"] == 3 * 1024 * 768 * 4
+
+    def test_the_optimizers_state_leaves_the_gpu(self) -> None:
+        breakdown = predict(find_model("gpt2"), Recipe(), 3, frozenset({"offload-optimizer"})).breakdown
+        assert breakdown[Bucket.OPTIMIZER] == 0
+        assert breakdown[Bucket.GRADIENTS] > 0
+
+    def test_offloaded_activations_leave_full_recompute_two_inputs(self) -> None:
+        shape = find_model("gpt2")
+        rows = {
+            row.name: row.size_bytes
+            for row in predict(shape, Recipe(recompute="full"), 3, frozenset({"offload-activations"})).rows
+        }
+        assert rows["inputs of the blocks"] == 2 * 1024 * 3 * 768 * 4
+
+    def test_they_raise_the_largest_batch(self) -> None:
+        shape, recipe = find_model("gpt2"), Recipe("amp-bf16")
+        plain = max_batch_size(shape, recipe, 24 * GIB)
+        assert max_batch_size(shape, recipe, 24 * GIB, extras=frozenset({"chunked-loss"})) > plain

@@ -1,0 +1,102 @@
+"""What a plan comes to, by formula and by trace."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+
+from gpumem_tui.catalog.loader import find_gpu, find_model
+from gpumem_tui.formula.recipe import Recipe
+from gpumem_tui.memory import GIB, MIB, Bucket, Unknown
+from gpumem_tui.plan.answers import answer, traced_answer
+from gpumem_tui.plan.plan import Plan
+from gpumem_tui.simulator.replay import BatchFinder
+from tests.plan.plans import CONTEXT_BYTES, GPT2, TRACED, plans
+
+
+def test_the_documents_accumulation_example() -> None:
+    plan = replace(GPT2, recipe=Recipe(gpus=8), batch_size=4, target_batch=256)
+    steps = answer(plan).accumulation
+    assert (steps.steps, steps.global_batch_size, steps.exact) == (8, 256, True)
+    assert answer(plan).global_batch_tokens == 256 * 1024
+
+
+def test_without_a_target_the_global_batch_is_one_pass() -> None:
+    now = answer(replace(GPT2, recipe=Recipe(gpus=4)))
+    assert (now.accumulation.steps, now.accumulation.global_batch_size) == (1, 32)
+
+
+def test_a_network_without_a_sequence_has_no_tokens() -> None:
+    assert answer(replace(GPT2, shape=find_model("resnet-50"))).global_batch_tokens == 0
+
+
+def test_what_fits_says_what_is_left() -> None:
+    now = answer(GPT2)
+    assert now.fits
+    assert now.obstacle is None
+    assert now.spare_bytes == int(0.9 * GPT2.gpu.total_bytes) - now.peak_bytes > 0
+
+
+def test_what_does_not_fit_says_what_is_missing_and_why() -> None:
+    now = answer(replace(GPT2, batch_size=64))
+    assert now.max_batch_size == 51
+    assert not now.fits
+    assert now.spare_bytes < 0
+    assert now.obstacle is not None
+    assert now.obstacle.message == (
+        "batch size 64 does not fit: activations and temporary together need 86.66 GiB "
+        "of the NVIDIA A100 80 GB's usable 72.00 GiB"
+    )
+
+
+def test_eight_billion_parameters_in_fp32_exceed_80_gib_before_the_first_sample() -> None:
+    now = answer(Plan(find_model("llama-3-8b"), Recipe(), find_gpu("a100-80gb")))
+    assert now.max_batch_size == 0
+    assert now.prediction.fixed_bytes / GIB == pytest.approx(119.7, abs=0.1)
+
+
+@settings(deadline=None)
+@given(plans())
+def test_fits_is_the_same_as_not_above_the_largest_batch(plan: Plan) -> None:
+    now = answer(plan)
+    assert now.fits == (plan.batch_size <= now.max_batch_size)
+    assert now.fits == (now.obstacle is None)
+    assert now.accumulation.global_batch_size >= (plan.target_batch or 0)
+
+
+class TestTraced:
+    def test_batch_headroom_and_target_need_no_other_trace(self) -> None:
+        found = traced_answer(replace(GPT2, batch_size=3, headroom=0.5), TRACED)
+        assert found.breakdown[Bucket.ACTIVATIONS] == 300 * MIB
+        assert found.peak_allocated_bytes == found.breakdown.total_bytes
+        assert found.device_used_bytes == found.peak_reserved_bytes + CONTEXT_BYTES
+        assert found.fits
+
+    def test_the_gpus_memory_decides_from_the_same_trace(self) -> None:
+        large, small = (traced_answer(replace(GPT2, gpu=find_gpu(name)), TRACED) for name in ("a100-80gb", "a100-40gb"))
+        assert isinstance(large.max_batch_size, int)
+        assert isinstance(small.max_batch_size, int)
+        assert large.max_batch_size > small.max_batch_size > 0
+        assert small.total_bytes == find_gpu("a100-40gb").cuda_total_bytes
+
+    def test_the_largest_batch_fits_and_one_more_does_not(self) -> None:
+        largest = traced_answer(GPT2, TRACED).max_batch_size
+        assert isinstance(largest, int)
+        assert traced_answer(replace(GPT2, batch_size=largest), TRACED).fits
+        beyond = traced_answer(replace(GPT2, batch_size=largest + 1), TRACED)
+        assert not beyond.fits
+        assert beyond.spare_bytes < 0
+
+    def test_a_finder_of_the_trace_answers_alike(self) -> None:
+        finder = BatchFinder(TRACED.trace)
+        for name in ("a100-80gb", "a100-40gb", "h100-80gb"):
+            plan = replace(GPT2, gpu=find_gpu(name))
+            assert traced_answer(plan, TRACED, finder) == traced_answer(plan, TRACED)
+
+    def test_a_step_that_does_not_grow_has_no_largest_batch(self) -> None:
+        constant = replace(TRACED.trace, slopes=(0,) * len(TRACED.trace.slopes))
+        found = traced_answer(GPT2, replace(TRACED, trace=constant), BatchFinder(constant))
+        assert isinstance(found.max_batch_size, Unknown)
+        assert "grows" in found.max_batch_size.reason

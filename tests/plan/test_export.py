@@ -1,0 +1,132 @@
+"""A plan as JSON, Markdown and a command line, and back."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+
+from gpumem_tui.catalog.loader import find_gpu, find_model
+from gpumem_tui.formula.recipe import Recipe
+from gpumem_tui.memory import GIB, Unknown
+from gpumem_tui.plan.answers import answer
+from gpumem_tui.plan.export import command_line, plan_json
+from gpumem_tui.plan.markdown import plan_markdown
+from gpumem_tui.plan.plan import Plan
+from tests.plan.plans import GPT2, LLAMA_ON_FOUR, TRACED, plans
+
+UNTRACED = Unknown("not asked for")
+
+
+class TestCommandLine:
+    def test_options_at_their_default_are_left_out(self) -> None:
+        assert command_line(GPT2) == "gpumem-tui plan --model gpt2 --batch-size 8 --gpu sim:a100-80gb"
+
+    def test_everything_that_differs_is_in_it(self) -> None:
+        plan = Plan(
+            find_model("llama-3-8b").overridden(layers=4, seq_len=512),
+            Recipe("bf16", "sgd", "full", "math", "zero2", 4),
+            find_gpu("h100-80gb"),
+            2,
+            0.05,
+            64,
+            frozenset({"chunked-loss", "offload-activations"}),
+        )
+        assert command_line(plan) == (
+            "gpumem-tui plan --model llama-3-8b --layers 4 --seq-len 512 --precision bf16 --optimizer sgd "
+            "--recompute full --attention math --sharding zero2 --gpus 4 --batch-size 2 --gpu sim:h100-80gb "
+            "--headroom 0.05 --target-batch 64 --extra chunked-loss --extra offload-activations"
+        )
+
+    def test_a_gpu_of_this_machine_goes_by_its_index(self) -> None:
+        line = command_line(replace(GPT2, gpu=replace(GPT2.gpu, name="1", source="NVML on this machine")))
+        assert isinstance(line, str)
+        assert line.endswith("--gpu 1")
+
+    def test_what_is_in_no_catalog_has_none(self) -> None:
+        odd = command_line(replace(GPT2, shape=replace(GPT2.shape, name="mine", dropout=0.5)))
+        assert isinstance(odd, Unknown)
+        assert "--config" in odd.reason
+        assert isinstance(command_line(replace(GPT2, gpu=replace(GPT2.gpu, name="mine"))), Unknown)
+
+
+class TestJson:
+    def test_the_contract(self) -> None:
+        body = plan_json(replace(GPT2, target_batch=100), TRACED)
+        assert json.loads(json.dumps(body)).keys() == body.keys()
+        assert body["schema"] == 1
+        assert body["accumulation"] == {
+            "steps": 13, "global_batch_size": 104, "target_batch": 100, "global_batch_tokens": 104 * 1024,
+        }  # fmt: skip
+        for technique in body["techniques"]:
+            assert technique.keys() >= {"name", "saved_bytes", "max_batch_size", "cost"}
+        keys = [curve["key"] for curve in body["curves"]]
+        assert keys == [
+            "batch-by-sample-size", "batch-by-model", "batch-by-gpu", "activations-by-recompute", "memory-over-step",
+            "throughput",
+        ]  # fmt: skip
+        assert body["traced"]["buckets"]["activations"] == 8 * 100 * 2**20
+
+    def test_extras_count_in_the_formula(self) -> None:
+        plan = replace(GPT2, extras=frozenset({"chunked-loss"}))
+        body = plan_json(plan, UNTRACED)
+        assert body["workload"]["extras"] == ["chunked-loss"]
+        assert body["formula"]["peak_bytes"] == answer(plan).peak_bytes < answer(GPT2).peak_bytes
+        assert body["formula"]["max_batch_size"] == answer(plan).max_batch_size
+
+    def test_a_trace_made_on_another_gpu_is_answered_on_the_plan_s(self) -> None:
+        large, small = (
+            plan_json(replace(GPT2, gpu=find_gpu(name)), TRACED)["traced"]["max_batch_size"]
+            for name in ("a100-80gb", "a100-40gb")
+        )
+        assert large > small
+
+    def test_the_combination_comes_with_its_command(self) -> None:
+        body = plan_json(replace(LLAMA_ON_FOUR, headroom=0.05), UNTRACED)
+        assert body["combination"]["techniques"] == ["pure bfloat16", "ZeRO-3 over 4 GPUs", "full recompute"]
+        assert "--sharding zero3" in body["combination"]["command"]
+        assert body["fits"] is False
+
+    @settings(deadline=None, max_examples=20)
+    @given(plans())
+    def test_any_plan_can_be_written(self, plan: Plan) -> None:
+        body = plan_json(plan, UNTRACED)
+        assert body["formula"]["peak_bytes"] == answer(plan).peak_bytes
+        assert json.dumps(body)
+        assert plan_markdown(plan, UNTRACED)
+
+
+class TestMarkdown:
+    def test_numbers_and_reasons(self) -> None:
+        text = plan_markdown(LLAMA_ON_FOUR, UNTRACED)
+        assert "# Plan: llama-3-8b on NVIDIA GeForce RTX 4090" in text
+        assert "| parameters | 29.92 GiB | – |" in text
+        assert "By formula it does not fit: 122.56 GiB are missing." in text
+        assert "No trace: not asked for." in text
+        assert "The cheapest that a trace can confirm" in text
+        assert "mixed precision: takes 4.19 GiB more here" in text
+
+    def test_a_trace_stands_beside_the_formula(self) -> None:
+        text = plan_markdown(GPT2, TRACED)
+        assert "| activations | 8.00 GiB | 0.78 GiB |" in text.replace(
+            f"{answer(GPT2).breakdown.as_json()['activations'] / GIB:.2f} GiB", "8.00 GiB"
+        )
+        assert "By trace (torch 2.13 sm_80) it fits" in text
+        assert "| optimizer 2 |" in text
+
+    def test_tables_are_whole(self) -> None:
+        columns = None
+        for line in plan_markdown(GPT2, TRACED).splitlines():
+            if not line.startswith("|"):
+                columns = None
+                continue
+            columns = columns or line.count("|")
+            assert line.count("|") == columns, line
+
+
+@pytest.mark.parametrize("name", ["resnet-50", "vit-b-16", "bert-base", "mlp"])
+def test_every_kind_of_network_can_be_written(name: str) -> None:
+    text = plan_markdown(replace(GPT2, shape=find_model(name)), UNTRACED)
+    assert name in text

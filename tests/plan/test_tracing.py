@@ -1,0 +1,215 @@
+"""One trace serves many plans, the latest plan wins, and nothing waits on the screen's thread."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import pytest
+
+from gpumem_tui.catalog.loader import find_gpu, find_model
+from gpumem_tui.formula.recipe import Recipe
+from gpumem_tui.memory import Unknown
+from gpumem_tui.plan.answers import traced_answer
+from gpumem_tui.plan.plan import Plan
+from gpumem_tui.plan.tracing import Failed, Pending, Ready, Tracer, TraceState, trace_key
+from gpumem_tui.search.events import Failed as ChildFailed
+from gpumem_tui.search.events import Ready as ChildReady
+from gpumem_tui.search.prediction import Formula, Prediction, Traced
+from gpumem_tui.search.process import ChildDied
+from gpumem_tui.search.runner import Cancelled, Control, Predicted, SearchConfig, Unusable
+from tests.plan.plans import CONTEXT_BYTES, GPT2, PROFILE, TRACED
+
+DEADLINE_S = 30
+
+
+class Traces:
+    """Stands for `runner.predict`: gives the trace made by hand, and holds each one until told to finish."""
+
+    def __init__(self) -> None:
+        self.started: queue.Queue[SearchConfig] = queue.Queue()
+        self.finish = threading.Event()
+        self.finish.set()
+        self.cancelled = 0
+        self.result: Callable[[], Traced | Unknown] = lambda: TRACED
+
+    def __call__(self, config: SearchConfig, control: Control) -> Predicted:
+        self.started.put(config)
+        while not self.finish.wait(0.005):
+            try:
+                control.check()
+            except Cancelled:
+                self.cancelled += 1
+                raise
+        formula = Formula(config.workload, config.device.gpu.total_bytes)
+        ready = ChildReady("2.13.0", False, PROFILE, CONTEXT_BYTES, "assumed")
+        return Predicted(Prediction(formula, self.result()), ready)
+
+
+class Session:
+    """A tracer whose reports can be waited for."""
+
+    def __init__(self) -> None:
+        self.traces = Traces()
+        self.reported: queue.Queue[TraceState] = queue.Queue()
+        self.tracer = Tracer(self.reported.put, predict=self.traces, settle_s=0.0)
+
+    def next(self) -> TraceState:
+        return self.reported.get(timeout=DEADLINE_S)
+
+    def started(self) -> SearchConfig:
+        return self.traces.started.get(timeout=DEADLINE_S)
+
+
+@pytest.fixture
+def session() -> Iterator[Session]:
+    made = Session()
+    yield made
+    made.traces.finish.set()
+    made.tracer.close()
+
+
+def test_a_trace_is_pending_then_ready(session: Session) -> None:
+    assert session.tracer.want(GPT2) == Pending(GPT2)
+    state = session.next()
+    assert isinstance(state, Ready)
+    assert state.answer == traced_answer(GPT2, TRACED)
+
+
+def test_a_sweep_over_100_batch_sizes_traces_once(session: Session) -> None:
+    session.tracer.want(GPT2)
+    session.next()
+    for batch_size in range(1, 101):
+        plan = replace(GPT2, batch_size=batch_size)
+        if isinstance(session.tracer.want(plan), Pending):
+            state = session.next()
+            assert isinstance(state, Ready)
+            assert state.plan == plan
+    assert session.traces.started.qsize() == 1
+
+
+def test_an_answer_given_once_comes_at_once(session: Session) -> None:
+    session.tracer.want(GPT2)
+    ready = session.next()
+    assert session.tracer.want(GPT2) == ready
+
+
+def test_gpu_memory_headroom_and_target_need_no_new_trace(session: Session) -> None:
+    session.tracer.want(GPT2)
+    session.next()
+    for plan in (
+        replace(GPT2, gpu=find_gpu("a100-40gb")),
+        replace(GPT2, headroom=0.3),
+        replace(GPT2, target_batch=64),
+        replace(GPT2, recipe=Recipe(gpus=8)),
+    ):
+        session.tracer.want(plan)
+        assert isinstance(session.next(), Ready)
+    assert session.traces.started.qsize() == 1
+
+
+def test_another_network_recipe_or_architecture_needs_one() -> None:
+    others = [
+        replace(GPT2, shape=find_model("gpt2-medium")),
+        replace(GPT2, recipe=Recipe("amp-bf16")),
+        replace(GPT2, recipe=Recipe(sharding="zero3", gpus=8)),
+        replace(GPT2, gpu=find_gpu("h100-80gb")),
+    ]
+    assert len({trace_key(plan) for plan in [GPT2, *others]}) == 5
+
+
+def test_the_latest_plan_wins_and_the_overtaken_trace_is_cancelled(session: Session) -> None:
+    session.traces.finish.clear()
+    session.tracer.want(GPT2)
+    session.started()
+    other = replace(GPT2, shape=find_model("gpt2-medium"))
+    assert session.tracer.want(other) == Pending(other)
+    assert session.started().workload.shape == other.shape
+    session.traces.finish.set()
+    state = session.next()
+    assert isinstance(state, Ready)
+    assert state.plan == other
+    assert session.traces.cancelled == 1
+    assert session.reported.empty()
+
+
+def test_a_change_that_needs_no_other_trace_lets_it_run(session: Session) -> None:
+    session.traces.finish.clear()
+    session.tracer.want(GPT2)
+    session.started()
+    larger = replace(GPT2, batch_size=16)
+    session.tracer.want(larger)
+    session.traces.finish.set()
+    state = session.next()
+    assert state.plan == larger
+    assert session.traces.cancelled == 0
+    assert session.reported.empty()
+
+
+def test_what_only_the_formula_knows_fails_at_once(session: Session) -> None:
+    plan = replace(GPT2, extras=frozenset({"chunked-loss"}))
+    state = session.tracer.want(plan)
+    assert isinstance(state, Failed)
+    assert "formula only" in state.reason
+    assert session.traces.started.empty()
+
+
+def untraceable() -> Unknown:
+    return Unknown("PyTorch does not implement it")
+
+
+def no_torch() -> Traced:
+    raise Unusable(ChildFailed("torch", "no torch there"))
+
+
+def killed() -> Traced:
+    raise ChildDied("killed by SIGKILL")
+
+
+@pytest.mark.parametrize(
+    ("result", "reason"),
+    [(untraceable, "does not implement"), (no_torch, "no torch"), (killed, "SIGKILL")],
+)
+def test_failures_carry_their_reason(session: Session, result: Callable[[], Traced | Unknown], reason: str) -> None:
+    session.traces.result = result
+    session.tracer.want(GPT2)
+    state = session.next()
+    assert isinstance(state, Failed)
+    assert reason in state.reason
+    later = session.tracer.want(replace(GPT2, batch_size=9))
+    assert isinstance(later, Failed)
+    assert session.traces.started.qsize() == 1
+
+
+def test_closing_cancels_and_reports_nothing(session: Session) -> None:
+    session.traces.finish.clear()
+    session.tracer.want(GPT2)
+    session.started()
+    session.tracer.close()
+    assert session.traces.cancelled == 1
+    assert session.reported.empty()
+    assert isinstance(session.tracer.want(GPT2), Failed)
+
+
+def test_a_plan_that_does_not_rest_starts_no_trace() -> None:
+    traces, reported = Traces(), queue.Queue[TraceState]()
+    tracer = Tracer(reported.put, predict=traces, settle_s=DEADLINE_S)
+    tracer.want(GPT2)
+    tracer.want(replace(GPT2, shape=find_model("gpt2-medium")))
+    tracer.close()
+    assert traces.started.empty()
+
+
+def test_a_real_trace() -> None:
+    """Through the real child process, on a network small enough to wait for."""
+    small = Plan(find_model("mlp").overridden(layers=2, hidden=64), Recipe(), find_gpu("a100-80gb"), batch_size=4)
+    reported: queue.Queue[TraceState] = queue.Queue()
+    tracer = Tracer(reported.put, settle_s=0.0)
+    tracer.want(small)
+    state = reported.get(timeout=120)
+    tracer.close()
+    assert isinstance(state, Ready), state
+    assert state.answer.fits
+    assert isinstance(state.answer.max_batch_size, int)
