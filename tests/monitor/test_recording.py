@@ -150,6 +150,7 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
         (gzip.compress(b"[1]\n"), "is no recording"),
         (gzip.compress(b'{"gpumem_tui_recording":99}\n'), "of version 99, this program plays version 1"),
     ],
+    ids=["empty", "text", "compressed text", "compressed JSON", "a later version"],  # gzip's bytes hold the time
 )
 def test_other_files_are_refused(tmp_path: Path, content: bytes, said: str) -> None:
     path = tmp_path / "file"
