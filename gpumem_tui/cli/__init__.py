@@ -1,21 +1,60 @@
-"""The command line: parses, then calls one function. What is heavy is imported by the command that needs it."""
+"""The command line: parses, then calls one function. A command's module is imported when the command is asked for."""
 
 from __future__ import annotations
 
 import os
 import sys
+from importlib import import_module
 
 import click
 
 from gpumem_tui import __version__
-from gpumem_tui.cli.common import EXIT_BAD_INPUT, EXIT_INTERRUPTED, complain, configure, is_terminal, open_screen
-from gpumem_tui.cli.search import predict, search
+from gpumem_tui.cli.common import EXIT_BAD_INPUT, EXIT_INTERRUPTED, complain, is_terminal
+from gpumem_tui.errors import OptionError
+
+_COMMANDS = {
+    "search": "gpumem_tui.cli.search:search",
+    "predict": "gpumem_tui.cli.search:predict",
+    "plan": "gpumem_tui.cli.plan:plan",
+    "monitor": "gpumem_tui.cli.monitor:monitor",
+    "models": "gpumem_tui.cli.catalog:models",
+    "gpus": "gpumem_tui.cli.catalog:gpus",
+    "doctor": "gpumem_tui.cli.monitor:doctor",
+    "settings": "gpumem_tui.cli.monitor:settings_file",
+    "run": "gpumem_tui.cli.watch:run",
+    "attach": "gpumem_tui.cli.watch:attach",
+    "watch": "gpumem_tui.cli.watch:watch",
+    "look": "gpumem_tui.cli.watch:look",
+}
+"""Where each command is, in the order of the help."""
+
+
+class _Commands(click.Group):
+    """Knows its commands by name only."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _COMMANDS:
+            return None
+        module, _, attribute = _COMMANDS[cmd_name].partition(":")
+        command: click.Command = getattr(import_module(module), attribute)
+        return command
+
+    def invoke(self, ctx: click.Context) -> object:
+        """Who reads the output may have enough of it (``| head -1``): not an error, though click would make it one."""
+        try:
+            result: object = super().invoke(ctx)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 0
+        return result
 
 
 def main() -> None:
     """Entry point: every error a user can cause is one line on stderr and an exit code."""
-    from gpumem_tui.options import OptionError
-
     try:
         code = cli.main(standalone_mode=False)
     except click.ClickException as error:
@@ -24,13 +63,11 @@ def main() -> None:
         code = complain(str(error), EXIT_BAD_INPUT)
     except (click.Abort, KeyboardInterrupt):
         code = EXIT_INTERRUPTED
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 0
     sys.exit(code or 0)
 
 
 @click.group(
+    cls=_Commands,
     invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
@@ -42,9 +79,11 @@ def cli(context: click.Context) -> int | None:
         return None
     if not is_terminal():
         raise click.UsageError("no terminal to draw on; `gpumem-tui search --plain` and `--json` need none")
-    options, config = configure({})
-    return open_screen(options, config, autostart=False)
+    from gpumem_tui.settings import SettingsError, load
+    from gpumem_tui.tui.start import open_program
 
-
-for command in (search, predict):
-    cli.add_command(command)
+    try:
+        settings = load()
+    except SettingsError as error:
+        raise click.UsageError(str(error)) from error
+    return open_program(settings)

@@ -7,17 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpumem_tui.cli.common import (
-    AT_LEAST_ONE,
-    DEVICE_OPTIONS,
-    EXIT_FAILED,
-    WORKLOAD_OPTIONS,
-    complain,
-    configure,
-    is_terminal,
-    open_screen,
-    with_options,
-)
+from gpumem_tui.cli.common import EXIT_FAILED, complain, is_terminal
+from gpumem_tui.cli.workload import AT_LEAST_ONE, DEVICE_OPTIONS, WORKLOAD_OPTIONS, with_options
+from gpumem_tui.configuration import configure
 
 if TYPE_CHECKING:
     from gpumem_tui.search.runner import Predicted, SearchConfig
@@ -42,8 +34,11 @@ def search(as_json: bool, plain: bool, **values: Any) -> int:
     target_batch = values.pop("target_batch")
     options, config = configure(values)
     _refuse_sharding(config)
+    _refuse_idle_gpus(config)
     if not as_json and not plain and is_terminal():
-        return open_screen(options, config, autostart=True)
+        from gpumem_tui.tui.start import open_search
+
+        return open_search(options, config, autostart=True)
     from gpumem_tui.search.headless import run
 
     return run(config, as_json=as_json, target_batch=target_batch)
@@ -64,7 +59,8 @@ def predict(batch_size: int, by: str | None, as_json: bool, **values: Any) -> in
 
     target_batch = values.pop("target_batch")
     _, config = configure({**values, "share": True})
-    predicted = _predict(config)
+    _refuse_idle_gpus(config)
+    predicted = _predict(config, batch_size)
     prediction = predicted.prediction
     body = report.prediction_json(config, prediction, batch_size)
     steps = None
@@ -75,12 +71,17 @@ def predict(batch_size: int, by: str | None, as_json: bool, **values: Any) -> in
         click.echo(json.dumps(body))
         return 0
     click.echo(report.workload_line(config.workload))
-    click.echo(f"on {report.device_line(config.device)}, torch {predicted.ready.torch_version}")
+    where = report.device_line(config.device, config.limit_bytes)
+    click.echo(f"on {where}, torch {predicted.ready.torch_version}, profile {predicted.ready.profile}")
     click.echo(report.predicted_line(prediction))
     for line in report.ledger_lines(config, prediction, None, batch_size):
         click.echo(line)
     if isinstance(prediction.traced, Traced):
+        click.echo(report.peak_line(prediction.traced, batch_size))
         click.echo(report.fits_line(prediction.traced, batch_size))
+        if note := report.sharding_line(config.workload.recipe):
+            click.echo(note)
+        click.echo(f"CUDA context {report.context_words(prediction.traced)}")
         for line in report.assumed_lines(prediction.traced):
             click.echo(line)
     if by is not None and isinstance(prediction.traced, Traced):
@@ -92,6 +93,12 @@ def predict(batch_size: int, by: str | None, as_json: bool, **values: Any) -> in
     return 0
 
 
+def _refuse_idle_gpus(config: SearchConfig) -> None:
+    recipe = config.workload.recipe
+    if recipe.gpus > 1 and recipe.sharding == "none":
+        raise click.UsageError(f"--gpus {recipe.gpus}: is how many to shard over; add --sharding zero1, zero2 or zero3")
+
+
 def _refuse_sharding(config: SearchConfig) -> None:
     recipe = config.workload.recipe
     if recipe.sharding != "none":
@@ -100,12 +107,12 @@ def _refuse_sharding(config: SearchConfig) -> None:
         )
 
 
-def _predict(config: SearchConfig) -> Predicted:
+def _predict(config: SearchConfig, batch_size: int) -> Predicted:
     from gpumem_tui.search.process import ChildDied
     from gpumem_tui.search.runner import Unusable, predict
 
     try:
-        return predict(config)
+        return predict(config, batch_size=batch_size)
     except Unusable as error:
         raise SystemExit(complain(str(error), error.exit_code)) from error
     except ChildDied as error:

@@ -1,0 +1,95 @@
+"""Starting a training command under the probe, with no change to it."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from gpumem_tui.probe.entry import SITE_DIRECTORY
+from gpumem_tui.probe.files import WireError, check_directory
+
+_PYTHON = re.compile(r"python(\d+(\.\d+)?t?)?|pypy\d*")
+_TAKES_VALUE = "WX"
+_IGNORES_SITE = {"I": "isolated mode", "E": "PYTHONPATH is ignored", "S": "no site module"}
+
+
+class CannotRun(Exception):
+    """The command cannot be started; one line. `code` is what a shell would exit with."""
+
+    def __init__(self, message: str, code: int) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+def environment(before: Mapping[str, str]) -> dict[str, str]:
+    """The environment in which every Python that starts carries the probe. Launchers hand it on to their ranks."""
+    path = [str(SITE_DIRECTORY), before.get("PYTHONPATH", "")]
+    return {**before, "PYTHONPATH": os.pathsep.join(entry for entry in path if entry)}
+
+
+def warnings(command: Sequence[str], directory: Path) -> list[str]:
+    """Why the probe may not get in, or not be heard, one line each.
+
+    Args:
+        directory: where the probe is to publish.
+    """
+    found = []
+    option = _bypass(command)
+    if option:
+        found.append(f"`python -{option}` ({_IGNORES_SITE[option]}) keeps the probe out: leave -{option} away to watch")
+    try:
+        check_directory(directory, (os.getuid(),))
+    except FileNotFoundError:
+        if not os.access(_nearest_existing(directory), os.W_OK | os.X_OK):
+            found.append(f"{directory} cannot be made, so nothing will be published: set GPUMEM_TUI_DIR to another")
+    except WireError as error:
+        found.append(f"nothing will be published: {error}")
+    except OSError as error:
+        found.append(f"nothing will be published: {error.strerror}")
+    return found
+
+
+def execute(command: Sequence[str]) -> NoReturn:
+    """Become the command: its output, signals, terminal and exit code are its own.
+
+    Raises:
+        CannotRun: there is no such command, or it may not be run.
+    """
+    if shutil.which(command[0]) is None and os.sep not in command[0]:
+        raise CannotRun(f"there is no command {command[0]} in PATH", 127)
+    try:
+        os.execvpe(command[0], list(command), environment(os.environ))
+    except FileNotFoundError as error:
+        raise CannotRun(f"{command[0]}: {error.strerror}", 127) from error
+    except OSError as error:
+        raise CannotRun(f"{command[0]} cannot be run: {error.strerror}", 126) from error
+
+
+def _bypass(command: Sequence[str]) -> str:
+    """The option of a Python in the command that makes it ignore PYTHONPATH or sitecustomize; empty if none does."""
+    words = iter(command)
+    if not any(_PYTHON.fullmatch(os.path.basename(word)) for word in words):
+        return ""
+    for word in words:  # what follows the interpreter's name
+        if not word.startswith("-") or word.startswith("--") or word == "-":
+            return ""
+        for letter in word[1:]:
+            if letter in _IGNORES_SITE:
+                return letter
+            if letter in "cm":
+                return ""
+            if letter in _TAKES_VALUE:
+                if word.endswith(letter):
+                    next(words, None)
+                break
+    return ""
+
+
+def _nearest_existing(path: Path) -> Path:
+    while not path.exists():
+        path = path.parent
+    return path

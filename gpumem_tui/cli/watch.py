@@ -1,0 +1,202 @@
+"""`run`, `attach`, `watch` and `look`: the memory of a training process while it trains."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import TYPE_CHECKING
+
+import click
+
+from gpumem_tui.cli.common import EXIT_BAD_INPUT, EXIT_FAILED, complain
+
+if TYPE_CHECKING:
+    from gpumem_tui.attach.target import Target
+    from gpumem_tui.watch.reader import Watcher
+    from gpumem_tui.watch.records import ProbedProcess
+    from gpumem_tui.watch.report import By
+
+PID = click.IntRange(min=1)
+SECONDS = click.FloatRange(min=0.05)
+_FIRST_SAMPLE_S = 5.0
+_POLL_S = 0.1
+
+
+@click.command(context_settings={"allow_interspersed_args": False})
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="[--] COMMAND...")
+def run(command: tuple[str, ...]) -> int:
+    """Train under the probe: any launcher, no change to the code.
+
+    The command keeps its output, its signals and its exit code; 127 if there is no such command, 126 if it cannot be
+    run.
+    """
+    from gpumem_tui.attach.launch import CannotRun, execute, warnings
+    from gpumem_tui.probe.files import default_directory
+
+    for warning in warnings(command, default_directory()):
+        complain(warning, 0)
+    try:
+        execute(command)
+    except CannotRun as error:
+        return complain(str(error), error.code)
+
+
+@click.command()
+@click.argument("pid", type=PID)
+@click.option("--yes", is_flag=True, help="Do not ask first.")
+@click.option(
+    "--timeout", "timeout_s", type=SECONDS, default=30.0, show_default=True,
+    help="Seconds to wait for the process to come back to Python.",
+)  # fmt: skip
+def attach(pid: int, yes: bool, timeout_s: float) -> int:
+    """Put the probe into a Python process that is already running."""
+    from gpumem_tui.attach import running
+    from gpumem_tui.attach.target import Refused, inspect
+    from gpumem_tui.memory import Unknown
+
+    watcher = _following(pid)
+    watched = _find(watcher, pid)
+    if watched is not None:
+        click.echo(f"{watched.title} publishes already, by {watched.process.entry}")
+        return 0
+    try:
+        target = inspect(pid)
+        if not yes:
+            _explain(target)
+            click.confirm("Attach?", abort=True, err=True)
+        attached = running.attach(target, timeout_s)
+    except (Refused, running.AttachFailed) as error:
+        return complain(str(error), EXIT_FAILED)
+    pause_s = attached.pause_s
+    pause = (
+        pause_s.reason if isinstance(pause_s, Unknown) else f"its main thread stood still for {pause_s * 1e3:.1f} ms"
+    )
+    click.echo(f"attached to {target.host.title} in {attached.seconds:.2f} s; {pause}")
+    if not attached.has_torch:
+        click.echo("it has not imported torch; once it does and trains, it will publish")
+        return 0
+    deadline = time.monotonic() + _FIRST_SAMPLE_S
+    while (watched := _find(watcher, pid)) is None and time.monotonic() < deadline:
+        time.sleep(_POLL_S)
+    click.echo("it publishes" if watched else "it will publish from its next optimizer step on", nl=False)
+    click.echo(f": `gpumem-tui watch {pid}`")
+    return 0
+
+
+@click.command()
+@click.argument("pid", type=PID, required=False)
+@click.option("--interval", "interval_s", type=SECONDS, default=1.0, show_default=True, help="Seconds between looks.")
+@click.option("--post-mortem", is_flag=True, help="Only: what was there when memory ran out.")
+@click.option("--json", "as_json", is_flag=True, help="JSON lines: one a sample.")
+def watch(pid: int | None, interval_s: float, post_mortem: bool, as_json: bool) -> int:
+    """The processes that publish, a line a sample; of one that has ended, what its last moments were."""
+    from gpumem_tui.watch import headless
+    from gpumem_tui.watch.records import State
+
+    watcher = _following(pid)
+    process = None if pid is None else _find(watcher, pid, ended=True)
+    if pid is not None and process is None:
+        return _does_not_publish(pid)
+    if post_mortem:
+        return _post_mortem(watcher, process, as_json=as_json)
+    if process is None or process.state is State.RUNNING:
+        process = headless.watch(watcher, pid, interval_s, as_json=as_json)
+    else:
+        headless.show_last(process, as_json=as_json)
+    if process is not None and process.state is State.OUT_OF_MEMORY:
+        return _post_mortem(watcher, process, as_json=as_json)
+    return 0
+
+
+@click.command()
+@click.argument("pid", type=PID)
+@click.option(
+    "--by", type=click.Choice(["bucket", "module", "source"]), default="source", show_default=True,
+    help="What to list after the buckets.",
+)  # fmt: skip
+@click.option(
+    "--timeout", "timeout_s", type=SECONDS, default=60.0, show_default=True, help="Seconds to wait for a step to end."
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+def look(pid: int, by: By, timeout_s: float, as_json: bool) -> int:
+    """One step's peak: by bucket, by module or source line, and how memory went over the step."""
+    from gpumem_tui.watch import report
+    from gpumem_tui.watch.requests import NoAnswer, await_look, request_look
+
+    process = _find(_following(pid), pid)
+    if process is None:
+        return _does_not_publish(pid)
+    try:
+        answer = await_look(process, request_look(process), timeout_s)
+    except NoAnswer as error:
+        return complain(str(error), EXIT_FAILED)
+    if as_json:
+        click.echo(json.dumps(report.look_json(process, answer)))
+    else:
+        for line in report.look_lines(process, answer, by):
+            click.echo(line)
+    return 0 if answer.devices else EXIT_FAILED
+
+
+def _following(pid: int | None) -> Watcher:
+    from gpumem_tui.watch.reader import Watcher
+
+    watcher = Watcher()
+    if pid is not None:
+        watcher.follow(pid)
+    return watcher
+
+
+def _find(watcher: Watcher, pid: int, *, ended: bool = False) -> ProbedProcess | None:
+    """The process of that pid that publishes; with `ended`, else the last one that did."""
+    processes = watcher.processes()
+    running = next((process for process in processes if process.pid == pid), None)
+    if running is not None or not ended:
+        return running
+    return next((process for process in processes if process.pid is None and process.files.pid == pid), None)
+
+
+def _does_not_publish(pid: int) -> int:
+    from gpumem_tui.watch import hosts
+
+    host = hosts.find(pid)
+    if host is None:
+        return complain(f"there is no process {pid}, and none that ended has left anything", EXIT_BAD_INPUT)
+    return complain(
+        f"{host.title} does not publish (yet): it does with its first optimizer step under `gpumem-tui run`, "
+        f"or after `gpumem-tui attach {pid}`",
+        EXIT_FAILED,
+    )
+
+
+def _post_mortem(watcher: Watcher, process: ProbedProcess | None, *, as_json: bool) -> int:
+    from gpumem_tui.probe.files import WireError
+    from gpumem_tui.watch.postmortem import case_json, case_lines, open_case
+
+    processes = watcher.processes() if process is None else (process,)
+    shown = 0
+    for one in processes:
+        try:
+            case = open_case(one)
+        except WireError as error:
+            complain(str(error), EXIT_FAILED)
+            continue
+        if case is not None:
+            click.echo(json.dumps(case_json(case)) if as_json else "\n".join([*[""] * bool(shown), *case_lines(case)]))
+            shown += 1
+    if shown:
+        return 0
+    whose = f"{process.title} has" if process is not None else "no process that was watched has"
+    return complain(f"{whose} run out of memory", 0)
+
+
+def _explain(target: Target) -> None:
+    """What will happen, before it is asked whether it should."""
+    version = "" if target.python is None else f", Python {target.python[0]}.{target.python[1]}"
+    click.echo(
+        f"{target.host.title}{version}\n"
+        "  Its main thread is stopped for some milliseconds, and told to start the probe when it is next in Python.\n"
+        f"  The probe then publishes its memory at most twice a second, in {target.host.inner_directory}.\n"
+        "  It stays until the process ends; no file and no setting of the program is changed.",
+        err=True,
+    )

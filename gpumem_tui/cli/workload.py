@@ -1,0 +1,76 @@
+"""The options that say what is trained and on what: of every command that searches, predicts or plans."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from gpumem_tui.formula.recipe import ATTENTIONS, OPTIMIZERS, PRECISIONS, RECOMPUTES, SHARDINGS
+from gpumem_tui.memory import GIB, KIB, MIB
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+class Size(click.ParamType[int]):
+    """A memory size: a number of bytes, or with a unit (20GiB, 512MiB; GB and G mean GiB)."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG]?)(i?B)?", str(value), re.IGNORECASE)
+        size_bytes = 0
+        if match is not None:
+            unit = {"": 1, "K": KIB, "M": MIB, "G": GIB}[match[2].upper()]
+            size_bytes = int(float(match[1]) * unit)
+        if size_bytes <= 0:
+            self.fail(f"{value!r} is not a size such as 20GiB or 512MiB", param, ctx)
+        return size_bytes
+
+
+AT_LEAST_ONE = click.IntRange(min=1)
+
+WORKLOAD_OPTIONS = [
+    click.option("--model", metavar="NAME", help="A model of the catalog (default: gpt2)."),
+    click.option("--config", metavar="CONFIG_JSON", help="A Hugging Face config.json instead."),
+    click.option("--workload", metavar="FILE[:NAME]", help="Your own step: build, make_batch and train_step."),
+    click.option("--layers", type=AT_LEAST_ONE, help="Change the model: layers."),
+    click.option("--hidden", type=AT_LEAST_ONE, help="Width of the residual stream."),
+    click.option("--heads", type=AT_LEAST_ONE, help="Attention heads."),
+    click.option("--kv-heads", type=AT_LEAST_ONE, help="Key/value heads."),
+    click.option("--ffn", type=AT_LEAST_ONE, help="Inner width of the feed-forward network."),
+    click.option("--vocab", type=AT_LEAST_ONE, help="Vocabulary size."),
+    click.option("--seq-len", type=AT_LEAST_ONE, help="Sequence length to train at."),
+    click.option("--image-size", type=AT_LEAST_ONE, help="Pixels a side."),
+    click.option("--precision", type=click.Choice(PRECISIONS), default="fp32", show_default=True),
+    click.option("--optimizer", type=click.Choice(OPTIMIZERS), default="adamw", show_default=True),
+    click.option("--recompute", type=click.Choice(RECOMPUTES), default="none", show_default=True),
+    click.option("--attention", type=click.Choice(ATTENTIONS), default="auto", show_default=True),
+    click.option("--sharding", type=click.Choice(SHARDINGS), default="none", show_default=True),
+    click.option("--gpus", type=AT_LEAST_ONE, default=1, show_default=True, help="GPUs to shard over."),
+]
+DEVICE_OPTIONS = [
+    click.option("--gpu", metavar="DEVICE", help="0, a UUID or sim:NAME (default: a free GPU, else sim:a100-80gb)."),
+    click.option("--limit", "limit_bytes", type=Size(), help="Never reserve more than this, e.g. 20GiB."),
+    click.option("--share", is_flag=True, help="Use a GPU that other processes use, in what they leave."),
+    click.option(
+        "--headroom", type=click.FloatRange(0, 1, max_open=True), default=0.1, show_default=True,
+        help="Share of the GPU that the formula leaves free.",
+    ),
+    click.option("--target-batch", type=AT_LEAST_ONE, help="Wanted global batch size: says the accumulation steps."),
+    click.option("--python", metavar="PATH", help="Interpreter that has torch (default: this one)."),
+    click.option("--steps", type=AT_LEAST_ONE, default=3, show_default=True, help="Training steps a trial."),
+]  # fmt: skip
+
+
+def with_options(*groups: list[Callable[[Command], Command]]) -> Callable[[Command], Command]:
+    """Decorates a command with groups of options, in their order."""
+
+    def decorate(command: Command) -> Command:
+        for option in reversed([option for group in groups for option in group]):
+            command = option(command)
+        return command
+
+    return decorate

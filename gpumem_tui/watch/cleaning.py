@@ -1,0 +1,59 @@
+"""Old files of processes that have ended. They are kept for a while: after a crash they are the black box."""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from gpumem_tui.watch.records import ProbedProcess, State
+
+KEEP_S = 7 * 24 * 3600.0
+KEEP_PROCESSES = 20
+
+
+def clean(processes: tuple[ProbedProcess, ...], now_s: float | None = None) -> int:
+    """Remove our own files of processes that ended over a week ago, and of all but the last twenty.
+
+    Args:
+        processes: as a `Watcher` found them.
+        now_s: seconds since the epoch; now by default.
+
+    Returns:
+        How many processes were forgotten.
+    """
+    now_s = time.time() if now_s is None else now_s
+    ended = [process for process in processes if process.state is not State.RUNNING and process.uid == os.geteuid()]
+    last_first = sorted(ended, key=_last_sign_s, reverse=True)
+    old = [
+        process
+        for place, process in enumerate(last_first)
+        if place >= KEEP_PROCESSES or now_s - _last_sign_s(process) > KEEP_S
+    ]
+    for process in old:
+        _remove(process)
+    return len(old)
+
+
+def _last_sign_s(process: ProbedProcess) -> float:
+    """When it was last heard of, in seconds since the epoch."""
+    newest = max((sample.record.wall_ns for sample in process.samples), default=process.process.started_ns)
+    return newest / 1e9
+
+
+def _remove(process: ProbedProcess) -> None:
+    """Every file of a process, leftovers of interrupted writes included; the ring last, as it names the others."""
+    files = process.files
+    name = f"{files.pid}-{files.start_ticks}."
+    beside = [path for path in _listed(files.directory) if path.name.lstrip(".").startswith(name)]
+    for path in sorted(beside, key=lambda path: path == files.ring):
+        with suppress(OSError):
+            path.unlink()
+
+
+def _listed(directory: Path) -> list[Path]:
+    try:
+        return [directory / name for name in os.listdir(directory)]
+    except OSError:
+        return []

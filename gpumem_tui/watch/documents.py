@@ -1,0 +1,202 @@
+"""The documents beside a ring, validated: what is trained, a deep look, and what was there when memory ran out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+
+from gpumem_tui.memory import Breakdown
+from gpumem_tui.probe.documents import MAX_DOCUMENT_BYTES, SCHEMA
+from gpumem_tui.probe.files import Files, WireError, read_private
+from gpumem_tui.watch.hosts import printable
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+Seconds = Annotated[float, msgspec.Meta(ge=0)]
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One parameter; `shape` is the whole one where the tensor is sharded over ranks."""
+
+    name: str
+    shape: tuple[Count, ...]
+    dtype: str
+    trained: bool
+
+
+@dataclass(frozen=True)
+class Model:
+    """A module tree of which something is trained. `name`: its class. `truncated`: some parameters were left out."""
+
+    name: str
+    parameters: tuple[Parameter, ...]
+    truncated: bool
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """One optimizer, and the plain options of its first group of parameters."""
+
+    name: str
+    parameters: Count
+    options: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a process trains."""
+
+    models: tuple[Model, ...]
+    optimizers: tuple[Optimizer, ...]
+
+
+@dataclass(frozen=True)
+class Held:
+    """What one place in the program holds of one bucket at the peak. A text that is empty is unknown."""
+
+    bucket: str
+    operator: str
+    module: str
+    source: str
+    bytes: Count
+    allocations: Count
+
+
+@dataclass(frozen=True)
+class LookedDevice:
+    """One device during the looked step.
+
+    Attributes:
+        buckets: bytes at the peak; they sum to `peak_bytes`.
+        held: the same by place, the largest first.
+        timeline: (seconds since the step began, live bytes). phases: (seconds since it began, phase that begins).
+        peak_s: when the peak was.
+    """
+
+    device: Annotated[int, msgspec.Meta(ge=-1)]
+    device_uuid: str
+    peak_bytes: Count
+    buckets: dict[str, Count]
+    held: tuple[Held, ...]
+    timeline: tuple[tuple[Seconds, Count], ...]
+    phases: tuple[tuple[Seconds, str], ...]
+    peak_s: Seconds
+
+    @property
+    def breakdown(self) -> Breakdown:
+        """The buckets, typed."""
+        return Breakdown.from_json(self.buckets)
+
+
+@dataclass(frozen=True)
+class Look:
+    """The answer to a request for a deep look; see `gpumem_tui.probe.documents.LookDocument`."""
+
+    request: Count
+    step: Count
+    step_s: Seconds
+    method: str
+    devices: tuple[LookedDevice, ...]
+    unavailable: dict[str, str]
+
+
+@dataclass(frozen=True)
+class PostMortem:
+    """The last time memory ran out; see `gpumem_tui.probe.documents.OutOfMemoryDocument`.
+
+    Attributes:
+        buckets: parameters, gradients and optimizer state on that device at that moment.
+        fatal: whether the error ended the process.
+    """
+
+    step: Count
+    wall_ns: Count
+    device: int | None
+    device_uuid: str
+    requested_bytes: Count | None
+    requested_is_rounded: bool
+    device_total_bytes: Count | None
+    device_free_bytes: Count | None
+    source: str
+    message: str
+    buckets: dict[str, Count]
+    allocated_bytes: Count | None
+    reserved_bytes: Count | None
+    peak_allocated_bytes: Count | None
+    peak_reserved_bytes: Count | None
+    retries: Count | None
+    ooms: Count | None
+    inactive_split_bytes: Count | None
+    fatal: bool
+
+    @property
+    def breakdown(self) -> Breakdown:
+        """The buckets, typed."""
+        return Breakdown.from_json(self.buckets)
+
+
+Document = TypeVar("Document", Trained, Look, PostMortem)
+
+
+def read_trained(files: Files, uid: int) -> Trained | None:
+    """What the process trains; None as long as its probe has not said.
+
+    Raises:
+        WireError: not a document that may be trusted; one line.
+    """
+    return _read(Trained, files.model, uid)
+
+
+def read_look(files: Files, uid: int) -> Look | None:
+    """The last deep look; None if there was none.
+
+    Raises:
+        WireError: as `read_trained`.
+    """
+    look = _read(Look, files.look, uid)
+    if look is not None:
+        for device in look.devices:
+            if _total(device.buckets, files.look) != device.peak_bytes:
+                raise WireError(f"{files.look.name} is damaged: the buckets do not sum to the peak")
+            for held in device.held:
+                _total({held.bucket: held.bytes}, files.look)
+    return look
+
+
+def read_post_mortem(files: Files, uid: int) -> PostMortem | None:
+    """What was there when memory ran out last; None if it never did.
+
+    Raises:
+        WireError: as `read_trained`.
+    """
+    found = _read(PostMortem, files.oom, uid)
+    if found is not None:
+        _total(found.buckets, files.oom)
+    return found
+
+
+def _read(kind: type[Document], path: Path, uid: int) -> Document | None:
+    try:
+        data = read_private(path, MAX_DOCUMENT_BYTES, {uid})
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise WireError(f"{path.name} cannot be read: {error.strerror}") from error
+    try:
+        content: Mapping[str, Any] = msgspec.json.decode(data, type=dict[str, Any])
+        if content.get("schema") != SCHEMA:
+            raise WireError(f"{path.name} was written by another version (schema {content.get('schema')!r:.40})")
+        return msgspec.convert(content, kind)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise WireError(f"{path.name} is damaged: {printable(str(error))}") from error
+
+
+def _total(buckets: Mapping[str, int], path: Path) -> int:
+    try:
+        return Breakdown.from_json(buckets).total_bytes
+    except ValueError as error:
+        raise WireError(f"{path.name} is damaged: {printable(str(error))}") from error

@@ -1,0 +1,108 @@
+"""Watching without a screen: JSON lines or a table on stdout, until interrupted or until the process ends."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import time
+from typing import Any
+
+from gpumem_tui.watch import report
+from gpumem_tui.watch.cleaning import clean
+from gpumem_tui.watch.reader import Watcher
+from gpumem_tui.watch.records import ProbedProcess, State
+
+_HEADER_EVERY = 30
+
+
+def show_last(process: ProbedProcess, *, as_json: bool) -> None:
+    """Print the last sample of a process that has ended."""
+    writer = _Json() if as_json else _Table()
+    writer.begun(process)
+    writer.samples(process)
+
+
+def watch(watcher: Watcher, pid: int | None, interval_s: float, *, as_json: bool) -> ProbedProcess | None:
+    """Print every new sample of the running processes, or of one of them until it ends.
+
+    Returns:
+        The process watched, once it has ended. Without a `pid` it goes on until interrupted.
+    """
+    writer = _Json() if as_json else _Table()
+    clean(watcher.processes())
+    for refused in watcher.read().refused:
+        print(f"gpumem-tui: not read: {refused.reason}", file=sys.stderr)
+    shown: dict[tuple[int, int], int] = {}
+    running: set[tuple[int, int]] = set()
+    if pid is None and not any(process.state is State.RUNNING for process in watcher.processes()):
+        print(
+            "gpumem-tui: no process publishes yet; start one with `gpumem-tui run -- COMMAND`, or put the probe into a "
+            "running one with `gpumem-tui attach PID`",
+            file=sys.stderr,
+        )
+    while True:
+        for process in watcher.processes():
+            if process.state is State.RUNNING:
+                if pid not in (None, process.pid):
+                    continue
+                if process.key not in running:
+                    writer.begun(process)
+                    running.add(process.key)
+            elif process.key not in running:
+                continue
+            newest = max((sample.record.sequence for sample in process.samples), default=0)
+            if newest > shown.get(process.key, 0):
+                shown[process.key] = newest
+                writer.samples(process)
+            if process.state is not State.RUNNING:
+                running.discard(process.key)
+                writer.ended(process)
+                if pid is not None:
+                    return process
+        time.sleep(interval_s)
+
+
+def table_width() -> int:
+    """The width of the terminal; without one, any."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else sys.maxsize
+
+
+class _Json:
+    def begun(self, process: ProbedProcess) -> None:
+        """The samples say it all."""
+
+    def samples(self, process: ProbedProcess) -> None:
+        for sample in process.samples:
+            self._print(report.sample_json(process, sample))
+
+    def ended(self, process: ProbedProcess) -> None:
+        self._print(report.ended_json(process))
+
+    @staticmethod
+    def _print(body: dict[str, Any]) -> None:
+        print(json.dumps(body, allow_nan=False), flush=True)
+
+
+class _Table:
+    def __init__(self) -> None:
+        self._rows = 0
+        self._columns = report.fitting_columns(table_width())
+
+    def begun(self, process: ProbedProcess) -> None:
+        self._print(report.process_line(process))
+        self._rows = 0
+
+    def samples(self, process: ProbedProcess) -> None:
+        for sample in process.samples:
+            if self._rows % _HEADER_EVERY == 0:
+                self._print(report.header_line(self._columns))
+            self._print(report.sample_line(process, sample, self._columns))
+            self._rows += 1
+
+    def ended(self, process: ProbedProcess) -> None:
+        self._print(report.process_line(process))
+
+    @staticmethod
+    def _print(line: str) -> None:
+        print(line, flush=True)

@@ -1,0 +1,138 @@
+"""A process as /proc shows it: whose it is, what it runs, and where its probe publishes, seen from here.
+
+A process may live in a container: it then has another pid, another user number and another file system than the ones we
+know it by. What is named `inner` is as the process itself sees it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpumem_tui.probe.files import Files
+
+PROC = Path("/proc")
+
+
+@dataclass(frozen=True)
+class Host:
+    """A running process.
+
+    Attributes:
+        proc: its folder in /proc.
+        start_ticks: with the pid, a name that is never used twice.
+        state: a letter: R runs, S sleeps, D waits in the kernel, T is stopped, t is traced, Z has ended.
+        tracer_pid: who debugs it; 0 for nobody.
+        command: its command line; empty for a kernel thread.
+    """
+
+    proc: Path
+    pid: int
+    start_ticks: int
+    uid: int
+    state: str
+    tracer_pid: int
+    inner_pid: int
+    name: str
+    command: tuple[str, ...]
+
+    @property
+    def title(self) -> str:
+        """The process in a few words: ``PID 123 (python train.py)``."""
+        return f"PID {self.pid} ({shortened(' '.join(self.command) or self.name)})"
+
+    @property
+    def shares_files(self) -> bool:
+        """Whether it sees the same files as we do, under the same names."""
+        return shares_files(self.proc)
+
+    @property
+    def inner_uid(self) -> int:
+        """The number of its user as the process knows it."""
+        try:
+            lines = (self.proc / "uid_map").read_text().splitlines()
+        except OSError:
+            return self.uid
+        for inner, outer, count in (map(int, line.split()) for line in lines):
+            if outer <= self.uid < outer + count:
+                return inner + self.uid - outer
+        return self.uid
+
+    @property
+    def inner_directory(self) -> Path:
+        """Where its probe publishes, as the process names it."""
+        chosen = self.environ().get("GPUMEM_TUI_DIR")
+        return Path(chosen or f"/tmp/gpumem-tui-{self.inner_uid}")
+
+    @property
+    def files(self) -> Files:
+        """The files of its probe, by names that we can open."""
+        directory = self.inner_directory
+        if not self.shares_files:
+            directory = self.proc / "root" / str(directory).lstrip("/")
+        return Files(directory, self.inner_pid, self.start_ticks)
+
+    def environ(self) -> dict[str, str]:
+        """The environment that it was started with; empty where we may not read it."""
+        return environ(self.proc)
+
+
+def environ(folder: Path) -> dict[str, str]:
+    """The environment that the process of a folder in /proc was started with; empty where we may not read it."""
+    try:
+        data = (folder / "environ").read_bytes()
+    except OSError:
+        return {}
+    pairs = (entry.partition("=") for entry in os.fsdecode(data).split("\0") if "=" in entry)
+    return {name: value for name, _, value in pairs}
+
+
+def shares_files(folder: Path) -> bool:
+    """Whether the process of a folder in /proc sees the same files as we do, under the same names."""
+    try:
+        return all(os.readlink(folder / link) == os.readlink(PROC / "self" / link) for link in ("ns/mnt", "root"))
+    except OSError:
+        return True  # not ours to look into: its files are neither
+
+
+def every(proc: Path = PROC) -> Iterator[Host]:
+    """All processes, as far as they can be seen."""
+    for name in os.listdir(proc):
+        host = find(int(name), proc) if name.isdecimal() else None
+        if host is not None:
+            yield host
+
+
+def find(pid: int, proc: Path = PROC) -> Host | None:
+    """The process of that pid; None if there is none (any more)."""
+    folder = proc / str(pid)
+    try:
+        status = dict(line.partition(":")[::2] for line in (folder / "status").read_text().splitlines())
+        stat = (folder / "stat").read_text()
+        command = os.fsdecode((folder / "cmdline").read_bytes())
+    except OSError:
+        return None
+    return Host(
+        proc=folder,
+        pid=pid,
+        start_ticks=int(stat[stat.rindex(")") + 2 :].split()[19]),
+        uid=int(status["Uid"].split()[1]),
+        state=status["State"].split()[0],
+        tracer_pid=int(status.get("TracerPid", "0")),
+        inner_pid=int(status.get("NSpid", str(pid)).split()[-1]),
+        name=status["Name"].strip(),
+        command=tuple(command.rstrip("\0").split("\0")) if command else (),
+    )
+
+
+def printable(text: str) -> str:
+    """A text that cannot move the cursor, colour the terminal or break the line, whoever wrote it."""
+    return "".join(character if character.isprintable() else " " for character in text)
+
+
+def shortened(text: str, length: int = 60) -> str:
+    """A printable text of at most so many characters."""
+    clean = printable(text)
+    return clean if len(clean) <= length else clean[: length - 1] + "…"

@@ -1,0 +1,192 @@
+"""After memory ran out: what filled the device, what was asked for, and what would have made it fit."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from gpumem_tui.formula.predict import DEFAULT_HEADROOM, max_batch_size
+from gpumem_tui.formula.remedies import Remedy, remedies
+from gpumem_tui.memory import Breakdown, Bucket, Unknown, Value, format_bytes
+from gpumem_tui.monitor.snapshot import Reading
+from gpumem_tui.probe.files import WireError
+from gpumem_tui.watch.documents import PostMortem, read_post_mortem, read_trained
+from gpumem_tui.watch.expected import FIXED, Expected, expect
+from gpumem_tui.watch.hosts import printable
+from gpumem_tui.watch.records import ProbedProcess
+from gpumem_tui.watch.report import SCHEMA, ago, device_name
+
+_BEST_REMEDIES = 4
+
+
+@dataclass(frozen=True)
+class Case:
+    """One process that ran out of memory, and what the formula says of it.
+
+    Attributes:
+        expected: the model and recipe for the formula, or why they cannot be told.
+    """
+
+    process: ProbedProcess
+    post_mortem: PostMortem
+    expected: Reading[Expected]
+
+    @property
+    def rest_bytes(self) -> Value:
+        """What was allocated beyond parameters, gradients and optimizer state: activations, batch data and the rest."""
+        if self.post_mortem.allocated_bytes is None:
+            return Unknown("no allocator figures")
+        left_bytes = self.post_mortem.allocated_bytes - self.post_mortem.breakdown.total_bytes
+        return left_bytes if left_bytes >= 0 else Unknown("the figures are of different moments")
+
+    @property
+    def outside_bytes(self) -> Value:
+        """What others held of the device: other processes, CUDA contexts, the driver."""
+        found = self.post_mortem
+        if found.device_total_bytes is None or found.device_free_bytes is None or found.reserved_bytes is None:
+            return Unknown("the device did not say")
+        left_bytes = found.device_total_bytes - found.device_free_bytes - found.reserved_bytes
+        return left_bytes if left_bytes >= 0 else Unknown("the figures are of different moments")
+
+    @property
+    def remedies(self) -> list[Remedy]:
+        """What would have made a larger batch fit on this device, the most useful first."""
+        total_bytes = self.post_mortem.device_total_bytes
+        if isinstance(self.expected, Unknown) or total_bytes is None:
+            return []
+        return remedies(self.expected.shape, self.expected.recipe, total_bytes)[:_BEST_REMEDIES]
+
+
+def open_case(process: ProbedProcess) -> Case | None:
+    """The post-mortem of a process; None if memory never ran out.
+
+    Raises:
+        WireError: its documents are not to be trusted.
+    """
+    post_mortem = read_post_mortem(process.files, process.uid)
+    if post_mortem is None:
+        return None
+    try:
+        trained = read_trained(process.files, process.uid)
+    except WireError as error:
+        return Case(process, post_mortem, Unknown(str(error)))
+    if trained is None:
+        return Case(process, post_mortem, Unknown("the probe had not listed the parameters yet"))
+    found = {bucket: post_mortem.breakdown[bucket] for bucket in FIXED}
+    return Case(process, post_mortem, expect(trained, found, process.process.world_size))
+
+
+def case_json(case: Case) -> dict[str, Any]:
+    """The case as one object."""
+    body: dict[str, Any] = {
+        "event": "post_mortem",
+        "schema": SCHEMA,
+        "pid": case.process.files.pid,
+        "rank": case.process.process.rank,
+        **msgspec.to_builtins(case.post_mortem),
+        "expected": None,
+        "remedies": [
+            {
+                "name": remedy.name,
+                "option": remedy.option,
+                "saved_bytes": remedy.saved_bytes,
+                "max_batch_size": remedy.max_batch_size,
+            }
+            for remedy in case.remedies
+        ],
+        "unavailable": {},
+    }
+    if isinstance(case.expected, Unknown):
+        body["unavailable"]["expected"] = case.expected.reason
+    else:
+        body["expected"] = {
+            "model": case.expected.shape.name,
+            "assumed": list(case.expected.assumed),
+            "buckets": case.expected.at(0).breakdown.as_json(FIXED),
+        }
+    return body
+
+
+def case_lines(case: Case, now_s: float | None = None) -> list[str]:
+    """The case for a person."""
+    found = case.post_mortem
+    when = ago((time.time() if now_s is None else now_s) - found.wall_ns / 1e9)
+    ending = "and ended" if found.fatal else "and may have gone on: the error was raised, not seen to end it"
+    lines = [f"{case.process.title} ran out of memory in step {found.step + 1:,}, {when}, {ending}"]
+    lines += _request_lines(case)
+    lines += ["", *_ledger_lines(case)]
+    lines += _fragmentation_lines(found)
+    lines += ["", *_formula_lines(case)]
+    return [printable(line) for line in lines]
+
+
+def _request_lines(case: Case) -> Iterator[str]:
+    found = case.post_mortem
+    if found.requested_bytes is not None:
+        about = "about " if found.requested_is_rounded else ""
+        where = f" at {found.source}" if found.source else ""
+        free = "" if found.device_free_bytes is None else f", {format_bytes(found.device_free_bytes)} was free"
+        device = "" if found.device is None else f" on {device_name(found.device)}"
+        yield f"the failed request: {about}{format_bytes(found.requested_bytes)}{device}{where}{free}"
+    elif found.message:
+        yield f"the error: {found.message.splitlines()[0]}"
+
+
+def _ledger_lines(case: Case) -> Iterator[str]:
+    """What filled the device; the rows sum to its total."""
+    found = case.post_mortem
+    rows: list[tuple[str, Value]] = [(bucket.title, found.breakdown[bucket]) for bucket in FIXED]
+    rows.append(("activations, batch data and the rest", case.rest_bytes))
+    if found.allocated_bytes is not None and found.reserved_bytes is not None:
+        rows.append((Bucket.CACHE.title, max(0, found.reserved_bytes - found.allocated_bytes)))
+    rows.append(("other processes, CUDA contexts, driver", case.outside_bytes))
+    if found.device_free_bytes is not None:
+        rows.append((Bucket.FREE.title, found.device_free_bytes))
+    if found.device_total_bytes is not None:
+        rows.append(("= device", found.device_total_bytes))
+    for title, value in rows:
+        yield f"  {'–' if isinstance(value, Unknown) else format_bytes(value):>12}  {title}"
+
+
+def _fragmentation_lines(found: PostMortem) -> Iterator[str]:
+    pieces_bytes, requested_bytes = found.inactive_split_bytes, found.requested_bytes
+    if pieces_bytes is not None and requested_bytes is not None and pieces_bytes >= requested_bytes:
+        yield (
+            f"the cache held {format_bytes(pieces_bytes)} in pieces too small for the request: "
+            "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True may help"
+        )
+
+
+def _formula_lines(case: Case) -> Iterator[str]:
+    expected = case.expected
+    if isinstance(expected, Unknown):
+        yield f"no prediction to compare with: {expected.reason}"
+        return
+    recipe = expected.recipe
+    yield f"the formula for {expected.shape.name}, {recipe.precision}, {recipe.optimizer}:"
+    yield f"  assumed: {'; '.join(expected.assumed) or 'nothing'}"
+    yield from _error_lines(expected.at(0).breakdown, case.post_mortem.breakdown)
+    total_bytes = case.post_mortem.device_total_bytes
+    if isinstance(case.rest_bytes, int):
+        yield f"  the rest is what about {expected.samples_held(case.rest_bytes)} samples of a batch hold"
+    if total_bytes is not None:
+        fits = max_batch_size(expected.shape, recipe, total_bytes)
+        yield f"  largest batch on this device, {DEFAULT_HEADROOM:.0%} left free: {fits:,}"
+    best = case.remedies
+    if best:
+        yield "what would have helped, with the largest batch that then fits:"
+    for remedy in best:
+        yield f"  {remedy.max_batch_size:>6,}  {remedy.name} ({remedy.option}); costs {remedy.cost}"
+
+
+def _error_lines(expected: Breakdown, found: Breakdown) -> Iterator[str]:
+    for bucket in FIXED:
+        error = ""
+        if found[bucket]:
+            error = f" ({(expected[bucket] - found[bucket]) / found[bucket]:+.1%})"
+        title = f"{bucket.title}:"
+        yield f"  {title:<17}{format_bytes(expected[bucket])}, found {format_bytes(found[bucket])}{error}"

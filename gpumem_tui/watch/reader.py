@@ -1,0 +1,286 @@
+"""Reads what probes publish. It trusts nothing in their folders: whoever may write there could have put it there."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gpumem_tui.memory import Unknown
+from gpumem_tui.monitor.snapshot import Reading
+from gpumem_tui.probe.files import Files, WireError, check_directory, default_directory, read_private
+from gpumem_tui.probe.wire import (
+    RING_BYTES,
+    SLOT_BYTES,
+    SLOT_COUNT,
+    Header,
+    Record,
+    decode_header,
+    decode_record,
+    slot_offset,
+)
+from gpumem_tui.watch import hosts
+from gpumem_tui.watch.documents import read_post_mortem
+from gpumem_tui.watch.records import ProbedProcess, RefusedFile, Sample, State, Watched
+
+_FOREIGN_EVERY_S = 10.0
+_SILENT_AFTER_S = 15.0
+_OWNER_IN_NAME = re.compile(r"gpumem-tui-(\d+)")
+
+
+@dataclass
+class _Ring:
+    """What is remembered of a ring between two looks.
+
+    `version` changes when the file does; it is read again only then.
+    """
+
+    files: Files
+    uid: int
+    version: tuple[int, int, int] = (0, 0, 0)
+    header: Header | None = None
+    records: dict[int, Record] = field(default_factory=dict)
+    problem: str = ""
+    host: hosts.Host | None = None
+    end: State | None = None
+
+
+class Watcher:
+    """Everything that publishes on this machine, as far as we may read it. For one thread at a time.
+
+    Args:
+        directories: the folders to look into; by default our own, for root everybody's, and those of containers.
+        proc: where processes are looked up.
+        clock_ns: the machine's monotonic clock, the same as the probes read.
+    """
+
+    def __init__(
+        self,
+        directories: Iterable[Path] | None = None,
+        proc: Path = hosts.PROC,
+        clock_ns: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self._given = None if directories is None else tuple(directories)
+        self._followed: set[Path] = set()
+        self._proc = proc
+        self._clock_ns = clock_ns
+        self._rings: dict[Path, _Ring] = {}
+        self._refused: dict[str, str] = {}
+        self._foreign: tuple[Path, ...] = ()
+        self._foreign_at_s = -_FOREIGN_EVERY_S
+        self._hosts: dict[tuple[int, int], hosts.Host] | None = None
+
+    def follow(self, pid: int) -> None:
+        """Also look where the probe of this process publishes, wherever its environment says that is."""
+        host = hosts.find(pid, self._proc)
+        if host is not None:
+            self._followed.add(host.files.directory)
+
+    def processes(self) -> tuple[ProbedProcess, ...]:
+        """The processes that publish, or did: the running first, then the last to have begun."""
+        return self.read().processes
+
+    def read(self) -> Watched:
+        """Look at every folder again. What cannot be trusted is listed with the reason and not read."""
+        self._refused = {}
+        self._hosts = None
+        seen = dict(found for directory in self._directories() for found in self._scan(directory))
+        self._rings = {path: self._rings.get(path) or _Ring(Files.of_ring(path), uid) for path, uid in seen.items()}
+        processes = []
+        for path, ring in self._rings.items():
+            try:
+                processes.append(self._look(ring))
+            except FileNotFoundError:
+                continue
+            except WireError as error:
+                self._refused[str(path)] = str(error)
+            except OSError as error:
+                self._refused[str(path)] = f"{path.name} cannot be read: {error.strerror}"
+        processes.sort(key=lambda process: (process.state is not State.RUNNING, -process.process.started_ns))
+        refused = (
+            RefusedFile(hosts.printable(path), hosts.printable(reason))
+            for path, reason in sorted(self._refused.items())
+        )
+        return Watched(tuple(processes), tuple(refused))
+
+    def history(self, process: ProbedProcess) -> tuple[Sample, ...]:
+        """Every sample that the ring of a process holds, all devices, oldest first."""
+        ring = self._rings.get(process.files.ring)
+        return () if ring is None else tuple(Sample(ring.records[number]) for number in sorted(ring.records))
+
+    def _directories(self) -> Iterable[Path]:
+        if self._given is not None:
+            return dict.fromkeys([*self._given, *self._followed])
+        ours = [default_directory()]
+        if os.geteuid() == 0:
+            ours += Path("/tmp").glob("gpumem-tui-*")
+        now_s = self._clock_ns() / 1e9
+        if now_s - self._foreign_at_s >= _FOREIGN_EVERY_S:
+            self._foreign_at_s = now_s
+            self._foreign = foreign_directories(self._proc)
+        return dict.fromkeys([*ours, *self._foreign, *self._followed])
+
+    def _scan(self, directory: Path) -> Iterator[tuple[Path, int]]:
+        """The rings in a folder, with the user whose folder it is."""
+        try:
+            uid = _expected_owner(directory)
+            check_directory(directory, (uid,))
+            names = os.listdir(directory)
+        except FileNotFoundError:
+            return
+        except WireError as error:
+            self._refused[str(directory)] = str(error)
+            return
+        except OSError as error:
+            self._refused[str(directory)] = f"{directory} cannot be read: {error.strerror}"
+            return
+        for name in names:
+            path = directory / name
+            if name.endswith(".ring") and not name.startswith("."):
+                try:
+                    Files.of_ring(path)
+                except WireError as error:
+                    self._refused[str(path)] = str(error)
+                else:
+                    yield path, uid
+
+    def _look(self, ring: _Ring) -> ProbedProcess:
+        """The process behind a ring, after reading what was written since the last look."""
+        found = os.lstat(ring.files.ring)
+        version = (found.st_dev, found.st_ino, found.st_mtime_ns)
+        if version != ring.version or ring.header is None:
+            _read_new(ring, is_same_file=version[:2] == ring.version[:2])
+            ring.version = version
+        assert ring.header is not None
+        state = ring.end or self._state(ring, ring.header)
+        samples = _newest(ring)
+        age_s: Reading[float] = Unknown("no step has finished yet")
+        if samples:
+            age_s = max(0.0, (self._clock_ns() - samples[0].record.monotonic_ns) / 1e9)
+        return ProbedProcess(
+            files=ring.files,
+            pid=ring.host.pid if ring.host is not None and state is State.RUNNING else None,
+            uid=ring.uid,
+            process=ring.header.process,
+            state=state,
+            samples=samples,
+            age_s=age_s,
+            problem=ring.problem or _problem(state, samples, age_s),
+        )
+
+    def _state(self, ring: _Ring, header: Header) -> State:
+        ring.host = self._find(ring)
+        if ring.host is not None:
+            return State.RUNNING
+        ring.end = State.ENDED if header.ended_ns else State.VANISHED  # its name will never be another process's
+        try:
+            post_mortem = read_post_mortem(ring.files, ring.uid)
+        except WireError as error:
+            ring.problem = str(error)
+        else:
+            if post_mortem is not None and post_mortem.fatal:
+                ring.end = State.OUT_OF_MEMORY
+        return ring.end
+
+    def _find(self, ring: _Ring) -> hosts.Host | None:
+        """The living process that writes a ring. Its user must be the ring's, or anyone could pass for it."""
+        if ring.host is not None:
+            host = hosts.find(ring.host.pid, self._proc)
+        else:
+            host = hosts.find(ring.files.pid, self._proc)
+            if not _writes(host, ring):  # a container's pid
+                if self._hosts is None:
+                    self._hosts = {(host.inner_pid, host.start_ticks): host for host in hosts.every(self._proc)}
+                host = self._hosts.get((ring.files.pid, ring.files.start_ticks))
+        return host if _writes(host, ring) else None
+
+
+def foreign_directories(proc: Path = hosts.PROC) -> tuple[Path, ...]:
+    """Where the probes of containers publish, by names that we can open, of processes that we may look at."""
+    folders = (proc / name for name in os.listdir(proc) if name.isdecimal())
+    contained = (hosts.find(int(folder.name), proc) for folder in folders if not hosts.shares_files(folder))
+    found = [host.files.directory for host in contained if host is not None and os.geteuid() in (0, host.uid)]
+    distinct: dict[tuple[int, int], Path] = {}
+    for path in found:
+        with suppress(OSError):
+            status = os.stat(path)
+            distinct.setdefault((status.st_dev, status.st_ino), path)
+    return tuple(distinct.values())
+
+
+def _expected_owner(directory: Path) -> int:
+    """Whose a folder must be: ours. Root looks into those of others, if they are named after their owner."""
+    if os.geteuid() != 0:
+        return os.geteuid()
+    named = _OWNER_IN_NAME.fullmatch(directory.name)
+    if named is not None and directory.parent == Path("/tmp"):
+        return int(named[1])
+    return os.lstat(directory).st_uid
+
+
+def _writes(host: hosts.Host | None, ring: _Ring) -> bool:
+    return (
+        host is not None
+        and host.state != "Z"
+        and (host.inner_pid, host.start_ticks, host.uid) == (ring.files.pid, ring.files.start_ticks, ring.uid)
+    )
+
+
+def _read_new(ring: _Ring, *, is_same_file: bool) -> None:
+    """Read the records that are newer than those known.
+
+    Raises:
+        WireError: the ring is not to be trusted, or damaged.
+        OSError: it is not there or cannot be read.
+    """
+    data = read_private(ring.files.ring, RING_BYTES, (ring.uid,))
+    header = decode_header(data)
+    if (header.process.pid, header.process.start_ticks) != (ring.files.pid, ring.files.start_ticks):
+        raise WireError(f"{ring.files.ring.name} says that it is of process {header.process.pid}")
+    known = ring.header.written if ring.header is not None and is_same_file else 0
+    if known > header.written or not is_same_file:
+        known = 0
+        ring.records = {}
+    oldest = header.written - SLOT_COUNT + 1
+    ring.records = {number: record for number, record in ring.records.items() if number >= oldest}
+    damaged = 0
+    for number in range(max(known + 1, oldest, 1), header.written + 1):
+        offset = slot_offset(number)
+        try:
+            record = decode_record(data[offset : offset + SLOT_BYTES])
+        except WireError:
+            damaged += 1
+            continue
+        if record.sequence == number:  # else it was overwritten while we read
+            ring.records[number] = record
+    ring.header = header
+    ring.problem = f"samples lost to damage: {damaged}" if damaged else ""
+
+
+def _newest(ring: _Ring) -> tuple[Sample, ...]:
+    """The newest sample of each device, those of one moment."""
+    last = max(ring.records, default=0)
+    newest: dict[int, Record] = {}
+    while last in ring.records and ring.records[last].device not in newest:
+        record = ring.records[last]
+        if newest and record.monotonic_ns != next(iter(newest.values())).monotonic_ns:
+            break
+        newest[record.device] = record
+        last -= 1
+    return tuple(Sample(newest[device]) for device in sorted(newest))
+
+
+def _problem(state: State, samples: tuple[Sample, ...], age_s: Reading[float]) -> str:
+    """What a user should know about how far to trust the samples; one line, empty if nothing."""
+    record = samples[0].record if samples else None
+    if record is not None and record.errors:
+        return f"the probe met {record.errors} errors"
+    if record is not None and record.dropped:
+        return f"{record.dropped} samples could not be written"
+    if state is State.RUNNING and isinstance(age_s, float) and age_s > _SILENT_AFTER_S:
+        return f"no step has finished for {age_s:.0f} s"
+    return ""

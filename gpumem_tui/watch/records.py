@@ -1,0 +1,187 @@
+"""What is known of the processes that publish: immutable, validated values that panels and reports show."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from types import MappingProxyType
+
+from gpumem_tui.memory import Bucket, Unknown, Value
+from gpumem_tui.monitor.snapshot import Reading
+from gpumem_tui.probe.files import Files
+from gpumem_tui.probe.wire import CPU, Process, Record
+from gpumem_tui.watch.hosts import shortened
+
+NO_ALLOCATOR = Unknown("host memory has no caching allocator")
+NOT_REPORTED = Unknown("not reported by the probe")
+NOT_SEEN = Unknown("not seen from outside the step")
+PEAK_CAME_EARLIER = Unknown("the peak came before all of this was there")
+
+_HELD = (Bucket.PARAMETERS, Bucket.GRADIENTS, Bucket.OPTIMIZER, Bucket.BATCH_DATA)
+
+
+class State(Enum):
+    """How a process stands. The value is the key used in JSON."""
+
+    RUNNING = "running"
+    ENDED = "ended"
+    OUT_OF_MEMORY = "out of memory"
+    VANISHED = "vanished"
+    """Gone without a farewell: killed, or crashed."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One device of a process at the end of a step.
+
+    Attributes:
+        record: as the probe wrote it.
+    """
+
+    record: Record
+
+    @property
+    def device(self) -> str:
+        """The device as the process knows it: ``cpu``, ``cuda:0``."""
+        return "cpu" if self.record.device == CPU else f"cuda:{self.record.device}"
+
+    @property
+    def step_s(self) -> Reading[float]:
+        """Mean seconds of a step since the sample before."""
+        return Unknown("no step timed yet") if math.isnan(self.record.step_s) else self.record.step_s
+
+    @property
+    def allocated_bytes(self) -> Value:
+        """What the caching allocator has given out now."""
+        return self._figure(self.record.allocated_bytes)
+
+    @property
+    def reserved_bytes(self) -> Value:
+        """What the caching allocator holds of the device now."""
+        return self._figure(self.record.reserved_bytes)
+
+    @property
+    def peak_allocated_bytes(self) -> Value:
+        """The most that was ever allocated at once since the process began, or since it reset its own count."""
+        return self._figure(self.record.peak_allocated_bytes)
+
+    @property
+    def peak_reserved_bytes(self) -> Value:
+        """The most that was ever reserved at once."""
+        return self._figure(self.record.peak_reserved_bytes)
+
+    @property
+    def inactive_split_bytes(self) -> Value:
+        """Free parts of segments that are in use elsewhere: fragmentation."""
+        return self._figure(self.record.inactive_split_bytes)
+
+    @property
+    def retries(self) -> Value:
+        """How often the allocator gave its whole cache back to satisfy a request."""
+        return self._figure(self.record.retries)
+
+    @property
+    def ooms(self) -> Value:
+        """How often a request failed."""
+        return self._figure(self.record.ooms)
+
+    @property
+    def buckets(self) -> Mapping[Bucket, Value]:
+        """The bytes now, between two steps. With an allocator the known ones sum to `allocated_bytes`.
+
+        Other is what the tensors that were found do not explain: with the activations gone, mostly batch data, caches
+        of the program and tensors that it keeps.
+        """
+        found = self._found()
+        found[Bucket.OTHER] = _remainder(self.allocated_bytes, found, NOT_REPORTED)
+        return MappingProxyType(found)
+
+    @property
+    def peak_buckets(self) -> Mapping[Bucket, Value]:
+        """The bytes at the peak. With an allocator the known ones sum to `peak_allocated_bytes`.
+
+        Activations are the remainder, so batch data and temporary tensors are among them; a deep look tells them apart.
+        """
+        found = self._found()
+        found[Bucket.ACTIVATIONS] = _remainder(self.peak_allocated_bytes, found, PEAK_CAME_EARLIER)
+        return MappingProxyType(found)
+
+    def _found(self) -> dict[Bucket, Value]:
+        record = self.record
+        sizes = (record.parameters_bytes, record.gradients_bytes, record.optimizer_bytes, record.batch_bytes)
+        unseen = (NOT_REPORTED, NOT_REPORTED, NOT_REPORTED, NOT_SEEN)
+        return {
+            bucket: size_bytes if size_bytes >= 0 else reason
+            for bucket, size_bytes, reason in zip(_HELD, sizes, unseen, strict=True)
+        }
+
+    def _figure(self, value: int) -> Value:
+        if not self.record.has_allocator:
+            return NO_ALLOCATOR
+        return value if value >= 0 else NOT_REPORTED
+
+
+def _remainder(total_bytes: Value, found: Mapping[Bucket, Value], if_negative: Unknown) -> Value:
+    if isinstance(total_bytes, Unknown):
+        return total_bytes
+    left_bytes = total_bytes - sum(value for value in found.values() if isinstance(value, int))
+    return left_bytes if left_bytes >= 0 else if_negative
+
+
+@dataclass(frozen=True)
+class ProbedProcess:
+    """One process that publishes, or did.
+
+    Attributes:
+        files: the files of its probe; they name it for ever, also after its pid is used again.
+        pid: as we know it; None once it has ended, or where it cannot be told which process it is.
+        uid: whose it is.
+        process: what its probe said of it when it began.
+        samples: the newest sample of every device, in the order of devices; empty before the first step.
+        age_s: seconds since those were taken.
+        problem: one line if something is wrong with what is shown; empty otherwise.
+    """
+
+    files: Files
+    pid: int | None
+    uid: int
+    process: Process
+    state: State
+    samples: tuple[Sample, ...]
+    age_s: Reading[float]
+    problem: str
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """Pid and start time: never used twice on a machine."""
+        return self.files.pid, self.files.start_ticks
+
+    @property
+    def title(self) -> str:
+        """The process in a few words."""
+        rank = "" if self.process.rank is None else f", rank {self.process.rank}"
+        pid = self.files.pid if self.pid is None else self.pid
+        return f"PID {pid}{rank} ({shortened(' '.join(self.process.command))})"
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps since the probe came in."""
+        return self.samples[0].record.step if self.samples else 0
+
+
+@dataclass(frozen=True)
+class RefusedFile:
+    """Something in the probes' folder that is not read, and why."""
+
+    path: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Watched:
+    """All that is published on this machine at one moment. The running come first, then the last that ended."""
+
+    processes: tuple[ProbedProcess, ...]
+    refused: tuple[RefusedFile, ...]

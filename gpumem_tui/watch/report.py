@@ -1,0 +1,249 @@
+"""What probes publish, as JSON (schema 1, keys are a public contract) and as plain lines."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from gpumem_tui.memory import ALLOCATED_BUCKETS, Bucket, Unknown, Value, format_bytes
+from gpumem_tui.probe.wire import CPU
+from gpumem_tui.watch.documents import Held, Look, LookedDevice
+from gpumem_tui.watch.hosts import printable
+from gpumem_tui.watch.records import ProbedProcess, Sample, State
+
+By = Literal["bucket", "module", "source"]
+
+SCHEMA = 1
+_FIGURES = (
+    "allocated_bytes",
+    "reserved_bytes",
+    "peak_allocated_bytes",
+    "peak_reserved_bytes",
+    "inactive_split_bytes",
+    "retries",
+    "ooms",
+    "step_s",
+)
+_LINES = {"module": 20, "source": 20}
+_NOWHERE = "(unknown)"
+
+
+# JSON
+
+
+def sample_json(process: ProbedProcess, sample: Sample) -> dict[str, Any]:
+    """One sample of one device. A value that is not known is null, with its reason under `unavailable`."""
+    unavailable: dict[str, str] = {}
+
+    def known(name: str, value: object) -> object:
+        if isinstance(value, Unknown):
+            unavailable[name] = value.reason
+            return None
+        return value
+
+    def buckets(name: str, values: Mapping[Bucket, Value]) -> dict[str, object]:
+        return {bucket.value: known(f"{name}.{bucket.value}", value) for bucket, value in values.items()}
+
+    return {
+        "event": "sample",
+        "schema": SCHEMA,
+        "pid": process.files.pid if process.pid is None else process.pid,
+        "rank": process.process.rank,
+        "world_size": process.process.world_size,
+        "step": sample.record.step,
+        "time_s": sample.record.wall_ns / 1e9,
+        "device": sample.device,
+        "device_uuid": sample.record.device_uuid or None,
+        "buckets": buckets("buckets", sample.buckets),
+        "peak_buckets": buckets("peak_buckets", sample.peak_buckets),
+        **{name: known(name, getattr(sample, name)) for name in _FIGURES},
+        "age_s": known("age_s", process.age_s),
+        "entry": process.process.entry,
+        "state": process.state.value,
+        "problem": process.problem or None,
+        "unavailable": unavailable,
+    }
+
+
+def ended_json(process: ProbedProcess) -> dict[str, Any]:
+    """A process that publishes no more."""
+    return {
+        "event": "ended",
+        "schema": SCHEMA,
+        "pid": process.files.pid,
+        "rank": process.process.rank,
+        "step": process.step,
+        "state": process.state.value,
+    }
+
+
+def look_json(process: ProbedProcess, look: Look) -> dict[str, Any]:
+    """A deep look, as the probe published it."""
+    return {
+        "event": "look",
+        "schema": SCHEMA,
+        "pid": process.pid,
+        "rank": process.process.rank,
+        "step": look.step,
+        "step_s": look.step_s,
+        "method": look.method or None,
+        "devices": [_looked_json(device) for device in look.devices],
+        "unavailable": look.unavailable,
+    }
+
+
+def _looked_json(device: LookedDevice) -> dict[str, Any]:
+    return {
+        "device": device_name(device.device),
+        "device_uuid": device.device_uuid or None,
+        "peak_bytes": device.peak_bytes,
+        "peak_s": device.peak_s,
+        "buckets": device.breakdown.as_json(),
+        "by_module": _places_json(device.held, "module"),
+        "by_source": _places_json(device.held, "source"),
+        "timeline": device.timeline,
+        "phases": device.phases,
+    }
+
+
+def _places_json(held: Sequence[Held], by: By) -> list[dict[str, Any]]:
+    return [{by: place or None, "bytes": size_bytes} for place, size_bytes in _by_place(held, by)]
+
+
+# Lines
+
+_WIDTHS = {
+    "PID": 8,
+    "rank": 4,
+    "device": 7,
+    "step": 9,
+    "s/step": 8,
+    "parameters": 10,
+    "gradients": 10,
+    "optimizer": 10,
+    "other": 10,
+    "allocated": 10,
+    "reserved": 10,
+    "peak": 10,
+}
+"""The columns of the table, and how wide they are."""
+
+_LEAVE_AWAY = ("other", "reserved", "s/step", "allocated", "rank")
+"""In this order, where they do not all fit."""
+
+
+def header_line(columns: Sequence[str] = tuple(_WIDTHS)) -> str:
+    """The heads of the columns of `sample_line`."""
+    return " ".join(name.rjust(_WIDTHS[name]) for name in columns)
+
+
+def fitting_columns(width: int) -> tuple[str, ...]:
+    """The columns of the table that fit into so many characters, the least important left away."""
+    columns = list(_WIDTHS)
+    for name in _LEAVE_AWAY:
+        if len(header_line(columns)) <= width:
+            break
+        columns.remove(name)
+    return tuple(columns)
+
+
+def sample_line(process: ProbedProcess, sample: Sample, columns: Sequence[str] = tuple(_WIDTHS)) -> str:
+    """One sample of one device, aligned under `header_line`; a dash is a value that is not known."""
+    buckets, step_s = sample.buckets, sample.step_s
+    sizes = {
+        "parameters": buckets[Bucket.PARAMETERS],
+        "gradients": buckets[Bucket.GRADIENTS],
+        "optimizer": buckets[Bucket.OPTIMIZER],
+        "other": buckets[Bucket.OTHER],
+        "allocated": sample.allocated_bytes,
+        "reserved": sample.reserved_bytes,
+        "peak": sample.peak_allocated_bytes,
+    }
+    cells = {
+        "PID": str(process.files.pid if process.pid is None else process.pid),
+        "rank": "–" if process.process.rank is None else str(process.process.rank),
+        "device": sample.device,
+        "step": f"{sample.record.step:,}",
+        "s/step": "–" if isinstance(step_s, Unknown) else f"{step_s:.4f}",
+        **{name: "–" if isinstance(value, Unknown) else format_bytes(value) for name, value in sizes.items()},
+    }
+    return " ".join(cells[name].rjust(_WIDTHS[name]) for name in columns)
+
+
+def process_line(process: ProbedProcess, now_s: float | None = None) -> str:
+    """Who publishes, by what way in, and how it stands."""
+    who = process.process
+    of = "" if who.world_size is None else f" of {who.world_size}"
+    rank = "" if who.rank is None else f", rank {who.rank}{of}"
+    begun = ago((time.time() if now_s is None else now_s) - who.started_ns / 1e9)
+    line = f"{process.title.replace(f', rank {who.rank}', rank, 1)}, torch {who.torch}, by {who.entry} {begun}"
+    if process.state is not State.RUNNING:
+        line += f": {process.state.value} at step {process.step:,}"
+    elif isinstance(process.age_s, Unknown):
+        line += f": {process.age_s.reason}"
+    return printable(f"{line} ({process.problem})" if process.problem else line)
+
+
+def look_lines(process: ProbedProcess, look: Look, by: By = "source") -> list[str]:
+    """A deep look: each device's peak by bucket, then by module or source line, then how memory went over the step."""
+    lines = [f"{process.title}: step {look.step:,}, {look.step_s:.3f} s with the recording ({look.method or 'none'})"]
+    for device in look.devices:
+        lines += ["", f"{device_name(device.device)}: peak {format_bytes(device.peak_bytes)} at {device.peak_s:.3f} s"]
+        for bucket in ALLOCATED_BUCKETS:
+            lines.append(_size_line(bucket.title, device.breakdown[bucket], device.peak_bytes))
+        if by != "bucket":
+            lines += ["", f"by {by}", *_place_lines(device, by)]
+        lines += ["", *_timeline_lines(device)]
+    lines += [f"no {what}: {why}" for what, why in look.unavailable.items()]
+    return [printable(line) for line in lines]
+
+
+def _place_lines(device: LookedDevice, by: Literal["module", "source"]) -> list[str]:
+    places = _by_place(device.held, by)
+    shown, rest = places[: _LINES[by]], places[_LINES[by] :]
+    lines = [_size_line(place or _NOWHERE, size_bytes, device.peak_bytes) for place, size_bytes in shown]
+    if rest:
+        title = f"{len(rest)} smaller places"
+        lines.append(_size_line(title, sum(size_bytes for _, size_bytes in rest), device.peak_bytes))
+    return lines
+
+
+def _timeline_lines(device: LookedDevice) -> list[str]:
+    """For each phase: when it began, and the least and the most that was live in it."""
+    lines = []
+    phases = device.phases or ((0.0, "step"),)
+    ends = [begin for begin, _ in phases[1:]] + [float("inf")]
+    for (begin, phase), end in zip(phases, ends, strict=True):
+        live = [size_bytes for at, size_bytes in device.timeline if begin <= at < end]
+        if live:
+            mark = "  <- peak" if begin <= device.peak_s < end else ""
+            span = f"{format_bytes(min(live))} to {format_bytes(max(live))}"
+            lines.append(f"  {begin:8.3f} s  {phase or 'step':<10} {span}{mark}")
+    return lines
+
+
+def _by_place(held: Sequence[Held], by: By) -> list[tuple[str, int]]:
+    sizes: Counter[str] = Counter()
+    for one in held:
+        sizes[str(getattr(one, by))] += one.bytes
+    return sizes.most_common()
+
+
+def _size_line(title: str, size_bytes: int, total_bytes: int) -> str:
+    share = size_bytes / total_bytes if total_bytes else 0.0
+    return f"  {format_bytes(size_bytes):>12} {share:6.1%}  {title}"
+
+
+def device_name(device: int) -> str:
+    """As the process knows it."""
+    return "cpu" if device == CPU else f"cuda:{device}"
+
+
+def ago(seconds: float) -> str:
+    """A span as a person says it: ``4 s ago``, ``2 h ago``."""
+    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit} ago"
+    return f"{max(0.0, seconds):.0f} s ago"

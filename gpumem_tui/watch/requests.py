@@ -1,0 +1,74 @@
+"""Asking a probe for a closer look, and waiting for its answer."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from gpumem_tui.probe.documents import MAX_REQUEST_BYTES, Request, decode_request, encode_request
+from gpumem_tui.probe.files import WireError, read_private, write_document
+from gpumem_tui.watch import hosts
+from gpumem_tui.watch.documents import Look, read_look
+from gpumem_tui.watch.records import ProbedProcess
+
+_POLL_S = 0.1
+
+
+class NoAnswer(Exception):
+    """The look did not come about; one line says why."""
+
+
+def request_look(process: ProbedProcess) -> int:
+    """Ask for a deep look at the next step; returns the number that the answer will bear.
+
+    Raises:
+        NoAnswer: the request cannot be written.
+    """
+    path = process.files.control
+    try:
+        before = _number(path, process.uid)
+        write_document(path, encode_request(Request(before + 1, "look")))
+        if os.geteuid() != process.uid:
+            os.chown(path, process.uid, -1, follow_symlinks=False)
+    except OSError as error:
+        raise NoAnswer(f"{path.parent} cannot be written: {error.strerror}") from error
+    return before + 1
+
+
+def await_look(
+    process: ProbedProcess,
+    number: int,
+    timeout_s: float,
+    proc: Path = hosts.PROC,
+    wait: Callable[[], None] = lambda: time.sleep(_POLL_S),
+) -> Look:
+    """The answer to a request.
+
+    Args:
+        wait: called between two tries; may raise to give up.
+
+    Raises:
+        NoAnswer: the process ended, no step finished in time, or the answer cannot be read.
+    """
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        try:
+            look = read_look(process.files, process.uid)
+        except WireError as error:
+            raise NoAnswer(str(error)) from error
+        if look is not None and look.request >= number:
+            return look
+        if process.pid is None or not (proc / str(process.pid)).exists():
+            raise NoAnswer(f"{process.title} has ended")
+        wait()
+    raise NoAnswer(f"no step of {process.title} finished within {timeout_s:g} s; it may evaluate, load data or hang")
+
+
+def _number(path: Path, uid: int) -> int:
+    """The number of the last request; 0 if there was none that can be read."""
+    try:
+        return decode_request(read_private(path, MAX_REQUEST_BYTES, (uid,))).number
+    except (FileNotFoundError, WireError):
+        return 0

@@ -1,0 +1,272 @@
+"""The shape of a model, derived from the names and dimensions of its parameters.
+
+Only so far as the parameters tell: what they leave open (attention heads, the sequence length) comes from the catalog
+where a model of these dimensions is in it, else from what is usual, and is listed as assumed. A derived shape counts
+only if it has as many parameters as the model.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from gpumem_tui.catalog.huggingface import TRAINING_SEQ_LEN
+from gpumem_tui.catalog.loader import models
+from gpumem_tui.catalog.shapes import Family, ModelShape, ShapeError
+from gpumem_tui.formula.parameters import count_parameters
+from gpumem_tui.memory import Unknown
+from gpumem_tui.monitor.snapshot import Reading
+from gpumem_tui.watch.documents import Model, Parameter, Trained
+
+_MOSTLY = 0.95
+_TOLERANCE = 0.01
+"""Share of the parameters that a shape may leave unexplained."""
+
+_HEAD_WIDTH = 64
+_LLAMA_HEAD_WIDTH = 128
+_WRAPPERS = re.compile(r"(?:^|(?<=\.))(?:module|_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
+
+_TOKENS = r"(?:wte|embed_tokens|token_embedding|tok_embeddings|word_embeddings|embeddings\.word)\.weight$"
+_POSITIONS = r"(?:wpe|position_embeddings?|embeddings\.position)(?:\.weight)?$"
+_TOKEN_TYPES = r"token_type(?:_embeddings)?\.weight$"
+_HEAD = r"(?:^|\.)(?:lm_head|head|heads\.head|output|classifier|fc|score)\.weight$"
+_PREDICTIONS = r"(?:^|\.)predictions\."
+_QUERY = r"(?:q_proj|query|wq)\.weight$"
+_KEY = r"(?:k_proj|key|wk)\.weight$"
+_QUERY_BIAS = r"(?:q_proj|wq)\.bias$"
+_GATE = r"(?:gate_proj|w1)\.weight$"
+_WIDEN = r"(?:c_fc|mlp\.0|mlp\.linear_1|mlp\.fc1|intermediate\.dense|fc1|linear1)\.weight$"
+_PATCHES = r"(?:patch_embeddings?(?:\.projection)?|patch_embed\.proj|conv_proj)\.weight$"
+
+
+@dataclass(frozen=True)
+class Derived:
+    """A shape and what had to be assumed for it, one phrase each."""
+
+    shape: ModelShape
+    assumed: tuple[str, ...]
+
+
+def derive(trained: Trained) -> Reading[Derived]:
+    """The shape of what a process trains, or why it cannot be told."""
+    if not trained.models:
+        return Unknown("the probe found no module")
+    sizes = {model: sum(map(_values, model.parameters)) for model in trained.models}
+    model = max(sizes, key=lambda one: sizes[one])
+    total = sum(sizes.values())
+    name = class_name(model.name)
+    if model.truncated:
+        return Unknown(f"{name} has more parameters than the probe lists")
+    if sizes[model] < _MOSTLY * total:
+        return Unknown(f"{len(trained.models)} models are trained together")
+    trainable = sum(_values(parameter) for parameter in model.parameters if parameter.trained)
+    if trainable < _MOSTLY * sizes[model]:
+        return Unknown(f"only {trainable / max(1, sizes[model]):.1%} of the parameters of {name} are trained")
+    return _of_model(model, sizes[model])
+
+
+def _of_model(model: Model, parameters: int) -> Reading[Derived]:
+    tensors = _Tensors(model)
+    candidates = [found for rule in (_resnet, _vit, _llama, _bert, _gpt2, _mlp) for found in rule(tensors)]
+    for candidate in candidates:
+        shape, assumed = candidate.shape, candidate.assumed
+        try:
+            shape.check()
+        except ShapeError:
+            continue
+        unexplained = parameters - count_parameters(shape)
+        if abs(unexplained) <= _TOLERANCE * parameters:
+            if unexplained:
+                assumed = (*assumed, f"{abs(unexplained):,} of {parameters:,} parameters left out of account")
+            return Derived(replace(shape, published_parameters=None), assumed)
+    if candidates:
+        family = candidates[0].shape.family
+        return Unknown(f"{tensors.name} is no plain {family} model: its {parameters:,} parameters do not add up to one")
+    return Unknown(f"{tensors.name} is of no family that is known here")
+
+
+def class_name(qualified: str) -> str:
+    """``GPT2LMHeadModel`` of ``transformers.models.gpt2.modeling_gpt2.GPT2LMHeadModel``."""
+    return qualified.rpartition(".")[2]
+
+
+class _Tensors:
+    """A model's parameters by name, without what wrappers add to the names."""
+
+    def __init__(self, model: Model) -> None:
+        self.name = class_name(model.name)
+        self.dims: Mapping[str, tuple[int, ...]] = {
+            _WRAPPERS.sub("", parameter.name): parameter.shape for parameter in model.parameters
+        }
+
+    def find(self, pattern: str, rank: int | None = None) -> tuple[int, ...] | None:
+        """Dimensions of the first parameter of that name, and of so many dimensions."""
+        matches = re.compile(pattern).search
+        return next(
+            (dims for name, dims in self.dims.items() if matches(name) and (rank is None or len(dims) == rank)), None
+        )
+
+    def count(self, pattern: str) -> int:
+        """How many parameters have such a name."""
+        return sum(bool(re.search(pattern, name)) for name in self.dims)
+
+
+def _values(parameter: Parameter) -> int:
+    return math.prod(parameter.shape)
+
+
+def _transformer(
+    family: Family, tensors: _Tensors, layers: int, hidden: int, ffn: int, width: int, **fields: int | bool
+) -> Derived:
+    """A transformer of these dimensions; `width` is the usual one of an attention head."""
+    alike = [
+        model
+        for model in models().values()
+        if (model.family, model.layers, model.hidden, model.ffn) == (family, layers, hidden, ffn)
+    ]
+    vocab = fields.get("vocab", 0)
+    known = next((model for model in alike if model.vocab == vocab), alike[0] if alike else None)
+    assumed = []
+    if known is not None:
+        heads, dropout = known.heads, known.dropout
+        assumed.append(f"{heads} heads and dropout {dropout:g} as in {known.name}")
+    else:
+        heads, dropout = max(1, hidden // width), 0.0
+        assumed.append(f"{heads} heads of {width} and no dropout")
+    if fields.get("tied_head"):
+        assumed.append("an output head that shares the embedding")
+    name = known.name if known is not None and known.vocab == vocab else tensors.name
+    sizes = {"heads": heads, "kv_heads": heads, **fields}
+    shape = ModelShape(
+        name=name,
+        family=family,
+        layers=layers,
+        hidden=hidden,
+        ffn=ffn,
+        dropout=dropout,
+        **sizes,  # type: ignore[arg-type]
+    )
+    if family in TRAINING_SEQ_LEN:
+        longest = shape.max_seq_len or (known.max_seq_len if known is not None else TRAINING_SEQ_LEN[family])
+        length = min(longest, TRAINING_SEQ_LEN[family])
+        shape = replace(shape, seq_len=length, max_seq_len=longest)
+        assumed.append(f"sequence length {length:,}")
+    return Derived(shape, tuple(assumed))
+
+
+def _gpt2(tensors: _Tensors) -> Iterator[Derived]:
+    tokens, positions = tensors.find(_TOKENS, 2), tensors.find(_POSITIONS, 2)
+    widen = tensors.find(_WIDEN, 2)
+    if tokens is None or positions is None or widen is None or tensors.find(_TOKEN_TYPES) is not None:
+        return
+    yield _transformer(
+        "gpt2",
+        tensors,
+        layers=tensors.count(_WIDEN),
+        hidden=tokens[1],
+        ffn=max(widen) if max(widen) > tokens[1] else min(widen),
+        width=_HEAD_WIDTH,
+        vocab=tokens[0],
+        max_seq_len=positions[0],
+        tied_head=tensors.find(_HEAD, 2) is None,
+    )
+
+
+def _bert(tensors: _Tensors) -> Iterator[Derived]:
+    tokens, positions = tensors.find(_TOKENS, 2), tensors.find(_POSITIONS, 2)
+    widen, head = tensors.find(_WIDEN, 2), tensors.find(_HEAD, 2)
+    if tokens is None or positions is None or widen is None or tensors.find(_TOKEN_TYPES) is None:
+        return
+    if tensors.find(_PREDICTIONS) is not None:
+        return  # a head over the vocabulary holds far more than a classifier
+    yield _transformer(
+        "bert",
+        tensors,
+        layers=tensors.count(_WIDEN),
+        hidden=tokens[1],
+        ffn=widen[0],
+        width=_HEAD_WIDTH,
+        vocab=tokens[0],
+        max_seq_len=positions[0],
+        classes=head[0] if head is not None else 2,
+    )
+
+
+def _llama(tensors: _Tensors) -> Iterator[Derived]:
+    tokens, gate = tensors.find(_TOKENS, 2), tensors.find(_GATE, 2)
+    query, key = tensors.find(_QUERY, 2), tensors.find(_KEY, 2)
+    if tokens is None or gate is None or query is None or key is None:
+        return
+    derived = _transformer(
+        "llama",
+        tensors,
+        layers=tensors.count(_GATE),
+        hidden=tokens[1],
+        ffn=gate[0],
+        width=min(_LLAMA_HEAD_WIDTH, key[0]),
+        vocab=tokens[0],
+        tied_head=tensors.find(_HEAD, 2) is None,
+        qkv_bias=tensors.find(_QUERY_BIAS) is not None,
+    )
+    heads = derived.shape.heads
+    width = query[0] // heads
+    yield replace(
+        derived,
+        shape=replace(
+            derived.shape,
+            kv_heads=max(1, key[0] // max(1, width)),
+            head_dim=0 if width * heads == derived.shape.hidden else width,
+        ),
+    )
+
+
+def _vit(tensors: _Tensors) -> Iterator[Derived]:
+    patches, positions = tensors.find(_PATCHES, 4), tensors.find(r"pos(?:ition)?_embed(?:ding)?s?$", 3)
+    widen, head = tensors.find(_WIDEN, 2), tensors.find(_HEAD, 2)
+    if patches is None or positions is None or widen is None:
+        return
+    side = math.isqrt(positions[1] - 1)
+    yield _transformer(
+        "vit",
+        tensors,
+        layers=tensors.count(_WIDEN),
+        hidden=patches[0],
+        ffn=widen[0],
+        width=_HEAD_WIDTH,
+        image_size=side * patches[2],
+        patch_size=patches[2],
+        classes=head[0] if head is not None else 0,
+    )
+
+
+def _resnet(tensors: _Tensors) -> Iterator[Derived]:
+    """One of the catalog's, by the number of its convolutions and its last layer."""
+    convolutions = sorted(dims for dims in tensors.dims.values() if len(dims) == 4)
+    head = tensors.find(_HEAD, 2)
+    if (64, 3, 7, 7) not in convolutions or head is None:
+        return
+    for known in models().values():
+        if known.family == "resnet":
+            yield Derived(replace(known, classes=head[0]), (f"images of {known.image_size} pixels a side",))
+
+
+def _mlp(tensors: _Tensors) -> Iterator[Derived]:
+    """Linear layers one after another, all hidden ones of one width."""
+    matrices = [dims for dims in tensors.dims.values() if len(dims) == 2]
+    vectors = [dims for dims in tensors.dims.values() if len(dims) == 1]
+    if len(matrices) < 2 or len(matrices) + len(vectors) != len(tensors.dims) or len(matrices) != len(vectors):
+        return
+    chained = all(before[0] == after[1] for before, after in pairwise(matrices))
+    if chained and len({dims[0] for dims in matrices[:-1]}) == 1:
+        shape = ModelShape(
+            name=tensors.name,
+            family="mlp",
+            layers=len(matrices),
+            hidden=matrices[0][0],
+            inputs=matrices[0][1],
+            classes=matrices[-1][0],
+        )
+        yield Derived(shape, ())

@@ -1,0 +1,110 @@
+"""`gpumem-tui run`: the command is left as it is, and told where the probe is."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gpumem_tui.attach.launch import CannotRun, environment, execute, warnings
+from gpumem_tui.probe.entry import SITE_DIRECTORY
+from tests.attach import loops
+
+
+def run(*command: str, folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "gpumem_tui", "run", "--", *command],
+        env={**os.environ, "GPUMEM_TUI_DIR": str(folder / "probes"), **variables},
+        input="typed\n",
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("before", "after"), [({}, ""), ({"PYTHONPATH": ""}, ""), ({"PYTHONPATH": "a:b"}, ":a:b")], ids=str
+)
+def test_only_the_probes_own_folder_is_added_to_the_path(before: dict[str, str], after: str) -> None:
+    """Not the folder that this package is installed in: its other packages are of another environment."""
+    assert environment({"HOME": "/h", **before}) == {"HOME": "/h", "PYTHONPATH": f"{SITE_DIRECTORY}{after}"}
+    assert {path.name for path in SITE_DIRECTORY.iterdir()} - {"__pycache__"} == {"sitecustomize.py"}
+
+
+@pytest.mark.parametrize(
+    ("command", "option"),
+    [
+        ("python train.py", ""),
+        ("python -u -B train.py -I", ""),
+        ("python -I train.py", "I"),
+        ("python3.11 -uIB train.py", "I"),
+        ("/usr/bin/python3 -W ignore -E train.py", "E"),
+        ("env X=1 python -S train.py", "S"),
+        ("python -m torch.distributed.run -E train.py", ""),
+        ("python -Wignore -c E", ""),
+        ("python -X importtime -c E", ""),
+        ("torchrun -I train.py", ""),
+        ("python", ""),
+        ("bash -c true", ""),
+    ],
+)
+def test_options_of_python_that_keep_the_probe_out_are_named(command: str, option: str, tmp_path: Path) -> None:
+    found = warnings(command.split(), tmp_path / "probes")
+    assert [line.split("`")[1] for line in found] == ([f"python -{option}"] if option else [])
+
+
+def test_a_folder_that_the_probe_will_refuse_is_named_before(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    assert warnings(["true"], tmp_path) == [
+        f"nothing will be published: {tmp_path} is open to other users (mode 755, wanted 700)"
+    ]
+    (tmp_path / "file").touch()
+    assert warnings(["true"], tmp_path / "file" / "probes") == ["nothing will be published: Not a directory"]
+    assert warnings(["true"], tmp_path / "new") == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+def test_a_folder_that_cannot_be_made_is_named_before() -> None:
+    said = loops.as_nobody(lambda: " ".join(warnings(["true"], Path("/usr/probes"))))
+    assert said == "/usr/probes cannot be made, so nothing will be published: set GPUMEM_TUI_DIR to another"
+
+
+def test_output_input_and_exit_code_are_the_commands_own(tmp_path: Path) -> None:
+    done = run("bash", "-c", "cat; echo out; echo err >&2; exit 7", folder=tmp_path)
+    assert (done.stdout, done.stderr, done.returncode) == ("typed\nout\n", "err\n", 7)
+
+
+def test_a_signal_ends_the_command_as_ever(tmp_path: Path) -> None:
+    done = run("bash", "-c", "kill -TERM $$", folder=tmp_path)
+    assert done.returncode == -signal.SIGTERM
+
+
+def test_the_command_is_the_process_that_was_started(tmp_path: Path) -> None:
+    """So signals, job control and process groups reach it with nothing in between."""
+    command = [sys.executable, "-m", "gpumem_tui", "run", "bash", "-c", "echo $$"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as program:
+        assert program.stdout is not None
+        assert int(program.stdout.readline()) == program.pid
+
+
+def test_options_after_the_command_are_its_own(tmp_path: Path) -> None:
+    assert run("printf", "%s", "--help", folder=tmp_path).stdout == "--help"
+
+
+def test_no_such_command(tmp_path: Path) -> None:
+    done = run("no-such-command", folder=tmp_path)
+    assert (done.stderr, done.returncode) == ("gpumem-tui: there is no command no-such-command in PATH\n", 127)
+
+
+def test_a_command_that_cannot_be_run(tmp_path: Path) -> None:
+    with pytest.raises(CannotRun, match="cannot be run") as caught:
+        execute([str(tmp_path)])
+    assert caught.value.code == 126
+    with pytest.raises(CannotRun, match="No such file") as caught:
+        execute([str(tmp_path / "train.py")])
+    assert caught.value.code == 127

@@ -1,0 +1,168 @@
+"""`run`, `attach`, `watch` and `look` on a real training process, as a user types them."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.attach.loops import LET_US_TRACE
+from tests.cli.conftest import Program
+
+DEADLINE_S = 60.0
+TRAIN = """
+import sys, time
+import torch
+torch.set_num_threads(1)
+model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 10))
+optimizer = torch.optim.AdamW(model.parameters())
+def step():
+    optimizer.zero_grad()
+    model(torch.randn(32, 64)).square().mean().backward()
+    optimizer.step()
+def held(tensors):
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+step()
+parameters = list(model.parameters())
+state = [value for values in optimizer.state.values() for value in values.values()]
+print(held(parameters), held(parameter.grad for parameter in parameters), held(state), flush=True)
+while True:
+    step()
+    time.sleep(0.01)
+"""
+"""An ordinary script, which prints the bytes of parameters, gradients and optimizer state by its own count."""
+
+RUN_OUT = """
+import torch
+model = torch.nn.Linear(8, 8)
+optimizer = torch.optim.SGD(model.parameters())
+for step in range(3):
+    model(torch.randn(2, 8)).sum().backward()
+    optimizer.step()
+raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.15 GiB")
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "probes"
+
+
+@contextmanager
+def training(folder: Path, *prefix: str) -> Iterator[tuple[int, list[int]]]:
+    """The script, started by itself or under a command; its pid and the bytes that it counted."""
+    with subprocess.Popen(
+        [*prefix, sys.executable, "-c", f"{LET_US_TRACE}\n{TRAIN}"],
+        env={**os.environ, "GPUMEM_TUI_DIR": str(folder)},
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            assert process.stdout is not None
+            yield process.pid, [int(word) for word in process.stdout.readline().split()]
+        finally:
+            process.kill()
+
+
+def watched(folder: Path, pid: int, lines: int) -> list[dict[str, Any]]:
+    """The first lines of `gpumem-tui watch PID --json`; it is interrupted then, and ends well."""
+    command = [sys.executable, "-m", "gpumem_tui", "watch", str(pid), "--json", "--interval", "0.1"]
+    environment = {**os.environ, "GPUMEM_TUI_DIR": str(folder)}
+    deadline = time.monotonic() + DEADLINE_S
+    while not list(folder.glob("*.ring")):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        found = [json.loads(process.stdout.readline()) for _ in range(lines)]
+        process.send_signal(signal.SIGINT)
+        assert process.wait(DEADLINE_S) in (130, -signal.SIGINT)
+    return found
+
+
+def test_run_watch_and_look(program: Program, folder: Path) -> None:
+    """The bytes are those that the script counts, to the byte."""
+    env = {"GPUMEM_TUI_DIR": str(folder)}
+    with training(folder, sys.executable, "-m", "gpumem_tui", "run", "--") as (pid, counted):
+        first, second = watched(folder, pid, lines=2)
+        assert [first["buckets"][name] for name in ("parameters", "gradients", "optimizer")] == counted
+        assert (first["pid"], first["device"], first["entry"], first["state"]) == (pid, "cpu", "run", "running")
+        assert first["allocated_bytes"] is None
+        assert first["unavailable"]["allocated_bytes"] == "host memory has no caching allocator"
+        assert second["step"] > first["step"]
+        done = program("look", str(pid), "--json", env=env)
+        assert (done.code, done.err) == (0, "")
+        look = json.loads(done.out)
+        assert look["pid"] == pid
+        assert sum(look["devices"][0]["buckets"].values()) == look["devices"][0]["peak_bytes"] > sum(counted)
+        done = program("attach", str(pid), "--yes", env=env)
+        assert (done.code, done.err) == (0, "")
+        assert "publishes already, by run" in done.out
+    done = program("watch", str(pid), env=env)
+    assert done.code == 0
+    assert f"PID {pid} (" in done.out
+    assert ": vanished at step " in done.out
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="attaching works on x86-64 only")
+def test_attach_and_watch(program: Program, folder: Path) -> None:
+    """A script that was started with no thought of watching."""
+    env = {"GPUMEM_TUI_DIR": str(folder)}
+    with training(folder) as (pid, counted):
+        done = program("watch", str(pid), env=env)
+        assert done.code == 4
+        assert "does not publish (yet)" in done.err
+        assert f"or after `gpumem-tui attach {pid}`" in done.err
+        asked = program("attach", str(pid), env=env)
+        assert asked.code == 130
+        assert "Its main thread is stopped for some milliseconds" in asked.err
+        assert not folder.exists()
+        done = program("attach", str(pid), "--yes", env=env)
+        assert (done.code, done.err) == (0, "")
+        assert "its main thread stood still for" in done.out
+        [sample] = watched(folder, pid, lines=1)
+        assert [sample["buckets"][name] for name in ("parameters", "gradients", "optimizer")] == counted
+        assert sample["entry"] == "attach"
+
+
+def test_after_memory_ran_out(program: Program, folder: Path) -> None:
+    env = {"GPUMEM_TUI_DIR": str(folder)}
+    done = program("run", sys.executable, "-c", RUN_OUT, env=env)
+    assert done.code == 1
+    assert "torch.OutOfMemoryError" in done.err
+    [ring] = folder.glob("*.ring")
+    pid = ring.name.partition("-")[0]
+    done = program("watch", pid, env=env)
+    assert done.code == 0
+    assert ": out of memory at step 3" in done.out
+    assert "the failed request: about 2.00 GiB" in done.out
+    body = json.loads(program("watch", "--post-mortem", "--json", env=env).out)
+    assert (body["pid"], body["fatal"], body["requested_bytes"], body["device"]) == (int(pid), True, 2 << 30, 0)
+
+
+def test_nothing_to_show(program: Program, folder: Path) -> None:
+    env = {"GPUMEM_TUI_DIR": str(folder)}
+    gone = str(2**22 - 1)
+    done = program("watch", gone, env=env)
+    assert (done.code, done.err) == (
+        2,
+        f"gpumem-tui: there is no process {gone}, and none that ended has left anything\n",
+    )
+    done = program("look", str(os.getpid()), env=env)
+    assert done.code == 4
+    assert "does not publish" in done.err
+    done = program("attach", gone, "--yes", env=env)
+    assert (done.code, done.err) == (4, f"gpumem-tui: there is no process {gone}\n")
+    done = program("watch", "--post-mortem", env=env)
+    assert (done.code, done.err) == (0, "gpumem-tui: no process that was watched has run out of memory\n")
+    assert not folder.exists()

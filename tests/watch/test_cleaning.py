@@ -1,0 +1,50 @@
+"""Files of processes that ended are kept for a while, and then removed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from gpumem_tui.watch.cleaning import KEEP_PROCESSES, KEEP_S, clean
+from gpumem_tui.watch.reader import Watcher
+from tests.watch.rings import RECORD, RingFile, gone, out_of_memory, this_process
+
+NOW_S = 1_700_000_000.0
+
+
+def ended(folder: Path, ticks: int, age_s: float) -> RingFile:
+    ring = RingFile(folder, gone(start_ticks=ticks, started_ns=0))
+    ring.sample(replace(RECORD, wall_ns=int((NOW_S - age_s) * 1e9)))
+    ring.document(ring.files.oom, out_of_memory())
+    return ring
+
+
+def left(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
+def test_the_old_go_with_all_their_files_and_the_running_stay(tmp_path: Path) -> None:
+    folder = tmp_path / "probes"
+    young = ended(folder, 1, KEEP_S - 60)
+    old = ended(folder, 2, KEEP_S + 60)
+    (folder / f".{old.path.name}.77").write_text("left over by a write that was interrupted")
+    running = RingFile(folder, this_process(started_ns=0))
+    assert clean(Watcher([folder]).processes(), NOW_S) == 1
+    assert left(folder) == {young.path.name, young.files.oom.name, running.path.name}
+
+
+def test_only_the_last_ones_are_kept(tmp_path: Path) -> None:
+    folder = tmp_path / "probes"
+    for number in range(KEEP_PROCESSES + 3):
+        ended(folder, 100 + number, age_s=number)
+    assert clean(Watcher([folder]).processes(), NOW_S) == 3
+    kept = {process.process.start_ticks for process in Watcher([folder]).processes()}
+    assert kept == set(range(100, 100 + KEEP_PROCESSES))
+
+
+def test_a_process_whose_number_begins_alike_keeps_its_files(tmp_path: Path) -> None:
+    folder = tmp_path / "probes"
+    ended(folder, 2, KEEP_S + 60)
+    alike = ended(folder, 22, 60)
+    clean(Watcher([folder]).processes(), NOW_S)
+    assert left(folder) == {alike.path.name, alike.files.oom.name}

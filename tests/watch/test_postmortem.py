@@ -1,0 +1,150 @@
+"""After memory ran out: the ledger of that moment, and what the formula says of it."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpumem_tui.catalog.loader import find_model
+from gpumem_tui.formula.predict import predict
+from gpumem_tui.formula.recipe import Recipe
+from gpumem_tui.memory import Bucket, Unknown
+from gpumem_tui.watch.documents import Model, Optimizer, Parameter, Trained, read_post_mortem
+from gpumem_tui.watch.expected import Expected, expect
+from gpumem_tui.watch.postmortem import Case, case_json, case_lines, open_case
+from gpumem_tui.watch.reader import Watcher
+from tests.watch.rings import RECORD, RingFile, gone, out_of_memory
+from tests.watch.test_shape import gpt2
+
+GPT2_VALUES = 124_439_808
+
+
+def model_document(
+    dtype: str = "float32", optimizer: str = "torch.optim.adamw.AdamW", **options: Any
+) -> dict[str, Any]:
+    """GPT-2 small under an optimizer, as a probe describes it."""
+    parameters = [
+        {"name": name, "shape": list(shape), "dtype": dtype, "trained": True} for name, shape in gpt2().items()
+    ]
+    return {
+        "step": 1,
+        "wall_ns": 1,
+        "models": [{"name": "transformers.GPT2LMHeadModel", "parameters": parameters, "truncated": False}],
+        "optimizers": [{"name": optimizer, "parameters": len(parameters), "options": {"lr": 0.1, **options}}],
+    }
+
+
+def trained(dtype: str = "float32", optimizer: str = "torch.optim.adamw.AdamW", **options: Any) -> Trained:
+    document = model_document(dtype, optimizer, **options)
+    [model] = document["models"]
+    parameters = tuple(
+        Parameter(one["name"], tuple(one["shape"]), one["dtype"], one["trained"]) for one in model["parameters"]
+    )
+    [used] = document["optimizers"]
+    return Trained((Model(model["name"], parameters, False),), (Optimizer(**used),))
+
+
+def case_of(folder: Path, model: dict[str, Any] | None, **changes: Any) -> Case:
+    ring = RingFile(folder, gone())
+    ring.sample(RECORD)
+    ring.document(ring.files.oom, out_of_memory(**changes))
+    if model is not None:
+        ring.document(ring.files.model, model)
+    [process] = Watcher([folder]).processes()
+    case = open_case(process)
+    assert case is not None
+    return case
+
+
+def fixed(batch_free: Recipe) -> dict[Bucket, int]:
+    breakdown = predict(find_model("gpt2"), batch_free, 0).breakdown
+    return {bucket: breakdown[bucket] for bucket in (Bucket.PARAMETERS, Bucket.GRADIENTS, Bucket.OPTIMIZER)}
+
+
+def test_the_rows_sum_to_the_device(tmp_path: Path) -> None:
+    lines = case_lines(case_of(tmp_path / "probes", None))
+    assert lines[0].startswith("PID 4000000 (python train.py) ran out of memory in step 12, 0 s ago, and ended")
+    assert lines[1] == "the failed request: 4.00 GiB on cuda:0 at train.py:34, 1.00 GiB was free"
+    rows = [line for line in lines if "GiB  " in line]
+    sizes = [float(row.split()[0]) for row in rows]
+    assert rows[-1].split(maxsplit=2)[2] == "= device"
+    assert math.isclose(sum(sizes[:-1]), sizes[-1])
+    assert sizes == [4.0, 4.0, 8.0, 54.0, 7.0, 2.0, 1.0, 80.0]
+    assert any("expandable_segments:True may help" in line for line in lines)
+    assert lines[-1] == "no prediction to compare with: the probe had not listed the parameters yet"
+
+
+def test_the_prediction_stands_beside_what_was_found(tmp_path: Path) -> None:
+    state = 4 * GPT2_VALUES
+    buckets = {"parameters": state, "gradients": state, "optimizer": 2 * state}
+    case = case_of(tmp_path / "probes", model_document(), buckets=buckets)
+    lines = case_lines(case)
+    assert "  parameters:      0.46 GiB, found 0.46 GiB (+0.0%)" in lines
+    assert "the formula for gpt2, fp32, adamw:" in lines
+    assert any(line.startswith("  assumed: 12 heads") for line in lines)
+    assert any("samples of a batch hold" in line for line in lines)
+    best = case.remedies[0]
+    assert any(f"{best.max_batch_size:,}  {best.name} ({best.option})" in line for line in lines)
+    body = json.loads(json.dumps(case_json(case)))
+    assert body["expected"]["buckets"]["parameters"] == state
+    assert body["remedies"][0]["option"] == best.option
+
+
+def test_how_many_samples_filled_the_device() -> None:
+    """The formula's own activations for 7 samples are found to be those of 7 samples."""
+    expected = expect(trained(), {}, None)
+    assert isinstance(expected, Expected)
+    growing = sum(row.size_bytes for row in expected.at(7).rows if row.grows_with_batch)
+    assert expected.samples_held(growing) == 7
+
+
+def test_what_the_device_did_not_say_is_a_dash(tmp_path: Path) -> None:
+    """A failure in host memory, or one that was only seen as it left."""
+    names = ("device", "requested_bytes", "device_total_bytes", "device_free_bytes", "allocated_bytes")
+    nothing = dict.fromkeys((*names, "reserved_bytes", "inactive_split_bytes"))
+    case = case_of(tmp_path / "probes", model_document(), **nothing, message="no memory\nat all", fatal=False)
+    lines = case_lines(case)
+    assert "and may have gone on" in lines[0]
+    assert lines[1] == "the error: no memory"
+    assert "             –  activations, batch data and the rest" in lines
+    assert case.remedies == []
+
+
+@pytest.mark.parametrize("sharding", ["none", "zero1", "zero2", "zero3"])
+def test_sharding_is_told_by_the_size_of_the_state(sharding: Any) -> None:
+    expected = expect(trained(), fixed(Recipe(sharding=sharding, gpus=4)), world_size=4)
+    assert isinstance(expected, Expected)
+    assert expected.recipe == Recipe(sharding=sharding, gpus=4)
+    assert expected.assumed[-1] == f"sharding {sharding} over 4 GPUs, by the size of the state"
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "options", "name"),
+    [
+        ("torch.optim.sgd.SGD", {"momentum": 0.9}, "sgd-momentum"),
+        ("torch.optim.sgd.SGD", {"momentum": 0}, "sgd"),
+        ("bitsandbytes.optim.adamw.AdamW8bit", {}, "adamw-8bit"),
+        ("transformers.optimization.Adafactor", {}, "adafactor"),
+    ],
+)
+def test_optimizers_by_their_classes(optimizer: str, options: dict[str, Any], name: str) -> None:
+    expected = expect(trained(optimizer=optimizer, **options), {}, None)
+    assert isinstance(expected, Expected)
+    assert expected.recipe.optimizer == name
+
+
+def test_what_has_no_formula_has_a_reason() -> None:
+    assert expect(trained(optimizer="my.Muon"), {}, None) == Unknown("no formula for the optimizer Muon")
+    assert expect(trained(dtype="float16"), {}, None) == Unknown("no formula for parameters in float16")
+    assert expect(Trained((), ()), {}, None) == Unknown("the probe found no module")
+
+
+def test_no_post_mortem_of_a_process_that_never_ran_out(tmp_path: Path) -> None:
+    ring = RingFile(tmp_path / "probes", gone())
+    [process] = Watcher([tmp_path / "probes"]).processes()
+    assert open_case(process) is None
+    assert read_post_mortem(ring.files, process.uid) is None

@@ -1,0 +1,213 @@
+"""What the watcher makes of rings: of processes that run, end, vanish, come again, or write another version."""
+
+from __future__ import annotations
+
+import os
+import struct
+import subprocess
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gpumem_tui.memory import Unknown
+from gpumem_tui.probe.files import start_ticks
+from gpumem_tui.probe.wire import SLOT_BYTES, SLOT_COUNT, slot_offset
+from gpumem_tui.watch.reader import Watcher, foreign_directories
+from gpumem_tui.watch.records import State
+from tests.attach import loops
+from tests.watch.rings import GONE_PID, ON_CPU, RECORD, RingFile, gone, out_of_memory, this_process
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "probes"
+
+
+def test_a_running_process_with_its_newest_samples(folder: Path) -> None:
+    ring = RingFile(folder, this_process(rank=3, world_size=8))
+    watcher = Watcher([folder])
+    [process] = watcher.processes()
+    assert (process.pid, process.state, process.samples, process.step) == (os.getpid(), State.RUNNING, (), 0)
+    assert process.age_s == Unknown("no step has finished yet")
+    ring.sample(replace(RECORD, step=1), replace(ON_CPU, step=1))
+    ring.sample(replace(RECORD, step=7), replace(ON_CPU, step=7))
+    [process] = watcher.processes()
+    assert [(sample.device, sample.record.step) for sample in process.samples] == [("cpu", 7), ("cuda:0", 7)]
+    assert isinstance(process.age_s, float)
+    assert 0 <= process.age_s < 30
+    assert process.problem == ""
+    assert process.title == f"PID {os.getpid()}, rank 3 (python train.py)"
+
+
+def test_a_device_that_is_no_longer_used_is_not_shown(folder: Path) -> None:
+    ring = RingFile(folder, this_process())
+    ring.sample(RECORD, replace(RECORD, device=1))
+    ring.sample(replace(RECORD, step=2))
+    [process] = Watcher([folder]).processes()
+    assert [sample.device for sample in process.samples] == ["cuda:0"]
+
+
+def test_age_is_told_by_the_monotonic_clock(folder: Path) -> None:
+    """The time of day may jump; both sides read the same monotonic clock."""
+    ring = RingFile(folder, this_process())
+    ring.sample(replace(RECORD, wall_ns=1, monotonic_ns=5_000_000_000))
+    [process] = Watcher([folder], clock_ns=lambda: 65_000_000_000).processes()
+    assert process.age_s == 60.0
+    assert process.problem == "no step has finished for 60 s"
+
+
+def test_what_the_probe_says_of_itself(folder: Path) -> None:
+    ring = RingFile(folder, this_process())
+    ring.sample(replace(RECORD, dropped=3))
+    watcher = Watcher([folder])
+    assert watcher.processes()[0].problem == "3 samples could not be written"
+    ring.sample(replace(RECORD, errors=2))
+    assert watcher.processes()[0].problem == "the probe met 2 errors"
+
+
+def test_the_ring_goes_round(folder: Path) -> None:
+    ring = RingFile(folder, this_process())
+    watcher = Watcher([folder])
+    for step in range(1, SLOT_COUNT + 101):
+        ring.sample(replace(RECORD, step=step))
+        if step in (10, 1000):
+            assert watcher.processes()[0].step == step
+    [process] = watcher.processes()
+    steps = [sample.record.step for sample in watcher.history(process)]
+    assert steps == list(range(101, SLOT_COUNT + 101))
+    [afresh] = Watcher([folder]).processes()
+    assert afresh.samples == process.samples
+
+
+def test_nothing_is_read_again_that_has_not_changed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    RingFile(folder, this_process()).sample(RECORD)
+    watcher = Watcher([folder])
+    before = watcher.processes()
+    monkeypatch.setattr("gpumem_tui.watch.reader.read_private", None)
+    assert watcher.processes()[0].samples == before[0].samples
+
+
+def test_a_torn_sample_is_left_out_and_said(folder: Path) -> None:
+    ring = RingFile(folder, this_process())
+    ring.sample(replace(RECORD, step=1))
+    ring.sample(replace(RECORD, step=2))
+    ring.patch(slot_offset(1) + SLOT_BYTES // 2, b"\xff")
+    watcher = Watcher([folder])
+    [process] = watcher.processes()
+    assert process.step == 2
+    assert process.problem == "samples lost to damage: 1"
+    assert [sample.record.step for sample in watcher.history(process)] == [2]
+
+
+def test_how_processes_end(folder: Path) -> None:
+    RingFile(folder, gone(start_ticks=1)).end()
+    RingFile(folder, gone(start_ticks=2))
+    out = RingFile(folder, gone(start_ticks=3))
+    out.document(out.files.oom, out_of_memory(fatal=True))
+    caught = RingFile(folder, gone(start_ticks=4))
+    caught.document(caught.files.oom, out_of_memory(fatal=False))
+    caught.end()
+    states = {process.process.start_ticks: process.state for process in Watcher([folder]).processes()}
+    assert states == {1: State.ENDED, 2: State.VANISHED, 3: State.OUT_OF_MEMORY, 4: State.ENDED}
+    assert all(process.pid is None for process in Watcher([folder]).processes())
+
+
+def test_a_process_that_ends_while_it_is_watched(folder: Path) -> None:
+    with subprocess.Popen(["sleep", "60"]) as program:
+        ring = RingFile(folder, this_process(pid=program.pid, start_ticks=start_ticks(program.pid)))
+        watcher = Watcher([folder])
+        assert watcher.processes()[0].state is State.RUNNING
+        ring.sample(RECORD)
+        program.kill()
+        os.waitid(os.P_PID, program.pid, os.WEXITED | os.WNOWAIT)  # a zombie has ended
+        [process] = watcher.processes()
+        assert (process.state, process.pid, process.step) == (State.VANISHED, None, 1)
+
+
+def test_a_pid_that_is_used_again_is_not_the_process(folder: Path) -> None:
+    """The pid is ours, but the process of this ring began at another time."""
+    RingFile(folder, this_process(start_ticks=start_ticks() - 1))
+    [process] = Watcher([folder]).processes()
+    assert (process.state, process.pid) == (State.VANISHED, None)
+
+
+def test_a_writer_that_makes_its_ring_anew(folder: Path) -> None:
+    """As after exec, or when somebody deleted it."""
+    ring = RingFile(folder, this_process())
+    for step in range(1, 6):
+        ring.sample(replace(RECORD, step=step))
+    watcher = Watcher([folder])
+    assert watcher.processes()[0].step == 5
+    ring.path.unlink()
+    assert watcher.processes() == ()
+    again = RingFile(folder, this_process())
+    again.sample(replace(RECORD, step=1))
+    [process] = watcher.processes()
+    assert [sample.record.step for sample in watcher.history(process)] == [1]
+
+
+def test_another_version_is_refused_and_the_others_are_read(folder: Path) -> None:
+    RingFile(folder, gone()).patch(8, struct.pack("<I", 2))
+    RingFile(folder, this_process()).sample(RECORD)
+    watched = Watcher([folder]).read()
+    assert len(watched.processes) == 1
+    [refused] = watched.refused
+    assert refused.reason == "written by another version (schema 2, this one reads 1)"
+
+
+def test_a_ring_under_another_processs_name_is_refused(folder: Path) -> None:
+    RingFile(folder, gone()).path.rename(folder / f"{os.getpid()}-{start_ticks()}.ring")
+    [refused] = Watcher([folder]).read().refused
+    assert refused.reason.endswith(f"says that it is of process {GONE_PID}")
+
+
+def test_running_processes_come_first_then_the_last_to_have_begun(folder: Path) -> None:
+    RingFile(folder, gone(start_ticks=1, started_ns=10))
+    RingFile(folder, gone(start_ticks=2, started_ns=20))
+    RingFile(folder, this_process(started_ns=1))
+    begun = [process.process.started_ns for process in Watcher([folder]).processes()]
+    assert begun == [1, 20, 10]
+
+
+def test_a_folder_that_is_not_there_is_empty(tmp_path: Path) -> None:
+    watched = Watcher([tmp_path / "nowhere"]).read()
+    assert (watched.processes, watched.refused) == ((), ())
+
+
+def test_following_a_process_looks_where_its_environment_says(
+    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GPUMEM_TUI_DIR", str(tmp_path / "ours"))
+    with subprocess.Popen(["sleep", "60"], env={"GPUMEM_TUI_DIR": str(folder), "PATH": os.environ["PATH"]}) as program:
+        RingFile(folder, this_process(pid=program.pid, start_ticks=start_ticks(program.pid)))
+        watcher = Watcher()
+        assert folder not in {process.files.directory for process in watcher.processes()}
+        while not Path(f"/proc/{program.pid}/environ").read_bytes():  # it is on its way
+            time.sleep(0.01)
+        watcher.follow(program.pid)
+        assert program.pid in {process.pid for process in watcher.processes()}
+        program.kill()
+
+
+def test_a_process_in_a_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It publishes where only it can see by that name, under a pid that is another process here."""
+    folder = tmp_path / "private"
+    code = f"""
+import pathlib, time
+from tests.attach import loops
+from tests.watch.rings import RECORD, RingFile, this_process
+RingFile(pathlib.Path({str(folder / "probes")!r}), this_process()).sample(RECORD)
+print('published', flush=True)
+time.sleep(60)
+"""
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    monkeypatch.setenv("GPUMEM_TUI_DIR", str(tmp_path / "ours"))
+    with loops.contained(code, folder) as pid:
+        directory = Path(f"/proc/{pid}/root{folder}/probes")
+        loops.eventually(directory)
+        assert directory.samefile(next(path for path in foreign_directories() if path.samefile(directory)))
+        watcher = Watcher()
+        process = next(process for process in watcher.processes() if process.files.directory.samefile(directory))
+        assert (process.pid, process.files.pid, process.step) == (pid, 1, 1)

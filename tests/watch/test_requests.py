@@ -1,0 +1,73 @@
+"""Asking for a look, and what can come instead of an answer."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from gpumem_tui.probe.documents import decode_request
+from gpumem_tui.probe.files import start_ticks
+from gpumem_tui.watch.reader import Watcher
+from gpumem_tui.watch.records import ProbedProcess
+from gpumem_tui.watch.requests import NoAnswer, await_look, request_look
+from tests.watch.rings import RECORD, RingFile, gone, this_process
+from tests.watch.test_report import LOOK
+
+
+def publish(folder: Path, process: object = None) -> tuple[RingFile, ProbedProcess]:
+    ring = RingFile(folder, this_process() if process is None else process)  # type: ignore[arg-type]
+    ring.sample(RECORD)
+    [found] = Watcher([folder]).processes()
+    return ring, found
+
+
+def test_each_request_has_a_larger_number(tmp_path: Path) -> None:
+    ring, process = publish(tmp_path / "probes")
+    assert [request_look(process) for _ in range(3)] == [1, 2, 3]
+    request = decode_request(ring.files.control.read_bytes())
+    assert (request.number, request.kind) == (3, "look")
+    assert ring.files.control.stat().st_mode & 0o777 == 0o600
+
+
+def test_the_answer_is_the_one_to_this_request(tmp_path: Path) -> None:
+    ring, process = publish(tmp_path / "probes")
+    ring.document(ring.files.look, {**LOOK, "request": 1})  # of an earlier one
+    answers = iter([2])
+
+    def wait() -> None:
+        ring.document(ring.files.look, {**LOOK, "request": next(answers)})
+
+    assert await_look(process, 2, 30.0, wait=wait).request == 2
+
+
+def test_no_step_finishes(tmp_path: Path) -> None:
+    _, process = publish(tmp_path / "probes")
+    with pytest.raises(NoAnswer, match=r"no step of PID \d+ \(python train.py\) finished within 0.2 s"):
+        await_look(process, 1, 0.2)
+
+
+def test_the_process_ends_meanwhile(tmp_path: Path) -> None:
+    with subprocess.Popen(["sleep", "60"]) as program:
+        _, process = publish(tmp_path / "probes", this_process(pid=program.pid, start_ticks=start_ticks(program.pid)))
+        program.kill()
+        program.wait()
+        with pytest.raises(NoAnswer, match="has ended"):
+            await_look(process, 1, 30.0)
+
+
+def test_a_damaged_answer(tmp_path: Path) -> None:
+    ring, process = publish(tmp_path / "probes")
+    device = {**LOOK["devices"][0], "peak_bytes": 1}
+    ring.document(ring.files.look, {**LOOK, "devices": [device]})
+    with pytest.raises(NoAnswer, match="the buckets do not sum to the peak"):
+        await_look(process, 1, 30.0)
+
+
+def test_a_folder_that_is_gone(tmp_path: Path) -> None:
+    ring, process = publish(tmp_path / "probes", gone())
+    ring.path.unlink()
+    ring.files.directory.rmdir()
+    with pytest.raises(NoAnswer, match="cannot be written: No such file or directory"):
+        request_look(process)

@@ -1,0 +1,196 @@
+"""What others may have put into the probes' folder is refused with a reason, and never followed."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from gpumem_tui.probe.documents import MAX_DOCUMENT_BYTES
+from gpumem_tui.probe.files import WireError
+from gpumem_tui.probe.wire import HEADER_BYTES, RING_BYTES, SLOT_BYTES
+from gpumem_tui.watch.documents import read_look, read_post_mortem, read_trained
+from gpumem_tui.watch.reader import Watcher
+from tests.attach.loops import NOBODY
+from tests.watch.rings import RECORD, RingFile, gone, out_of_memory, this_process
+
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+UID = os.geteuid()
+
+
+def reasons(folder: Path) -> list[str]:
+    """Why things in the folder are refused; nothing else may be seen of it."""
+    watched = Watcher([folder]).read()
+    assert watched.processes == ()
+    return [refused.reason for refused in watched.refused]
+
+
+@pytest.fixture
+def ring(tmp_path: Path) -> RingFile:
+    ring = RingFile(tmp_path / "probes", this_process())
+    ring.sample(RECORD)
+    return ring
+
+
+@as_root
+def test_a_ring_of_another_user(ring: RingFile) -> None:
+    os.chown(ring.path, NOBODY, NOBODY)
+    assert reasons(ring.files.directory) == [f"{ring.path.name} belongs to user {NOBODY}"]
+
+
+@as_root
+def test_a_folder_under_our_name_that_another_user_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Anyone may make /tmp/gpumem-tui-12345 before user 12345 does."""
+    folder = Path("/tmp/gpumem-tui-12345")
+    ring = RingFile(folder, this_process())
+    try:
+        os.chown(folder, NOBODY, NOBODY)
+        os.chown(ring.path, NOBODY, NOBODY)
+        assert reasons(folder) == [f"{folder} belongs to user {NOBODY}"]
+    finally:
+        ring.path.unlink()
+        folder.rmdir()
+
+
+@as_root
+def test_root_sees_what_a_user_publishes_but_not_as_somebody_elses_process(tmp_path: Path) -> None:
+    """The folder and the ring are nobody's, the process that the ring names is ours."""
+    ring = RingFile(tmp_path / "probes", this_process())
+    os.chown(ring.files.directory, NOBODY, NOBODY)
+    os.chown(ring.path, NOBODY, NOBODY)
+    [process] = Watcher([ring.files.directory]).processes()
+    assert (process.pid, process.uid) == (None, NOBODY)
+
+
+def test_a_link_in_the_place_of_a_ring(ring: RingFile, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    ring.path.rename(elsewhere)
+    ring.path.symlink_to(elsewhere)
+    assert reasons(ring.files.directory) == [f"{ring.path.name} is a link"]
+
+
+def test_a_link_in_the_place_of_the_folder(ring: RingFile, tmp_path: Path) -> None:
+    link = tmp_path / "link"
+    link.symlink_to(ring.files.directory)
+    assert reasons(link) == [f"{link} is not a directory"]
+
+
+def test_something_that_would_block_the_reader(ring: RingFile) -> None:
+    ring.path.unlink()
+    os.mkfifo(ring.path, 0o600)
+    assert reasons(ring.files.directory) == [f"{ring.path.name} is not a regular file"]
+
+
+@pytest.mark.parametrize("mode", [0o620, 0o602])
+def test_a_ring_that_others_may_write(ring: RingFile, mode: int) -> None:
+    ring.path.chmod(mode)
+    assert reasons(ring.files.directory) == [f"{ring.path.name} can be written by other users (mode {mode:o})"]
+
+
+def test_a_folder_that_others_may_enter(ring: RingFile) -> None:
+    ring.files.directory.chmod(0o711)
+    [reason] = reasons(ring.files.directory)
+    assert reason.endswith("is open to other users (mode 711, wanted 700)")
+
+
+def test_a_ring_that_is_too_large(ring: RingFile) -> None:
+    os.truncate(ring.path, RING_BYTES + 1)
+    assert "bytes, more than" in reasons(ring.files.directory)[0]
+
+
+@pytest.mark.parametrize("size_bytes", [0, 17, HEADER_BYTES - 1])
+def test_a_ring_that_is_cut_short(ring: RingFile, size_bytes: int) -> None:
+    os.truncate(ring.path, size_bytes)
+    assert "less than its header" in reasons(ring.files.directory)[0]
+
+
+def test_a_ring_that_lost_its_samples_only(ring: RingFile) -> None:
+    os.truncate(ring.path, HEADER_BYTES + SLOT_BYTES // 2)
+    [process] = Watcher([ring.files.directory]).processes()
+    assert (process.samples, process.problem) == ((), "samples lost to damage: 1")
+
+
+@pytest.mark.parametrize("name", ["x.ring", "1.ring", "-1-2.ring", "1-2-3.ring", "1-².ring"])
+def test_names_that_are_no_rings(ring: RingFile, name: str) -> None:
+    ring.path.rename(ring.files.directory / name)
+    assert reasons(ring.files.directory) == [f"{name} is no name of a ring"]
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_a_ring_of_garbage_is_refused_or_read_but_never_harms(data: st.DataObject, ring: RingFile) -> None:
+    """Bytes are overwritten anywhere: what is then shown passed every check."""
+    before = ring.path.read_bytes()
+    try:
+        offset = data.draw(st.integers(0, HEADER_BYTES + 2 * SLOT_BYTES))
+        ring.patch(offset, data.draw(st.binary(min_size=1, max_size=64)))
+        watched = Watcher([ring.files.directory]).read()
+        assert len(watched.processes) + len(watched.refused) == 1
+        for process in watched.processes:
+            assert all(sample.record.sequence == 1 for sample in process.samples)
+    finally:
+        ring.path.write_bytes(before)
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(content=st.binary(max_size=200) | st.text(max_size=200).map(str.encode))
+def test_documents_of_garbage_are_refused(content: bytes, ring: RingFile) -> None:
+    for path, read in (
+        (ring.files.model, read_trained),
+        (ring.files.look, read_look),
+        (ring.files.oom, read_post_mortem),
+    ):
+        path.write_bytes(content)
+        path.chmod(0o600)
+        with pytest.raises(WireError) as caught:
+            read(ring.files, UID)
+        assert path.name in str(caught.value)
+        assert "\n" not in str(caught.value)
+
+
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(field=st.sampled_from(sorted(out_of_memory())), value=_JSON)
+def test_a_document_with_a_wrong_field_is_refused_or_still_makes_sense(
+    field: str, value: object, ring: RingFile
+) -> None:
+    ring.document(ring.files.oom, out_of_memory(**{field: value}))
+    try:
+        found = read_post_mortem(ring.files, UID)
+    except WireError:
+        return
+    assert found is not None
+    assert found.breakdown.total_bytes >= 0
+
+
+def test_documents_of_another_version_or_size_or_user(ring: RingFile) -> None:
+    ring.files.oom.write_bytes(b'{"schema": 2}')
+    ring.files.oom.chmod(0o600)
+    with pytest.raises(WireError, match="was written by another version"):
+        read_post_mortem(ring.files, UID)
+    os.truncate(ring.files.oom, MAX_DOCUMENT_BYTES + 1)
+    with pytest.raises(WireError, match="more than"):
+        read_post_mortem(ring.files, UID)
+    with pytest.raises(WireError, match=f"belongs to user {UID}"):
+        read_post_mortem(ring.files, UID + 1)
+    ring.files.oom.unlink()
+    ring.files.oom.symlink_to("/etc/passwd")
+    with pytest.raises(WireError, match="is a link"):
+        read_post_mortem(ring.files, UID)
+
+
+def test_a_damaged_black_box_does_not_hide_the_process(tmp_path: Path) -> None:
+    ring = RingFile(tmp_path / "probes", gone())
+    ring.files.oom.write_bytes(b"garbage")
+    ring.files.oom.chmod(0o600)
+    [process] = Watcher([ring.files.directory]).processes()
+    assert "is damaged" in process.problem
