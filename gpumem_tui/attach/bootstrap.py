@@ -24,7 +24,7 @@ def attach(path: str, archive: str, answer: str) -> None:
         _make_private(os.path.dirname(answer))
         if archive:
             _unpack(path, archive)
-        _start(path)
+        problem = _start(path)
     except Exception as error:  # noqa: BLE001  told to whoever attaches; training goes on
         problem = f"{type(error).__name__}: {error}"
     try:
@@ -35,8 +35,8 @@ def attach(path: str, archive: str, answer: str) -> None:
         return  # whoever attaches waits in vain and says so
 
 
-def _start(path: str) -> None:
-    """Load the package from there, without changing the program's import path, and start the probe."""
+def _start(path: str) -> str:
+    """Load the package from there, without changing the program's import path, and start the probe; or say why not."""
     import sys
     from importlib.machinery import PathFinder
     from importlib.util import module_from_spec
@@ -49,7 +49,7 @@ def _start(path: str) -> None:
         spec.loader.exec_module(package)
     from gpumem_tui.probe.entry import attach
 
-    attach("attach")
+    return attach("attach")
 
 
 def _make_private(folder: str) -> None:

@@ -9,8 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from gpumem_tui.probe.entry import SITE_DIRECTORY
-from gpumem_tui.probe.files import WireError, check_directory
+from gpumem_tui.probe.files import SITE_DIRECTORY, WireError, check_directory
 
 _PYTHON = re.compile(r"python(\d+(\.\d+)?t?)?|pypy\d*")
 _TAKES_VALUE = "WX"

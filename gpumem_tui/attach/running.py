@@ -32,6 +32,8 @@ REMOTE_EXEC: RemoteExec | None = getattr(sys, "remote_exec", None)
 """`sys.remote_exec` of Python 3.14 and later (PEP 768)."""
 
 _PACKAGE = Path(__file__).resolve().parent.parent
+_PROBE = ("__init__.py", "memory.py", "step.py", "simulator/__init__.py", "simulator/sites.py", "probe/**/*.py")
+"""All that the probe imports of this package."""
 _ANSWER_LIMIT_BYTES = 64 * 1024
 _ATTEMPTS = 3
 _POLL_S = 0.02
@@ -120,9 +122,8 @@ def _statement(source: str) -> str:
 def _archive() -> str:
     """The probe and what it needs of this package, as a zip file in base64."""
     buffer = io.BytesIO()
-    sources = [_PACKAGE / "__init__.py", _PACKAGE / "memory.py", *sorted((_PACKAGE / "probe").rglob("*.py"))]
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
-        for source in sources:
+        for source in (found for pattern in _PROBE for found in sorted(_PACKAGE.glob(pattern))):
             archive.write(source, source.relative_to(_PACKAGE.parent))
     return base64.b64encode(buffer.getvalue()).decode()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import torch
 
 from gpumem_tui.memory import Bucket
+from gpumem_tui.simulator.sites import calling_line_of, in_checkpoint
 from gpumem_tui.simulator.timeline import Phase, Site, Timeline, TimelineRecorder
 from gpumem_tui.workload.base import local
 
@@ -93,8 +93,8 @@ def merge(history: Iterable[dict[str, Any]], notes: Iterable[Note], failed: bool
         elif entry["action"] == "oom":
             recorder.cut()
         elif entry["action"] == "alloc":
-            repeated = phase is Phase.BACKWARD and _in_checkpoint(entry.get("frames", ()))
-            site = Site(source=_calling_line(entry.get("frames", ())))
+            repeated = phase is Phase.BACKWARD and in_checkpoint(entry.get("frames", ()))
+            site = Site(source=calling_line_of(entry.get("frames", ())))
             live[entry["addr"]] = recorder.allocate(entry["size"], recomputed=repeated, site=site)
         elif entry["action"] == "free_requested" and entry["addr"] in live:
             recorder.release(live.pop(entry["addr"]))
@@ -116,21 +116,3 @@ def _in_order(history: Iterable[dict[str, Any]], notes: Iterable[Note]) -> Itera
     while note is not None:
         yield note
         note = next(pending, None)
-
-
-def _in_checkpoint(frames: Iterable[dict[str, Any]]) -> bool:
-    """Whether a checkpoint repeats its forward; innermost frames come first. Its own nested backward is none."""
-    for frame in frames:
-        if frame["filename"].endswith("torch/autograd/graph.py"):
-            return False
-        if frame["filename"].endswith("torch/utils/checkpoint.py"):
-            return True
-    return False
-
-
-def _calling_line(frames: Iterable[dict[str, Any]]) -> str:
-    """``file:line`` of the innermost frame outside of torch."""
-    for frame in frames:
-        if "/torch/" not in frame["filename"]:
-            return f"{os.path.basename(frame['filename'])}:{frame['line']}"
-    return ""

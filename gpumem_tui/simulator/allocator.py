@@ -7,7 +7,7 @@ number of streams. Standard library only, so that the viewer replays traces with
 
 from __future__ import annotations
 
-from bisect import insort
+from bisect import bisect_left, insort
 
 from gpumem_tui.memory import MIB
 from gpumem_tui.simulator.blocks import Block, Pool, Stats, absorb
@@ -42,6 +42,7 @@ class CachingAllocator:
         capacity_bytes: what the driver can hand out: the device's total less context, reserve and others' use.
         settings: what `PYTORCH_CUDA_ALLOC_CONF` says.
         allowed_bytes: the memory fraction's limit on reserved bytes (fraction · device total), None for no limit.
+        detailed: keep the statistics of requested and inactive split bytes too, a fifth of the time.
     """
 
     def __init__(
@@ -49,7 +50,10 @@ class CachingAllocator:
         capacity_bytes: int,
         settings: AllocatorSettings | None = None,
         allowed_bytes: int | None = None,
+        *,
+        detailed: bool = True,
     ) -> None:
+        self._detailed = detailed
         self.capacity_bytes = capacity_bytes
         self.allowed_bytes = allowed_bytes
         self.settings = settings or AllocatorSettings()
@@ -57,6 +61,7 @@ class CachingAllocator:
         self._max_split_bytes = self.settings.max_split_size_bytes or _NO_LIMIT
         self._max_rounding_bytes = self.settings.max_non_split_rounding_bytes or self.settings.large_segment_bytes
         self._rounds_to_power2 = any(self.settings.roundup_power2_divisions)
+        self._expandable = self.settings.expandable_segments
         self._pools: dict[tuple[int, bool], Pool] = {}
         self._next_address = 1 << 40
         self._large_lookups = 0
@@ -70,25 +75,31 @@ class CachingAllocator:
             OutOfMemory: the device is full even after all cached segments were released.
         """
         size = self.round_size(size_bytes)
-        is_small = size <= SMALL_REQUEST_BYTES
-        pool = self._pools.get((stream, is_small))
-        if pool is None:
-            pool = self._pools[stream, is_small] = Pool(stream, is_small)
+        key = (stream, size <= SMALL_REQUEST_BYTES)
+        pool = self._pools.get(key) or self._new_pool(*key)
         block = self._find_free(pool, size)
         if block is None:
-            if self.allowed_bytes is not None and self.settings.garbage_collection_threshold > 0:
-                self._collect_garbage()
-            block = self._take_from_driver(pool, size)
-            if block is None and self._release_oversize(pool, size):
-                block = self._take_from_driver(pool, size)
-            if block is None:
-                self._release_cached()
-                self.stats.num_alloc_retries += 1
-                block = self._take_from_driver(pool, size)
+            block = self._obtain(pool, size)
             if block is None:
                 self.stats.num_ooms += 1
                 raise OutOfMemory(size_bytes, self)
-        return self._hand_out(block, size, size_bytes)
+        stats = self.stats
+        remaining = block.size_bytes - size
+        rest = None
+        if remaining >= pool.least_rest_bytes and (size < self._max_split_bytes or self._expandable):
+            following = block.next
+            rest = block.next = Block(block.address + size, remaining, pool, block, following)
+            if following is not None:
+                following.prev = rest
+            block.size_bytes = size
+            self._insert(rest)
+        block.allocated = True
+        stats.allocated_bytes += block.size_bytes
+        if stats.allocated_bytes > stats.peak_allocated_bytes:
+            stats.peak_allocated_bytes = stats.allocated_bytes
+        if self._detailed:
+            self._count_taken(block, size_bytes, rest)
+        return block
 
     def free(self, block: Block) -> None:
         """Give a block back to its pool and merge it with its free neighbours.
@@ -99,22 +110,21 @@ class CachingAllocator:
         if not block.allocated:
             raise ValueError(f"block at {block.address:#x} is not allocated")
         stats = self.stats
-        stats.allocated_bytes -= block.size_bytes
-        stats.requested_bytes -= block.requested_bytes
-        block.allocated = False
         freed_bytes = block.size_bytes
-        merged_bytes = 0
-        for neighbour in (block.prev, block.next):
-            if neighbour is not None and not neighbour.allocated and neighbour.mapped:
-                block.pool.remove(neighbour)
-                merged_bytes += neighbour.size_bytes
-                absorb(block, neighbour)
+        stats.allocated_bytes -= freed_bytes
+        block.allocated = False
+        before, after = block.prev, block.next
+        if before is not None and not before.allocated and before.mapped:
+            block.pool.remove(before)
+            absorb(block, before)
+        if after is not None and not after.allocated and after.mapped:
+            block.pool.remove(after)
+            absorb(block, after)
         self._insert(block)
-        if not self.settings.expandable_segments:
-            stats.inactive_split_bytes -= merged_bytes
-            if block.is_split:
-                stats.inactive_split_bytes += freed_bytes + merged_bytes
-                stats.peak_inactive_split_bytes = max(stats.peak_inactive_split_bytes, stats.inactive_split_bytes)
+        if self._detailed:
+            stats.requested_bytes -= block.requested_bytes
+            merged_bytes = block.size_bytes - freed_bytes
+            self._count_inactive(freed_bytes if block.is_split else -merged_bytes)
 
     def empty_cache(self) -> None:
         """Give every wholly free segment back to the driver, like `torch.cuda.empty_cache`."""
@@ -122,17 +132,15 @@ class CachingAllocator:
 
     def cached_blocks(self) -> list[Block]:
         """Every free block that has memory behind it; with the blocks in use, all that is reserved."""
-        return [block for pool in self._pools.values() for block in pool.blocks.values()]
+        return [block for pool in self._pools.values() for _, _, block in pool.free]
 
     def round_size(self, size_bytes: int) -> int:
         """The block size that serves a request: a multiple of 512 B, or of a power-of-two division if set."""
-        if size_bytes < MIN_BLOCK_BYTES:
-            return MIN_BLOCK_BYTES
-        if self._rounds_to_power2:
+        if self._rounds_to_power2 and size_bytes >= MIN_BLOCK_BYTES:
             divisions = self.settings.divisions_for(size_bytes)
             if divisions > 1 and size_bytes > MIN_BLOCK_BYTES * divisions:
                 return next_division(size_bytes, divisions)
-        return (size_bytes + MIN_BLOCK_BYTES - 1) // MIN_BLOCK_BYTES * MIN_BLOCK_BYTES
+        return (size_bytes + MIN_BLOCK_BYTES - 1) // MIN_BLOCK_BYTES * MIN_BLOCK_BYTES or MIN_BLOCK_BYTES
 
     def segment_size(self, size_bytes: int) -> int:
         """What is taken from the driver to serve a block of this (rounded) size."""
@@ -144,27 +152,33 @@ class CachingAllocator:
 
     # Serving a request
 
+    def _new_pool(self, stream: int, is_small: bool) -> Pool:
+        splits_finely = is_small or self._expandable
+        pool = Pool(stream, is_small, MIN_BLOCK_BYTES if splits_finely else _UNSPLIT_SLACK_BYTES + MIN_BLOCK_BYTES)
+        self._pools[stream, is_small] = pool
+        return pool
+
     def _find_free(self, pool: Pool, size: int) -> Block | None:
         """Best fit: the smallest free block that is large enough, lowest address first."""
         self._large_lookups += not pool.is_small
-        index = pool.at_least(size)
-        if index == len(pool.free):
+        free = pool.free
+        index = bisect_left(free, (size,))
+        if index == len(free):
             return None
-        if self.settings.expandable_segments:
+        if self._expandable:
             index = self._prefer_not_to_grow(pool, index)
-        found_bytes, address = pool.free[index]
+        found_bytes = free[index][0]
         if size < self._max_split_bytes <= found_bytes:
             return None
         if size >= self._max_split_bytes and found_bytes >= size + self._max_rounding_bytes:
             return None
-        del pool.free[index]
-        return pool.blocks.pop(address)
+        return free.pop(index)[2]
 
     def _prefer_not_to_grow(self, pool: Pool, index: int) -> int:
         """A block at the end of an expandable segment counts as large as it could grow, so others go first."""
 
         def could_grow_to(position: int) -> int:
-            block = pool.blocks[pool.free[position][1]]
+            block = pool.free[position][2]
             after = block.next
             return block.size_bytes + (after.size_bytes if after is not None and not after.mapped else 0)
 
@@ -176,7 +190,7 @@ class CachingAllocator:
         segment = self.segment_size(size)
         if self.allowed_bytes is not None and self.stats.reserved_bytes + segment > self.allowed_bytes:
             return None
-        if self.settings.expandable_segments:
+        if self._expandable:
             return self._grow(pool, size)
         if self.stats.reserved_bytes + segment > self.capacity_bytes:
             return None
@@ -184,43 +198,42 @@ class CachingAllocator:
         self.stats.num_device_alloc += 1
         return Block(self._new_range(segment), segment, pool)
 
-    def _hand_out(self, block: Block, size: int, requested_bytes: int) -> Block:
-        stats = self.stats
-        remaining = block.size_bytes - size
-        counts_splits = not self.settings.expandable_segments
-        was_split = block.is_split
-        if self._should_split(block.pool, size, remaining):
-            rest = Block(block.address + size, remaining, block.pool)
-            rest.prev, rest.next = block, block.next
-            if rest.next is not None:
-                rest.next.prev = rest
-            block.next, block.size_bytes = rest, size
-            self._insert(rest)
-            if counts_splits:
-                stats.inactive_split_bytes += -size if was_split else remaining
-        elif was_split and counts_splits:
-            stats.inactive_split_bytes -= block.size_bytes
-        block.allocated = True
-        block.requested_bytes = requested_bytes
-        stats.allocated_bytes += block.size_bytes
-        stats.requested_bytes += requested_bytes
-        if stats.allocated_bytes > stats.peak_allocated_bytes:
-            stats.peak_allocated_bytes = stats.allocated_bytes
-        if stats.requested_bytes > stats.peak_requested_bytes:
-            stats.peak_requested_bytes = stats.requested_bytes
-        if stats.inactive_split_bytes > stats.peak_inactive_split_bytes:
-            stats.peak_inactive_split_bytes = stats.inactive_split_bytes
+    def _obtain(self, pool: Pool, size: int) -> Block | None:
+        """New memory from the driver, giving back what is cached if need be; None if that is not enough."""
+        if self.allowed_bytes is not None and self.settings.garbage_collection_threshold > 0:
+            self._collect_garbage()
+        block = self._take_from_driver(pool, size)
+        if block is None and self._release_oversize(pool, size):
+            block = self._take_from_driver(pool, size)
+        if block is None:
+            self._release_cached()
+            self.stats.num_alloc_retries += 1
+            block = self._take_from_driver(pool, size)
         return block
-
-    def _should_split(self, pool: Pool, size: int, remaining: int) -> bool:
-        if pool.is_small or self.settings.expandable_segments:
-            return remaining >= MIN_BLOCK_BYTES
-        return size < self._max_split_bytes and remaining > _UNSPLIT_SLACK_BYTES
 
     def _insert(self, block: Block) -> None:
         """Put a free block into its pool, and note when, for garbage collection."""
         block.freed_at = self._large_lookups
-        block.pool.insert(block)
+        insort(block.pool.free, (block.size_bytes, block.address, block))
+
+    def _count_taken(self, block: Block, requested_bytes: int, rest: Block | None) -> None:
+        """`rest` is what `block` was split from; both were one free block before."""
+        stats = self.stats
+        block.requested_bytes = requested_bytes
+        stats.requested_bytes += requested_bytes
+        if stats.requested_bytes > stats.peak_requested_bytes:
+            stats.peak_requested_bytes = stats.requested_bytes
+        rest_bytes = rest.size_bytes if rest is not None else 0
+        was_split = block.prev is not None or (rest or block).next is not None
+        self._count_inactive(rest_bytes - (block.size_bytes + rest_bytes if was_split else 0))
+
+    def _count_inactive(self, more_bytes: int) -> None:
+        """Free parts of segments that are partly in use; PyTorch does not count those of expandable segments."""
+        if not self._expandable:
+            stats = self.stats
+            stats.inactive_split_bytes += more_bytes
+            if stats.inactive_split_bytes > stats.peak_inactive_split_bytes:
+                stats.peak_inactive_split_bytes = stats.inactive_split_bytes
 
     def _reserve(self, size_bytes: int) -> None:
         self.stats.reserved_bytes += size_bytes
@@ -241,25 +254,25 @@ class CachingAllocator:
 
     def _release_cached(self) -> None:
         for pool in self._pools.values():
-            for block in list(pool.blocks.values()):
-                if self.settings.expandable_segments:
+            for _, _, block in list(pool.free):
+                if self._expandable:
                     self._unmap(block)
                 elif not block.is_split:
                     self._release(block)
 
     def _release_oversize(self, pool: Pool, size: int) -> bool:
         """Make room by releasing unsplit blocks beyond the split limit; True if enough went."""
-        if self._max_split_bytes == _NO_LIMIT or self.settings.expandable_segments:
+        if self._max_split_bytes == _NO_LIMIT or self._expandable:
             return False
         wanted = max(size, self._max_split_bytes)
-        index = pool.at_least(wanted)
+        index = bisect_left(pool.free, (wanted,))
         if index < len(pool.free):
-            self._release(pool.blocks[pool.free[index][1]])
+            self._release(pool.free[index][2])
             return True
         released = 0
         while pool.free and released < wanted and pool.free[-1][0] >= self._max_split_bytes:
             released += pool.free[-1][0]
-            self._release(pool.blocks[pool.free[-1][1]])
+            self._release(pool.free[-1][2])
         return released >= wanted
 
     def _collect_garbage(self) -> None:
@@ -274,7 +287,7 @@ class CachingAllocator:
             block
             for (_, is_small), pool in self._pools.items()
             if not is_small
-            for block in pool.blocks.values()
+            for _, _, block in pool.free
             if not block.is_split
         ]
         while surplus > 0 and segments:
@@ -333,9 +346,8 @@ class CachingAllocator:
             return False
         pool.unmapped.remove(block)
         if mapped_bytes < block.size_bytes:
-            rest = Block(block.address + mapped_bytes, block.size_bytes - mapped_bytes, pool)
+            rest = Block(block.address + mapped_bytes, block.size_bytes - mapped_bytes, pool, block, block.next)
             rest.mapped = False
-            rest.prev, rest.next = block, block.next
             if rest.next is not None:
                 rest.next.prev = rest
             block.next, block.size_bytes = rest, mapped_bytes
@@ -362,15 +374,13 @@ class CachingAllocator:
         pool.remove(block)
         end = block.address + block.size_bytes
         if first > block.address:
-            head = Block(block.address, first - block.address, pool)
-            head.prev, head.next = block.prev, block
+            head = Block(block.address, first - block.address, pool, block.prev, block)
             if head.prev is not None:
                 head.prev.next = head
             block.prev = head
             self._insert(head)
         if last < end:
-            tail = Block(last, end - last, pool)
-            tail.prev, tail.next = block, block.next
+            tail = Block(last, end - last, pool, block, block.next)
             if tail.next is not None:
                 tail.next.prev = tail
             block.next = tail

@@ -30,7 +30,7 @@ def register(compute_capability: Callable[[], tuple[int, int]]) -> None:
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> torch.Tensor:
-        kernel = choose(query, key, value, attn_mask, compute_capability(), enable_gqa)
+        kernel = choose(query, key, value, attn_mask, compute_capability(), enable_gqa, dropout_p, is_causal)
         if kernel == "flash":
             return _flash(query, key, value, dropout_p, is_causal, scale)
         if kernel == "efficient":
@@ -51,13 +51,24 @@ def choose(
     attn_mask: torch.Tensor | None,
     compute_capability: tuple[int, int],
     enable_gqa: bool = False,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
 ) -> Kernel:
     """The kernel PyTorch picks on a GPU of this compute capability.
+
+    Where it would prefer cuDNN's (see `scratch.is_assumed`), the next in line is taken.
 
     Raises:
         RuntimeError: every kernel that could serve is disabled, as PyTorch does ("No available kernel").
     """
-    if torch.backends.cuda.flash_sdp_enabled() and _flash_serves(query, key, value, attn_mask, compute_capability):
+    trains = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (query, key, value))
+    flash = (
+        torch.backends.cuda.flash_sdp_enabled()
+        and _flash_serves(query, key, value, attn_mask, compute_capability)
+        and not (is_causal and query.shape[-2] != key.shape[-2])
+        and not (trains and _flash_backward_lacks(query.shape[-1], dropout_p, compute_capability))
+    )
+    if flash:
         return "flash"
     if torch.backends.cuda.mem_efficient_sdp_enabled() and _efficient_serves(
         query, key, value, compute_capability, enable_gqa
@@ -87,6 +98,15 @@ def _flash_serves(
         and same_head
         and query.shape[-1] <= 256
     )
+
+
+def _flash_backward_lacks(width: int, dropout_p: float, compute_capability: tuple[int, int]) -> bool:
+    """Whether a head is too wide for the shared memory of small chips to differentiate.
+
+    `check_requires_grad_and_head_dim_gt192_constraints_on_sm86_89_or_120`.
+    """
+    small = (8, 6) <= compute_capability <= (8, 9) or (12, 0) <= compute_capability <= (12, 1)
+    return small and (192 < width <= 224 or (width > 224 and dropout_p > 0))
 
 
 def _efficient_serves(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import bisect_left
 from dataclasses import dataclass
 
 
@@ -37,7 +37,10 @@ class Stats:
 
 
 class Block:
-    """A run of bytes within a segment: in use, free, or (expandable segments) without memory behind it."""
+    """A run of bytes within a segment: in use, free, or (expandable segments) without memory behind it.
+
+    `requested_bytes` is set while it is in use, `freed_at` while it is free.
+    """
 
     __slots__ = (
         "address",
@@ -51,16 +54,19 @@ class Block:
         "size_bytes",
     )
 
-    def __init__(self, address: int, size_bytes: int, pool: Pool) -> None:
+    requested_bytes: int
+    freed_at: int
+
+    def __init__(
+        self, address: int, size_bytes: int, pool: Pool, prev: Block | None = None, following: Block | None = None
+    ) -> None:
         self.address = address
         self.size_bytes = size_bytes
-        self.requested_bytes = 0
         self.pool = pool
         self.allocated = False
         self.mapped = True
-        self.freed_at = 0
-        self.prev: Block | None = None
-        self.next: Block | None = None
+        self.prev = prev
+        self.next = following
 
     @property
     def is_split(self) -> bool:
@@ -69,31 +75,28 @@ class Block:
 
 
 class Pool:
-    """The free blocks of one stream and size class, ordered by (size, address) for best fit."""
+    """The free blocks of one stream and size class, ordered by size and address for best fit.
 
-    __slots__ = ("blocks", "free", "is_small", "stream", "unmapped")
+    No two have one address, so that ordering never compares the blocks themselves.
 
-    def __init__(self, stream: int, is_small: bool) -> None:
+    Attributes:
+        least_rest_bytes: a block is split if at least this would be left of it.
+    """
+
+    __slots__ = ("free", "is_small", "least_rest_bytes", "stream", "unmapped")
+
+    def __init__(self, stream: int, is_small: bool, least_rest_bytes: int) -> None:
         self.stream = stream
         self.is_small = is_small
-        self.free: list[tuple[int, int]] = []
-        self.blocks: dict[int, Block] = {}
+        self.least_rest_bytes = least_rest_bytes
+        self.free: list[tuple[int, int, Block]] = []
         self.unmapped: list[Block] = []
 
-    def insert(self, block: Block) -> None:
-        insort(self.free, (block.size_bytes, block.address))
-        self.blocks[block.address] = block
-
     def remove(self, block: Block) -> None:
-        key = (block.size_bytes, block.address)
-        index = bisect_left(self.free, key)
-        assert self.free[index] == key, "a free block is missing from its pool"
+        """Take a free block out."""
+        index = bisect_left(self.free, (block.size_bytes, block.address, block))
+        assert self.free[index][2] is block, "a free block is missing from its pool"
         del self.free[index]
-        del self.blocks[block.address]
-
-    def at_least(self, size_bytes: int) -> int:
-        """Index of the smallest free block of at least this size."""
-        return bisect_left(self.free, (size_bytes, 0))
 
 
 def absorb(block: Block, neighbour: Block) -> None:

@@ -37,7 +37,8 @@ class SimulatedGpu:
         gpu: the GPU to be.
         profile: version- and architecture-dependent facts.
         limit_bytes: a cap on reserved bytes, as `set_per_process_memory_fraction` sets one; None for none.
-        unlimited: never run out of memory, to trace what a step would need.
+        unlimited: never run out of memory, to trace what a step would need: at other batch sizes too, so buffers that
+            kernels take only from some size on are recorded, empty, where they are not taken.
         on_backward_error: called with an error in backward other than out-of-memory, just before it ends the process
             (see `DeviceMode.raise_if_full`).
     """
@@ -53,6 +54,7 @@ class SimulatedGpu:
         self.gpu = gpu
         self.on_backward_error = on_backward_error
         self.profile = profile
+        self.unlimited = unlimited
         capacity = 1 << 60 if unlimited else gpu.cuda_total_bytes - profile.context_bytes
         self.allocator = CachingAllocator(capacity, AllocatorSettings.from_environment(), limit_bytes)
         self.recorder = TimelineRecorder()
@@ -255,6 +257,8 @@ def simulate(gpu: SimulatedGpu) -> Iterator[torch.device]:
     autograd: Any = torch.autograd
     engine, formatted = autograd._engine_run_backward, FakeTensor.__format__
     resize, pin = torch.UntypedStorage.resize_, torch.Tensor.pin_memory
+    internals: Any = torch._C
+    layout = internals._conv_determine_backend_memory_format
 
     def backward(*args: Any, **kwargs: Any) -> Any:
         result = engine(*args, **kwargs)
@@ -271,6 +275,7 @@ def simulate(gpu: SimulatedGpu) -> Iterator[torch.device]:
     torch.UntypedStorage.resize_ = followed_resize  # type: ignore[method-assign, assignment]
     FakeTensor.__format__ = _format_scalar  # type: ignore[method-assign]
     torch.Tensor.pin_memory = _already_pinned  # type: ignore[method-assign, assignment]
+    internals._conv_determine_backend_memory_format = kernels.convolution_layout
     try:
         with gpu.sites.watching(), gpu.mode:
             yield torch.device(DEVICE_TYPE, 0)
@@ -279,6 +284,7 @@ def simulate(gpu: SimulatedGpu) -> Iterator[torch.device]:
         torch.UntypedStorage.resize_ = resize  # type: ignore[method-assign]
         FakeTensor.__format__ = formatted  # type: ignore[method-assign]
         torch.Tensor.pin_memory = pin  # type: ignore[method-assign]
+        internals._conv_determine_backend_memory_format = layout
         _module.current = previous
 
 

@@ -20,12 +20,15 @@ class Profile:
             the autograd thread have a handle each.
         context_bytes: what a process holds on the device beside its allocator: CUDA context, kernels, libraries.
         context_source: where `context_bytes` was measured.
+        multiprocessors, threads_per_multiprocessor: how far a reduction is split, and so what scratch it takes.
     """
 
     name: str
     cublas_workspace_bytes: int
     context_bytes: int
     context_source: str
+    multiprocessors: int
+    threads_per_multiprocessor: int
 
     def with_context(self, context_bytes: int, source: str) -> Profile:
         """The same profile with a context that was measured."""
@@ -37,18 +40,50 @@ _CUBLAS_LARGE_BYTES = 32 * MIB
 """aten/src/ATen/cuda/CublasHandlePool.cpp: `:4096:2:16:8`, and 32 MiB on Hopper; later on Blackwell too (assumed: since
 torch 2.9)."""
 
-_CONTEXT_BYTES = 426 * MIB
-_CONTEXT_SOURCE = "measured on an RTX 6000 Ada with CUDA 13; assumed for other architectures"
+_CONTEXTS = {
+    (8, 9): (426 * MIB, "measured on an RTX 6000 Ada, torch 2.10, CUDA 13.0 (unslothai/unsloth-zoo#1053)"),
+}
+"""By compute capability: bytes before the first kernel is loaded, and where that was measured. No other published
+figure names GPU, torch and CUDA since torch loads kernels as they are used (1.13): pytorch/pytorch#86509 saw 254 MiB so
+and 616 MiB with all loaded, on a GPU that it does not name."""
+
+_ASSUMED_CONTEXT = (8, 9)
+
+_MULTIPROCESSORS = {
+    "gtx-1660-ti-6gb": 24, "rtx-2060-6gb": 30, "rtx-2080-ti-11gb": 68, "rtx-3060-12gb": 28, "rtx-3070-8gb": 46,
+    "rtx-3080-10gb": 68, "rtx-3090-24gb": 82, "rtx-4070-12gb": 46, "rtx-4070-ti-super-16gb": 66, "rtx-4080-16gb": 76,
+    "rtx-4080-super-16gb": 80, "rtx-4090-24gb": 128, "rtx-5060-ti-16gb": 36, "rtx-5070-ti-16gb": 70,
+    "rtx-5080-16gb": 84, "rtx-5090-32gb": 170, "titan-v-12gb": 80, "titan-rtx-24gb": 72, "rtx-a4000-16gb": 48,
+    "rtx-a5000-24gb": 64, "rtx-a6000-48gb": 84, "rtx-6000-ada-48gb": 142, "rtx-pro-6000-96gb": 188, "p100-16gb": 56,
+    "v100-16gb": 80, "v100-32gb": 80, "t4-16gb": 40, "a10-24gb": 72, "a10g-24gb": 80, "a30-24gb": 56, "a40-48gb": 84,
+    "a100-40gb": 108, "a100-80gb": 108, "l4-24gb": 58, "l40-48gb": 142, "l40s-48gb": 142, "rtx-pro-4500-32gb": 82,
+    "h20-96gb": 78, "h100-80gb": 132, "h100-nvl-94gb": 132, "gh200-96gb": 132, "h200-141gb": 132, "b200-180gb": 148,
+}  # fmt: skip
+"""NVIDIA's data sheets: CUDA cores by cores a multiprocessor."""
+
+_MULTIPROCESSORS_OF_OTHERS = 108
+"""An A100's, assumed for a GPU that is not in the catalog."""
+
+_THREADS_PER_MULTIPROCESSOR = {
+    (7, 5): 1024, (8, 6): 1536, (8, 7): 1536, (8, 9): 1536, (12, 0): 1536, (12, 1): 1536,
+}  # fmt: skip
+"""CUDA C++ Programming Guide, "Technical Specifications per Compute Capability"; 2,048 on all others."""
 
 
 def profile_for(torch_version: str, gpu: Gpu) -> Profile:
     """The profile for a torch version such as ``2.13.0+cpu`` on a GPU of the catalog."""
+    measured = gpu.compute_capability in _CONTEXTS
+    context_bytes, context_source = _CONTEXTS[gpu.compute_capability if measured else _ASSUMED_CONTEXT]
+    if not measured:
+        context_source = f"assumed for {gpu.sm}: {context_source}"
     major_minor = ".".join(torch_version.split("+")[0].split(".")[:2])
     return Profile(
         name=f"torch {major_minor} {gpu.sm}",
         cublas_workspace_bytes=_cublas_workspace_bytes(tuple(map(int, major_minor.split("."))), gpu),
-        context_bytes=_CONTEXT_BYTES,
-        context_source=_CONTEXT_SOURCE,
+        context_bytes=context_bytes,
+        context_source=context_source,
+        multiprocessors=_MULTIPROCESSORS.get(gpu.name, _MULTIPROCESSORS_OF_OTHERS),
+        threads_per_multiprocessor=_THREADS_PER_MULTIPROCESSOR.get(gpu.compute_capability, 2048),
     )
 
 

@@ -6,11 +6,15 @@ every a and c; a third, at another size, checks them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import pairwise
 
 from gpumem_tui.memory import ALLOCATED_BUCKETS, Breakdown, Bucket
 from gpumem_tui.simulator.allocator import CachingAllocator, OutOfMemory
 from gpumem_tui.simulator.blocks import Block
+from gpumem_tui.simulator.rules import Computed
+from gpumem_tui.simulator.rules import sizes as sizes_by_rule
 from gpumem_tui.simulator.settings import AllocatorSettings
 from gpumem_tui.simulator.timeline import Mark, Phase, Site, Timeline, rounded
 
@@ -22,7 +26,16 @@ class NotAffine(ValueError):
 
 
 def _same_program(one: Timeline, other: Timeline) -> bool:
-    return (one.events, one.buckets, one.marks) == (other.events, other.buckets, other.marks)
+    return (one.events, one.buckets, one.marks, _rules(one)) == (
+        other.events,
+        other.buckets,
+        other.marks,
+        _rules(other),
+    )
+
+
+def _rules(timeline: Timeline) -> list[tuple[int, str, int]]:
+    return [(number, computed.rule, computed.position) for number, computed in timeline.computed]
 
 
 @dataclass(frozen=True)
@@ -42,22 +55,48 @@ class Replay:
 
     Attributes:
         fits: False if the device ran out of memory; the figures are then those reached until then.
-        breakdown: the buckets at the moment of the highest allocated bytes; they sum to `peak_allocated_bytes`.
+        peak_event: the number of the event after which most bytes are allocated; -1 if there is none.
     """
 
+    timeline: Timeline = field(compare=False, repr=False)
     fits: bool
     peak_allocated_bytes: int
     peak_reserved_bytes: int
-    breakdown: Breakdown
     peak_event: int
-    phases: tuple[PhasePeak, ...]
+    _spans: tuple[tuple[Mark, int, int, int], ...]
+    """By phase: its mark, its peak, the event of the peak, and the reserved bytes at its end."""
+
+    @cached_property
+    def breakdown(self) -> Breakdown:
+        """The buckets at the moment of the highest allocated bytes; they sum to `peak_allocated_bytes`."""
+        return _breakdowns(self.timeline, {self.peak_event: self.peak_allocated_bytes})[self.peak_event]
+
+    @cached_property
+    def phases(self) -> tuple[PhasePeak, ...]:
+        """Every phase of every step, in order."""
+        at = _breakdowns(self.timeline, {event: peak for _, peak, event, _ in self._spans})
+        return tuple(
+            PhasePeak(mark.step, mark.phase, peak, reserved, at[event]) for mark, peak, event, reserved in self._spans
+        )
+
+    @property
+    def peak_moment(self) -> tuple[Mark, Site] | None:
+        """The phase in which the peak is, and what allocates then; None for a run without phases or allocations."""
+        begun = [mark for mark, _, _, _ in self._spans if mark.event <= self.peak_event]
+        if not begun:
+            return None
+        number = self.timeline.events[self.peak_event]
+        sites = self.timeline.sites
+        return begun[-1], self.timeline.site_table[sites[number - 1]] if sites else Site()
 
 
 @dataclass(frozen=True)
 class AffineTrace:
     """A training run at every batch size: allocation i takes ``constants[i] + slopes[i] · b`` bytes.
 
-    `exact_from` is the smallest batch size that was checked; below it, sizes may differ (a dimension of 1 is special).
+    Attributes:
+        computed: allocations whose size a rule gives instead, by number: the rule with its arguments at no sample, and
+            what each of them grows by a sample.
     """
 
     events: tuple[int, ...]
@@ -65,9 +104,9 @@ class AffineTrace:
     slopes: tuple[int, ...]
     buckets: tuple[int, ...]
     marks: tuple[Mark, ...]
-    exact_from: int = 1
     sites: tuple[int, ...] = ()
     site_table: tuple[Site, ...] = ()
+    computed: tuple[tuple[int, Computed, tuple[int, ...]], ...] = ()
 
     @classmethod
     def fit(cls, first: tuple[int, Timeline], second: tuple[int, Timeline]) -> AffineTrace:
@@ -82,16 +121,33 @@ class AffineTrace:
                 f"the step allocates differently at batch sizes {b1} and {b2} "
                 f"({len(t1.events)} and {len(t2.events)} events)"
             )
-        slopes = []
-        for size1, size2 in zip(t1.sizes, t2.sizes, strict=True):
+        by_rule = {number - 1 for number, _ in t1.computed}
+        slopes, constants = [], []
+        for index, (size1, size2) in enumerate(zip(t1.sizes, t2.sizes, strict=True)):
+            if index in by_rule:
+                size1 = size2 = 0
             slope, rest = divmod(size2 - size1, b2 - b1)
             if rest:
                 raise NotAffine(f"an allocation of {size1} bytes at batch size {b1} takes {size2} at {b2}")
             slopes.append(slope)
-        constants = tuple(size - slope * b1 for size, slope in zip(t1.sizes, slopes, strict=True))
+            constants.append(size1 - slope * b1)
+        computed = []
+        for (number, at1), (_, at2) in zip(t1.computed, t2.computed, strict=True):
+            steps = tuple((y - x) // (b2 - b1) for x, y in zip(at1.arguments, at2.arguments, strict=True))
+            start = tuple(x - step * b1 for x, step in zip(at1.arguments, steps, strict=True))
+            computed.append((number, replace(at1, arguments=start), steps))
         return cls(
-            t1.events, constants, tuple(slopes), t1.buckets, t1.marks, b1, sites=t2.sites, site_table=t2.site_table
+            t1.events, tuple(constants), tuple(slopes), t1.buckets, t1.marks, t2.sites, t2.site_table, tuple(computed)
         )
+
+    @classmethod
+    def constant(cls, timeline: Timeline) -> AffineTrace:
+        """One run as it is, at whatever batch size."""
+        slopes = (0,) * len(timeline.sizes)
+        return cls(
+            timeline.events, timeline.sizes, slopes, timeline.buckets, timeline.marks, timeline.sites,
+            timeline.site_table,
+        )  # fmt: skip
 
     def at(self, batch_size: int) -> Timeline:
         """The timeline at a batch size.
@@ -99,12 +155,19 @@ class AffineTrace:
         Raises:
             NotAffine: an allocation that shrinks with the batch would have less than no bytes.
         """
-        sizes = tuple(a + c * batch_size for a, c in zip(self.constants, self.slopes, strict=True))
+        sizes = [a + c * batch_size for a, c in zip(self.constants, self.slopes, strict=True)]
         if min(sizes, default=0) < 0:
             raise NotAffine(
                 f"an allocation that shrinks with the batch would have less than none at batch size {batch_size}"
             )
-        return Timeline(self.events, sizes, self.buckets, self.marks, self.sites, self.site_table)
+        found: dict[tuple[str, tuple[int, ...], tuple[int, ...]], tuple[int, ...]] = {}
+        for number, start, steps in self.computed:
+            key = (start.rule, start.arguments, steps)
+            if key not in found:
+                arguments = (a + c * batch_size for a, c in zip(start.arguments, steps, strict=True))
+                found[key] = sizes_by_rule(start.rule, tuple(arguments))
+            sizes[number - 1] = found[key][start.position]
+        return Timeline(self.events, tuple(sizes), self.buckets, self.marks, self.sites, self.site_table)
 
     def check(self, batch_size: int, traced: Timeline) -> None:
         """Compare with a run that was not used for the fit.
@@ -112,7 +175,7 @@ class AffineTrace:
         Raises:
             NotAffine: any event or size differs.
         """
-        foretold = self.at(batch_size)
+        foretold = replace(self.at(batch_size), computed=tuple((number, start) for number, start, _ in self.computed))
         if foretold.sizes != traced.sizes or not _same_program(foretold, traced):
             raise NotAffine(f"the step at batch size {batch_size} is not what smaller ones foretell")
 
@@ -128,46 +191,40 @@ def replay(
         _UNLIMITED if capacity_bytes is None else capacity_bytes,
         settings or AllocatorSettings(),
         allowed_bytes,
+        detailed=False,
     )
     stats, malloc, free = allocator.stats, allocator.malloc, allocator.free
-    blocks: dict[int, Block] = {}
     sizes = timeline.sizes
-    starts = [mark.event for mark in timeline.marks] + [len(timeline.events)]
-    phases: list[tuple[Mark, int, int, int]] = []
+    blocks: list[Block | None] = []  # None: a buffer of no size
+    starts = [0, *(mark.event for mark in timeline.marks), len(timeline.events)]
+    spans: list[tuple[Mark, int, int, int]] = []
     peak_bytes, peak_event = 0, -1
     fits = True
-    position = 0
-    for index, start in enumerate(starts):
-        phase_peak, phase_event = stats.allocated_bytes, position - 1
+    for index, (start, end) in enumerate(pairwise(starts)):
+        phase_peak, phase_event = stats.allocated_bytes, start - 1
         try:
-            for position in range(position, start):  # noqa: B020  continues where the last phase ended
-                number = timeline.events[position]
+            for event, number in enumerate(timeline.events[start:end], start):
                 if number < 0:
-                    free(blocks.pop(-number))
+                    block = blocks[-number - 1]
+                    if block is not None:
+                        free(block)
                     continue
-                blocks[number] = malloc(sizes[number - 1])
+                size = sizes[number - 1]
+                if not size:
+                    blocks.append(None)
+                    continue
+                blocks.append(malloc(size))
                 if stats.allocated_bytes > phase_peak:
-                    phase_peak, phase_event = stats.allocated_bytes, position
+                    phase_peak, phase_event = stats.allocated_bytes, event
         except OutOfMemory:
             fits = False
-        position = start
         if phase_peak > peak_bytes:
             peak_bytes, peak_event = phase_peak, phase_event
         if index:
-            phases.append((timeline.marks[index - 1], phase_peak, phase_event, stats.reserved_bytes))
+            spans.append((timeline.marks[index - 1], phase_peak, phase_event, stats.reserved_bytes))
         if not fits:
             break
-    at = _breakdowns(timeline, {peak_event: peak_bytes, **{event: peak for _, peak, event, _ in phases}})
-    return Replay(
-        fits=fits,
-        peak_allocated_bytes=stats.peak_allocated_bytes,
-        peak_reserved_bytes=stats.peak_reserved_bytes,
-        breakdown=at[peak_event],
-        peak_event=peak_event,
-        phases=tuple(
-            PhasePeak(mark.step, mark.phase, peak, reserved, at[event]) for mark, peak, event, reserved in phases
-        ),
-    )
+    return Replay(timeline, fits, stats.peak_allocated_bytes, stats.peak_reserved_bytes, peak_event, tuple(spans))
 
 
 def _breakdowns(timeline: Timeline, allocated_at: dict[int, int]) -> dict[int, Breakdown]:
@@ -202,7 +259,8 @@ class BatchFinder:
     def fits(self, batch_size: int, capacity_bytes: int, allowed_bytes: int | None = None) -> bool:
         """Whether the whole run fits in `capacity_bytes`, and a memory fraction's `allowed_bytes`."""
         if batch_size not in self._peaks:
-            self._peaks[batch_size] = _peaks(self.trace.at(batch_size), self.settings)
+            unlimited = replay(self.trace.at(batch_size), settings=self.settings)
+            self._peaks[batch_size] = unlimited.peak_allocated_bytes, unlimited.peak_reserved_bytes
         allocated, reserved = self._peaks[batch_size]
         limit = capacity_bytes if allowed_bytes is None else min(capacity_bytes, allowed_bytes)
         if reserved <= limit and not self.settings.garbage_collection_threshold:
@@ -229,18 +287,6 @@ class BatchFinder:
             middle = (low + high) // 2
             low, high = (middle, high) if self.fits(middle, capacity_bytes, allowed_bytes) else (low, middle)
         return low
-
-
-def _peaks(timeline: Timeline, settings: AllocatorSettings) -> tuple[int, int]:
-    """The allocated and the reserved peak on a device without limit."""
-    allocator = CachingAllocator(_UNLIMITED, settings)
-    blocks: dict[int, Block] = {}
-    for number in timeline.events:
-        if number > 0:
-            blocks[number] = allocator.malloc(timeline.sizes[number - 1])
-        else:
-            allocator.free(blocks.pop(-number))
-    return allocator.stats.peak_allocated_bytes, allocator.stats.peak_reserved_bytes
 
 
 def largest_batch(

@@ -1,56 +1,199 @@
 """Device memory that CUDA kernels take for themselves while they run, beside their results.
 
-Fake tensors show an operator's results only. Sizes here are read from PyTorch's sources; an operator whose scratch is
-not known is in `UNKNOWN_SCRATCH`, and every trace counts those it meets.
+Fake tensors show an operator's results only. Sizes here are read from PyTorch's sources. An operator that is neither
+known to take none nor has its sizes here is counted as taking none, and every trace says which those were.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
 
+from gpumem_tui.simulator.profile import Profile
+from gpumem_tui.simulator.rules import NOT_EXAMINED, Computed, sizes
+
 _FLOAT_BYTES = 4
 _FLASH_ROWS = 128
+_FOREACH_CHUNK = 65536
 
-UNKNOWN_SCRATCH = {
+_UNKNOWN = {
     "convolution": "cuDNN's workspace depends on the algorithm that it picks",
     "convolution_overrideable": "cuDNN's workspace depends on the algorithm that it picks",
     "convolution_backward": "cuDNN's workspace depends on the algorithm that it picks",
     "convolution_backward_overrideable": "cuDNN's workspace depends on the algorithm that it picks",
     "native_batch_norm": "cuDNN's reserve depends on layout and version",
     "native_batch_norm_backward": "cuDNN's reserve depends on layout and version",
-    "embedding_dense_backward": "sorting scratch and partial sums depend on how often tokens repeat",
     "sort": "depends on the sorting library's version",
     "topk": "depends on the algorithm that size selects",
     "cumsum": "depends on the scan library's version",
     "index_put_": "sorting scratch when accumulating",
-    "_scaled_dot_product_flash_attention": "PyTorch may run cuDNN's kernel on Hopper and Blackwell; counted as flash",
+    "_scaled_dot_product_flash_attention": "PyTorch prefers cuDNN's kernel on Hopper and Blackwell; counted as flash",
+    "_scaled_dot_product_efficient_attention": "PyTorch may prefer cuDNN's kernel on Hopper and Blackwell",
 }
-"""Operators known to take scratch of a size that is not known: counted as none, and said so."""
-
+"""Operators known to take scratch of a size that is not known, and why."""
 
 _CUDNN_ATTENTION = ((9, 0), (10, 0), (10, 3))
-"""Architectures on which recent PyTorch with a recent cuDNN prefers cuDNN's attention (sdp_utils.cpp,
-`check_prefer_cudnn_attention`)."""
+"""Architectures on which recent PyTorch with cuDNN 9.15.1 or later prefers cuDNN's attention for 16-bit values
+(sdp_utils.cpp, `check_prefer_cudnn_attention`; CUDA 12 wheels come with an older cuDNN). Elsewhere it comes last."""
+
+_VIEWS_AND_COPIES = """
+_unsafe_view alias detach lift lift_fresh set_ resize_ contiguous clone copy_ _to_copy repeat expand_copy
+empty empty_like empty_strided new_empty new_empty_strided new_zeros new_ones new_full zeros zeros_like ones ones_like
+full full_like arange scalar_tensor eye tril triu tril_ triu_ roll flip cat stack constant_pad_nd _local_scalar_dense
+"""
+_A_THREAD_AN_ELEMENT = """
+fill_ zero_ lerp_ normal_ uniform_ bernoulli_ random_ exponential_ rand rand_like randn randn_like randint randint_like
+native_dropout _amp_foreach_non_finite_check_and_unscale_ _amp_update_scale_
+"""
+_ONE_KERNEL_THAT_WRITES_ITS_RESULTS = """
+_softmax _softmax_backward_data _log_softmax _log_softmax_backward_data native_layer_norm _fused_rms_norm
+nll_loss_forward nll_loss_backward embedding gather scatter scatter_ scatter_add scatter_add_ index index_select
+index_add_ select_backward slice_backward max_pool2d_with_indices max_pool2d_with_indices_backward avg_pool2d
+avg_pool2d_backward _adaptive_avg_pool2d _adaptive_avg_pool2d_backward upsample_nearest2d upsample_nearest2d_backward
+upsample_bilinear2d
+"""
+_CUBLAS = "mm addmm bmm baddbmm mv addmv dot vdot"
+"""Their workspace is counted where its handle is made."""
+
+_WITHOUT = frozenset((_VIEWS_AND_COPIES + _A_THREAD_AN_ELEMENT + _ONE_KERNEL_THAT_WRITES_ITS_RESULTS + _CUBLAS).split())
+"""Operators examined in aten/src/ATen/native/cuda and found to take none, besides views and what is pointwise."""
+
+_WITHOUT_FAMILIES = ("_foreach_", "_fused_adam", "_fused_sgd", "_fused_adagrad")
+"""Multi-tensor kernels: what they work on is passed by value (MultiTensorApply.cuh)."""
+
+_COLLECTIVES = ("c10d", "_c10d_functional", "fsdp")
+"""NCCL keeps its buffers outside the allocator; FSDP's copies in and out work on what they are given."""
 
 
-def is_assumed(operator: str, compute_capability: tuple[int, int]) -> bool:
+@lru_cache(4096)
+def is_assumed(func: torch._ops.OpOverload[..., Any], compute_capability: tuple[int, int]) -> bool:
     """Whether what an operator takes on this architecture is not known, so that counting none is an assumption."""
-    if operator == "_scaled_dot_product_flash_attention":
+    name = func._opname
+    if name in ("_scaled_dot_product_flash_attention", "_scaled_dot_product_efficient_attention"):
         return compute_capability in _CUDNN_ATTENTION
-    return operator in UNKNOWN_SCRATCH
+    if name in _UNKNOWN:
+        return True
+    known = name in _SCRATCH or name in _WITHOUT or func.is_view or torch.Tag.pointwise in func.tags
+    return not known and func.namespace not in _COLLECTIVES and not name.startswith(_WITHOUT_FAMILIES)
 
 
-def scratch_bytes(operator: str, args: Sequence[Any]) -> list[int]:
-    """Sizes of the buffers that an operator's CUDA kernel holds while it runs, in the order it takes them."""
-    sizes = _SCRATCH.get(operator)
-    return sizes(args) if sizes is not None else []
+def assumption(operator: str) -> str:
+    """Why an operator's scratch is an assumption."""
+    return _UNKNOWN.get(operator, NOT_EXAMINED)
 
 
-def _flash_backward(args: Sequence[Any]) -> list[int]:
+Buffer = int | Computed
+"""The size of a buffer in bytes, or the rule that gives it."""
+
+
+def scratch(func: torch._ops.OpOverload[..., Any], args: Sequence[Any], profile: Profile) -> list[Buffer]:
+    """The buffers that an operator's CUDA kernel holds while it runs, in the order it takes them."""
+    found = _SCRATCH.get(func._opname)
+    return found(args, profile) if found is not None else []
+
+
+def _computed(rule: str, *arguments: int) -> list[Buffer]:
+    return [Computed(rule, position, arguments) for position in range(len(sizes(rule, arguments)))]
+
+
+def _reduction(args: Sequence[Any], profile: Profile) -> list[Buffer]:
+    """`sum` and the like: (tensor, dimensions or none for all, …)."""
+    tensor, wanted = args[0], args[1] if len(args) > 1 else None
+    accumulator_bytes = max(_FLOAT_BYTES, tensor.element_size()) if tensor.is_floating_point() else 8
+    return _reduced(tensor, wanted, accumulator_bytes, profile)
+
+
+def _norm(args: Sequence[Any], profile: Profile) -> list[Buffer]:
+    """(tensor, order, dimensions or none for all, …)"""
+    return _reduction([args[0], args[2] if len(args) > 2 else None], profile)
+
+
+def _extremum(args: Sequence[Any], profile: Profile) -> list[Buffer]:
+    """`amax` and the like, which compare values as they are."""
+    return _reduced(args[0], args[1] if len(args) > 1 else None, args[0].element_size(), profile)
+
+
+def _reduced(tensor: torch.Tensor, wanted: Any, accumulator_bytes: int, profile: Profile) -> list[Buffer]:
+    """How TensorIterator lays a reduction out: dimensions by stride, neighbours that form one run taken as one."""
+    numbers = (wanted,) if isinstance(wanted, int) else wanted or range(tensor.dim())
+    reduced = {number % tensor.dim() for number in numbers} if tensor.dim() else set()
+    ordered = sorted(
+        (stride, size, number in reduced)
+        for number, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True))
+        if size > 1
+    )
+    inner, outer = _runs(ordered, is_reduced=True), _runs(ordered, is_reduced=False)
+    if not tensor.numel() or not inner:
+        return []
+    inputs, outputs = math.prod(size for _, size in inner), math.prod(size for _, size in outer)
+    layout, run, stride = 1, 1, 1
+    if outer and outer[0][0] < inner[0][0]:
+        layout = 0
+        if outer[0][0] == 1:
+            run, stride = outer[0][1], math.gcd(*(step for step, _ in (*inner, *outer[1:])), 4)
+    elif inner[0][0] == 1 and len(inner) == 1:
+        layout = 2
+    return _computed(
+        "reduction", outputs, inputs, accumulator_bytes, tensor.element_size(), layout, run, stride,
+        profile.multiprocessors, profile.threads_per_multiprocessor,
+    )  # fmt: skip
+
+
+def _runs(ordered: Sequence[tuple[int, int, bool]], *, is_reduced: bool) -> list[tuple[int, int]]:
+    """(stride, size) of the reduced or the other dimensions, with adjacent ones that lie behind each other merged."""
+    runs: list[tuple[int, int]] = []
+    for stride, size, _ in (entry for entry in ordered if entry[2] is is_reduced):
+        if runs and runs[-1][0] * runs[-1][1] == stride:
+            runs[-1] = (runs[-1][0], runs[-1][1] * size)
+        else:
+            runs.append((stride, size))
+    return runs
+
+
+def _foreach_norm(args: Sequence[Any], profile: Profile) -> list[Buffer]:
+    """A partial norm for every chunk of the largest tensor, for each (ForeachReduceOp.cu)."""
+    chunks = max(-(-tensor.numel() // _FOREACH_CHUNK) for tensor in args[0])
+    return [len(args[0]) * chunks * max(_FLOAT_BYTES, args[0][0].element_size())]
+
+
+def _embedding_backward(args: Sequence[Any], profile: Profile) -> list[Buffer]:
+    """(gradient, indices, number of weights, …)"""
+    gradient, indices, weights = args[:3]
+    return _computed(
+        "embedding_gradient", indices.numel(), weights, gradient.shape[-1], indices.element_size(),
+        gradient.element_size(),
+    )  # fmt: skip
+
+
+def _layer_norm_backward(args: Sequence[Any], profile: Profile) -> list[Buffer]:
+    """(gradient, input, normalized shape, …)"""
+    values, columns = args[1], math.prod(args[2])
+    return _computed(
+        "norm_gradient", values.numel() // columns, columns, values.element_size(), profile.multiprocessors
+    )
+
+
+def _safe_softmax(args: Sequence[Any], profile: Profile) -> list[Buffer]:
+    """The plain softmax, which elements and which rows are masked, and two scalars, until the result is chosen.
+
+    aten/src/ATen/native/transformers/attention.cpp, `_safe_softmax`. Arguments are (scores, dimension, …).
+    """
+    scores, dimension = args[:2]
+    scalar_bytes = scores.element_size()
+    return [
+        scores.numel() * scalar_bytes,
+        scalar_bytes,
+        scores.numel(),
+        scores.numel() // scores.shape[dimension],
+        scalar_bytes,
+    ]
+
+
+def _flash_backward(args: Sequence[Any], profile: Profile) -> list[Buffer]:
     """Row sums and the fp32 accumulator of the query's gradient; with grouped heads, key and value gradients per head.
 
     aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp, `mha_bwd` (non-deterministic).
@@ -60,13 +203,13 @@ def _flash_backward(args: Sequence[Any]) -> list[int]:
     batch, heads, tokens, width = query.shape
     rows = math.ceil(tokens / _FLASH_ROWS) * _FLASH_ROWS
     columns = math.ceil(width / 32) * 32 if width <= 128 else math.ceil(width / 64) * 64
-    sizes = [batch * heads * rows * _FLOAT_BYTES, batch * rows * heads * columns * _FLOAT_BYTES]
+    buffers: list[Buffer] = [batch * heads * rows * _FLOAT_BYTES, batch * rows * heads * columns * _FLOAT_BYTES]
     if key.shape[1] != heads:
-        sizes += [batch * key.shape[2] * heads * width * query.element_size()] * 2
-    return sizes
+        buffers += [batch * key.shape[2] * heads * width * query.element_size()] * 2
+    return buffers
 
 
-def _efficient_backward(args: Sequence[Any]) -> list[int]:
+def _efficient_backward(args: Sequence[Any], profile: Profile) -> list[Buffer]:
     """Row sums of gradient · output. In 16 bits the kernel makes them; in fp32 a product of full size comes first.
 
     aten/src/ATen/native/transformers/cuda/attention_backward.cu, `_efficient_attention_backward`
@@ -79,7 +222,14 @@ def _efficient_backward(args: Sequence[Any]) -> list[int]:
     return [delta]
 
 
-_SCRATCH: dict[str, Callable[[Sequence[Any]], list[int]]] = {
+_SCRATCH: dict[str, Callable[[Sequence[Any], Profile], list[Buffer]]] = {
     "_scaled_dot_product_flash_attention_backward": _flash_backward,
     "_scaled_dot_product_efficient_attention_backward": _efficient_backward,
+    "_safe_softmax": _safe_softmax,
+    "embedding_dense_backward": _embedding_backward,
+    "native_layer_norm_backward": _layer_norm_backward,
+    **dict.fromkeys(("sum", "mean", "prod"), _reduction),
+    **dict.fromkeys(("amax", "amin", "all", "any"), _extremum),
+    "linalg_vector_norm": _norm,
+    "_foreach_norm": _foreach_norm,
 }

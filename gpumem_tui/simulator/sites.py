@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from types import CodeType, FrameType
 from typing import Any
@@ -13,13 +13,14 @@ import torch
 from torch import nn
 from torch.nn.modules import module as hooks
 
-from gpumem_tui.simulator.timeline import Site
+from gpumem_tui.step import Site
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _NOT_THE_PROGRAM = (
     os.path.dirname(torch.__file__) + os.sep,
     os.path.join(_PACKAGE, "simulator", ""),
     os.path.join(_PACKAGE, "search", ""),
+    os.path.join(_PACKAGE, "probe", ""),
     os.path.join(_PACKAGE, "workload", "phases.py"),
     os.path.join(_PACKAGE, "workload", "run.py"),
     "<",
@@ -39,8 +40,8 @@ class SiteFinder:
         self._lines: dict[tuple[CodeType, int], str | None] = {}
 
     def name_modules(self, model: nn.Module) -> None:
-        """Call the modules of `model` by their qualified names from now on."""
-        self._names = {id(module): name for name, module in model.named_modules()}
+        """Call the modules of `model`, too, by their qualified names from now on."""
+        self._names.update((id(module), name) for name, module in model.named_modules())
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -50,7 +51,8 @@ class SiteFinder:
             self._running.append(self._names.get(id(module), type(module).__name__))
 
         def leave(*_: Any) -> None:
-            self._running.pop()
+            if self._running:  # else the watch began inside of this module
+                self._running.pop()
 
         handles = (
             hooks.register_module_forward_pre_hook(enter),
@@ -87,8 +89,29 @@ class SiteFinder:
         return ""
 
 
+def is_own(path: str) -> bool:
+    """Whether a file is the program's own: not torch's, and not what runs or watches it here."""
+    return not path.startswith(_NOT_THE_PROGRAM)
+
+
+def calling_line_of(frames: Iterable[dict[str, Any]]) -> str:
+    """``file:line`` of the program in frames as the CUDA allocator records them, the innermost first."""
+    for frame in frames:
+        if is_own(frame["filename"]) and "/torch/" not in frame["filename"]:
+            return f"{os.path.basename(frame['filename'])}:{frame['line']}"
+    return ""
+
+
+def in_checkpoint(frames: Iterable[dict[str, Any]]) -> bool:
+    """Whether such frames are a checkpoint's that repeats its forward. Its own nested backward is none."""
+    for frame in frames:
+        if frame["filename"].endswith("torch/autograd/graph.py"):
+            return False
+        if frame["filename"].endswith("torch/utils/checkpoint.py"):
+            return True
+    return False
+
+
 def _line(code: CodeType, number: int) -> str | None:
     path = code.co_filename
-    if path.startswith(_NOT_THE_PROGRAM):
-        return None
-    return f"{os.path.basename(path)}:{number}"
+    return f"{os.path.basename(path)}:{number}" if is_own(path) else None

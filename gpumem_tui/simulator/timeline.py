@@ -6,9 +6,11 @@ Recorded on the simulated GPU and on a real one alike, replayed by `replay`. Sta
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
 
 from gpumem_tui.memory import ALLOCATED_BUCKETS, Breakdown, Bucket
+from gpumem_tui.simulator.rules import Computed
+from gpumem_tui.step import Phase as Phase
+from gpumem_tui.step import Site as Site
 
 GRANULE_BYTES = 512
 """The allocator's smallest step. What a block holds beyond its request rounded up to this is slack."""
@@ -19,16 +21,6 @@ def rounded(size_bytes: int) -> int:
     return -(-size_bytes // GRANULE_BYTES) * GRANULE_BYTES
 
 
-class Phase(str, Enum):
-    """Where a training run is. `BATCH` is everything from the start of a step to the model's first forward."""
-
-    BUILD = "build"
-    BATCH = "batch"
-    FORWARD = "forward"
-    BACKWARD = "backward"
-    OPTIMIZER = "optimizer"
-
-
 @dataclass(frozen=True, slots=True)
 class Mark:
     """`phase` of step `step` begins before event number `event`. Steps count from 1; building is step 0."""
@@ -36,21 +28,6 @@ class Mark:
     event: int
     step: int
     phase: Phase
-
-
-@dataclass(frozen=True, slots=True)
-class Site:
-    """Where an allocation comes from; empty where unknown.
-
-    Attributes:
-        operator: e.g. ``aten.addmm``.
-        module: qualified name of the module that ran, e.g. ``blocks.3.mlp.0``; in backward, of the forward it undoes.
-        source: ``file:line`` that called.
-    """
-
-    operator: str = ""
-    module: str = ""
-    source: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +45,13 @@ class Timeline:
     """A recorded run.
 
     Attributes:
-        events: ``i`` when allocation number i is made, ``-i`` when it is released; allocations count from 1.
+        events: ``i`` when allocation number i is made, ``-i`` when it is released; allocations are numbered from 1 in
+            the order in which they are made.
         sizes: requested bytes of allocation i at ``sizes[i - 1]``.
         buckets: the bucket of allocation i, as an index into `ALLOCATED_BUCKETS`.
         marks: where each phase of each step begins, in order.
         sites: where allocation i comes from, as an index into `site_table`; empty if that was not recorded.
+        computed: of a trace, the allocations whose size a rule gives, by number; of no bytes where none are taken.
     """
 
     events: tuple[int, ...]
@@ -81,6 +60,7 @@ class Timeline:
     marks: tuple[Mark, ...]
     sites: tuple[int, ...] = ()
     site_table: tuple[Site, ...] = ()
+    computed: tuple[tuple[int, Computed], ...] = ()
 
     def held_after(self, event: int) -> list[Held]:
         """What is live after event number `event`, by bucket and site, the largest first."""
@@ -89,6 +69,8 @@ class Timeline:
             (live.add if number > 0 else live.discard)(abs(number) - 1)
         sizes: dict[tuple[int, int], list[int]] = {}
         for index in live:
+            if not self.sizes[index]:
+                continue
             sizes.setdefault((self.buckets[index], self.sites[index] if self.sites else -1), []).append(
                 rounded(self.sizes[index])
             )
@@ -138,15 +120,29 @@ class TimelineRecorder:
         self._end: int | None = None
         self._sites: list[int] = []
         self._site_numbers: dict[Site, int] = {}
+        self._computed: list[tuple[int, Computed]] = []
 
-    def allocate(self, size_bytes: int, recomputed: bool = False, site: Site | None = None) -> int:
-        """Record an allocation and return its number. `recomputed`: made by a forward repeated in backward."""
-        self._sizes.append(size_bytes)
+    def allocate(
+        self, size: int | Computed, recomputed: bool = False, site: Site | None = None, bucket: Bucket | None = None
+    ) -> int:
+        """Record an allocation of so many bytes, or as a rule says, and return its number.
+
+        Args:
+            recomputed: made by a forward repeated in backward.
+            bucket: what it is, if that is known at once.
+        """
+        if isinstance(size, Computed):
+            self._computed.append((len(self._sizes) + 1, size))
+            self._sizes.append(size.size_bytes)
+        else:
+            self._sizes.append(size)
         self._sites.append(self._site_numbers.setdefault(site or Site(), len(self._site_numbers)))
         self._born_in.append(len(self._marks) - 1)
         self._recomputed.append(recomputed)
         number = len(self._sizes)
         self._events.append(number)
+        if bucket is not None:
+            self.tag(number, bucket)
         return number
 
     def release(self, number: int) -> None:
@@ -195,6 +191,7 @@ class TimelineRecorder:
             marks=tuple(self._marks),
             sites=tuple(self._sites),
             site_table=tuple(self._site_numbers),
+            computed=tuple(self._computed),
         )
 
     def _phase(self, mark: int) -> Phase:

@@ -19,7 +19,8 @@ from torch._subclasses.fake_tensor import (
 from gpumem_tui.memory import Bucket
 from gpumem_tui.simulator.allocator import OutOfMemory
 from gpumem_tui.simulator.blocks import Block
-from gpumem_tui.simulator.scratch import is_assumed, scratch_bytes
+from gpumem_tui.simulator.rules import Computed
+from gpumem_tui.simulator.scratch import Buffer, is_assumed, scratch
 
 if TYPE_CHECKING:
     from gpumem_tui.simulator.device import SimulatedGpu
@@ -58,7 +59,7 @@ class DeviceMode(FakeTensorMode):
         self._live: dict[int, _StorageRef] = {}
         self._depth = 0
         self._full: OutOfMemory | None = None
-        self._operator: Any = None
+        self._operator = ""
         self.assumed: Counter[str] = Counter()
         self._has_workspace = {False: False, True: False}
 
@@ -73,6 +74,8 @@ class DeviceMode(FakeTensorMode):
         kwargs = kwargs or {}
         if not self._concerns_device(types, kwargs):
             return func(*args, **kwargs)
+        if func is torch.ops.prim.device.default:
+            return args[0].fake_device
         if not _in_backward():
             self.raise_if_full()
         if func is torch.ops.aten._local_scalar_dense.default:
@@ -81,6 +84,7 @@ class DeviceMode(FakeTensorMode):
             return args[0].zero_()
         if self._depth:
             return super().__torch_dispatch__(func, types, args, kwargs)
+        self._operator = f"aten.{func._opname}"
         if func._opname in _MATRIX_PRODUCTS:
             self._take_workspace()
         self._depth = 1
@@ -95,9 +99,8 @@ class DeviceMode(FakeTensorMode):
             self._depth = 0
             # Left there, its weak references would keep `Module.half()` and the like from swapping parameters.
             self.fake_tensor_converter.meta_converter.tensor_memo.clear()
-        self._operator = func
         self._record(result)
-        self._use_scratch(func._opname, args)
+        self._use_scratch(func, args)
         return result
 
     def __deepcopy__(self, memo: dict[int, Any]) -> DeviceMode:
@@ -177,12 +180,16 @@ class DeviceMode(FakeTensorMode):
         ref.key, ref.number, ref.block, ref.size_bytes = key, number, block, size_bytes
         self._live[key] = ref
 
-    def _allocate(self, size_bytes: int) -> tuple[int, Block | None]:
-        """The number and the block of a new allocation; no block once the device was found full in backward."""
+    def _allocate(self, size: Buffer, operator: str = "", bucket: Bucket | None = None) -> tuple[int, Block | None]:
+        """The number and the block of a new allocation.
+
+        No block for no bytes, and neither number nor block once the device was found full in backward.
+        """
         if self._full is not None:
             return 0, None
+        size_bytes = _size_bytes(size)
         try:
-            block = self._gpu.allocator.malloc(size_bytes)
+            block = self._gpu.allocator.malloc(size_bytes) if size_bytes else None
         except OutOfMemory as error:
             self._gpu.recorder.cut()
             self._full = error
@@ -190,8 +197,8 @@ class DeviceMode(FakeTensorMode):
                 self.raise_if_full()
             return 0, None
         recomputed = _in_backward() and torch.is_grad_enabled()
-        site = self._gpu.sites.site(f"aten.{self._operator._opname}" if self._operator is not None else "")
-        return self._gpu.recorder.allocate(size_bytes, recomputed, site), block
+        site = self._gpu.sites.site(operator or self._operator)
+        return self._gpu.recorder.allocate(size, recomputed, site, bucket), block
 
     def _release(self, ref: _StorageRef) -> None:
         if self._live.get(ref.key) is ref:
@@ -199,14 +206,18 @@ class DeviceMode(FakeTensorMode):
             self._gpu.allocator.free(ref.block)
             self._gpu.recorder.release(ref.number)
 
-    def _use_scratch(self, operator: str, args: tuple[Any, ...]) -> None:
+    def _use_scratch(self, func: Any, args: tuple[Any, ...]) -> None:
         """What the kernel takes and gives back while it runs; at its end, when its results exist too."""
-        if is_assumed(operator, self._gpu.gpu.compute_capability):
-            self.assumed[operator] += 1
-        taken = [self._allocate(size_bytes) for size_bytes in scratch_bytes(operator, args)]
+        if is_assumed(func, self._gpu.gpu.compute_capability):
+            self.assumed[func._opname] += 1
+        buffers = scratch(func, args, self._gpu.profile)
+        if not self._gpu.unlimited:
+            buffers = [size for buffer in buffers if (size := _size_bytes(buffer))]
+        taken = [self._allocate(buffer, bucket=Bucket.TEMPORARY) for buffer in buffers]
         for number, block in taken:
             if block is not None:
                 self._gpu.allocator.free(block)
+            if number:
                 self._gpu.recorder.release(number)
 
     def _take_workspace(self) -> None:
@@ -214,9 +225,11 @@ class DeviceMode(FakeTensorMode):
         in_backward = _in_backward()
         if not self._has_workspace[in_backward]:
             self._has_workspace[in_backward] = True
-            number, _ = self._allocate(self._gpu.profile.cublas_workspace_bytes)
-            if number:
-                self._gpu.recorder.tag(number, Bucket.TEMPORARY)
+            self._allocate(self._gpu.profile.cublas_workspace_bytes, "cuBLAS workspace", Bucket.TEMPORARY)
+
+
+def _size_bytes(buffer: Buffer) -> int:
+    return buffer.size_bytes if isinstance(buffer, Computed) else buffer
 
 
 def _in_backward() -> bool:

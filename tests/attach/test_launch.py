@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpumem_tui.attach.launch import CannotRun, environment, execute, warnings
-from gpumem_tui.probe.entry import SITE_DIRECTORY
+from gpumem_tui.probe.files import SITE_DIRECTORY
 from tests.attach import loops
 
 

@@ -136,7 +136,7 @@ def test_another_file_system_gets_the_probe_as_an_archive(tmp_path: Path, monkey
     code = f"""
 import sys, time
 while 'gpumem_tui' not in sys.modules: time.sleep(0.01)
-import gpumem_tui
+import gpumem_tui.probe.look, gpumem_tui.probe.probe  # all of it: a look imports more when it is asked for
 print(gpumem_tui.__file__, flush=True)
 {loops.BUSY}
 """

@@ -1,0 +1,70 @@
+"""What CUDA's caching allocator says about itself. Never initializes CUDA, never waits for a device, resets nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+import torch
+
+
+@dataclass(frozen=True)
+class Figures:
+    """One device's allocator at one moment; -1 where this version of torch does not say. See `wire.Record`."""
+
+    allocated_bytes: int
+    reserved_bytes: int
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+    retries: int
+    ooms: int
+    inactive_split_bytes: int
+    requested_bytes: int
+
+
+UNKNOWN = Figures(-1, -1, -1, -1, -1, -1, -1, -1)
+
+
+def is_running() -> bool:
+    """Whether this process uses CUDA."""
+    return bool(torch.cuda.is_initialized())
+
+
+def devices_in_use(holding: Collection[int]) -> list[int]:
+    """The CUDA devices to ask about: those that hold something known, and the current one."""
+    if not is_running():
+        return []
+    return sorted({device for device in holding if device >= 0} | {torch.cuda.current_device()})
+
+
+def figures(device: int) -> Figures:
+    """The allocator's figures for a device of this process."""
+    stats: dict[str, Any] = torch.cuda.memory_stats_as_nested_dict(device)
+
+    def of(name: str, value: str = "current") -> int:
+        found = stats.get(name)
+        if isinstance(found, dict):
+            return int(found.get("all", {}).get(value, -1))
+        return -1 if found is None else int(found)
+
+    return Figures(
+        of("allocated_bytes"),
+        of("reserved_bytes"),
+        of("allocated_bytes", "peak"),
+        of("reserved_bytes", "peak"),
+        of("num_alloc_retries"),
+        of("num_ooms"),
+        of("inactive_split_bytes"),
+        of("requested_bytes"),
+    )
+
+
+def device_uuid(device: int) -> str:
+    """``GPU-…`` as NVML writes it; empty where this version of torch (before 2.4) or this maker's device has none."""
+    found = getattr(torch.cuda.get_device_properties(device), "uuid", None)
+    try:
+        return f"GPU-{UUID(str(found))}"
+    except ValueError:
+        return ""

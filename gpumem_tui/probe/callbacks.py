@@ -1,0 +1,44 @@
+"""Callbacks that let gpumem-tui watch a training run, for those who prefer them to the one-line call.
+
+    Trainer(..., callbacks=[gpumem_tui.probe.callbacks.hugging_face()])
+    L.Trainer(..., callbacks=[gpumem_tui.probe.callbacks.lightning()])
+
+Neither library is imported until asked for.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from typing import Any
+
+from gpumem_tui.probe.entry import attach
+
+
+def hugging_face() -> Any:
+    """A `transformers.TrainerCallback` that attaches as training begins.
+
+    Raises:
+        ImportError: transformers is not installed.
+    """
+
+    def on_train_begin(self: Any, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        attach("callback")
+
+    base = import_module("transformers").TrainerCallback
+    return type("WatchCallback", (base,), {"on_train_begin": on_train_begin})()
+
+
+def lightning() -> Any:
+    """A Lightning `Callback` that attaches as fitting begins; of ``lightning``, or of ``pytorch_lightning`` if in use.
+
+    Raises:
+        ImportError: neither is installed.
+    """
+
+    def on_fit_start(self: Any, trainer: Any, module: Any) -> None:
+        attach("callback")
+
+    package = "pytorch_lightning" if "pytorch_lightning" in sys.modules else "lightning.pytorch"
+    base = import_module(package).Callback
+    return type("WatchCallback", (base,), {"on_fit_start": on_fit_start})()

@@ -1,0 +1,41 @@
+"""Keeps the probe out of torch.compile's sight: nothing of it is traced, and nothing compiled because of it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+
+_T = TypeVar("_T")
+_frames: Any = torch._C._dynamo.eval_frame
+
+
+def invisible(function: _T) -> _T:
+    """Mark a function that compiled code calls: it is called as it is. What it calls in turn is not covered.
+
+    `torch.compiler.disable` does the same, but imports all of the compiler.
+    """
+    function._torchdynamo_disable = True  # type: ignore[attr-defined]
+    code = function.__code__  # type: ignore[attr-defined]
+    if hasattr(_frames, "set_code_exec_strategy"):
+        skip = _frames._FrameAction.SKIP
+        _frames.set_code_exec_strategy(code, _frames._FrameExecStrategy(skip, skip))
+    else:  # before torch 2.7
+        _frames.skip_code(code)
+    return function
+
+
+def uncompiled(function: Callable[..., _T]) -> Callable[..., _T]:
+    """The function, run with the compiler off, so that nothing that it calls is looked at either."""
+
+    @functools.wraps(function)
+    def run(*args: Any) -> _T:
+        compiler = _frames.set_eval_frame(None)
+        try:
+            return function(*args)
+        finally:
+            _frames.set_eval_frame(compiler)
+
+    return invisible(run)

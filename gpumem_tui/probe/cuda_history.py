@@ -1,0 +1,209 @@
+"""A step on CUDA devices, from what the caching allocator writes down."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+
+from gpumem_tui.memory import Bucket
+from gpumem_tui.probe import allocator
+from gpumem_tui.probe.documents import LookedDevice
+from gpumem_tui.probe.history import StepHistory
+from gpumem_tui.probe.segments import Segments
+from gpumem_tui.probe.tensors import memory_of
+from gpumem_tui.simulator.sites import calling_line_of, in_checkpoint
+from gpumem_tui.step import Phase, Site
+
+_MOST_EVENTS = 1_000_000
+
+
+@dataclass(frozen=True)
+class Note:
+    """Something said after so many allocations and releases on a device: a phase or module begins, or what blocks are.
+
+    `module` is the qualified name of the innermost that runs, empty for none.
+    """
+
+    position: int
+    phase: Phase | None = None
+    module: str | None = None
+    bucket: Bucket | None = None
+    addresses: tuple[int, ...] = ()
+
+
+class HistoryRecorder:
+    """Has the allocator write down every event of the step; every note carries the allocator's own count of them.
+
+    Nothing here synchronizes or allocates on a device. The hooks that follow modules are left out for compiled code,
+    which would be compiled anew for them.
+
+    Attributes:
+        method, active, unavailable: as in `operators.OperatorRecorder`.
+    """
+
+    method = "allocator history"
+
+    def __init__(self, names: Mapping[int, str], devices: Iterable[int], phases_known: bool) -> None:
+        self.unavailable: dict[str, str] = {}
+        self._names = names
+        self._devices = list(devices)
+        self._phases_known = phases_known
+        self._notes: dict[int, list[Note]] = {device: [] for device in self._devices}
+        self._positions: dict[int, int] = {}
+        self._before: list[dict[str, Any]] = []
+        self._settings: dict[str, Any] = {}
+        self._started_us = 0
+        self._running: list[str] = []
+        self._hooks = ExitStack()
+        self._found: list[LookedDevice] = []
+        self.active = self._recording = False
+
+    def start(self) -> str:
+        """Begin; or the reason why that would get into the program's way."""
+        if torch._C._cuda_isHistoryEnabled():
+            return "the program records the allocator's history itself"
+        snapshot = torch.cuda.memory._snapshot()
+        self._before = snapshot["segments"]
+        self._settings = snapshot.get("allocator_settings", {})
+        self._positions = {device: _events(device) for device in self._devices}
+        self._started_us = time.time_ns() // 1000
+        torch.cuda.memory._record_memory_history("all", context="alloc", stacks="python", max_entries=_MOST_EVENTS)
+        self.active = self._recording = True
+        if self._phases_known:
+            self._hooks.callback(register_module_forward_pre_hook(self._enter_module).remove)
+            self._hooks.callback(register_module_forward_hook(self._leave_module, always_call=True).remove)
+        return ""
+
+    def stop(self) -> bool:
+        """Take what was written down, and have nothing written down any more. A second call does nothing."""
+        self._hooks.close()
+        if not self._recording:
+            return True
+        self.active = self._recording = False
+        try:
+            snapshot = torch.cuda.memory._snapshot()
+        finally:
+            torch.cuda.memory._record_memory_history(None)
+        self._found = [self._read(device, snapshot["device_traces"][device]) for device in self._devices]
+        return True
+
+    def enter(self, phase: Phase) -> None:
+        """A phase begins."""
+        self._note(phase=phase)
+
+    def tag(self, bucket: Bucket, tensors: Iterable[torch.Tensor]) -> None:
+        """State what these tensors are."""
+        addresses: dict[int, list[int]] = {}
+        for tensor in tensors:
+            for device, storage in memory_of(tensor):
+                addresses.setdefault(device, []).append(storage.data_ptr())
+        for device, found in addresses.items():
+            if device in self._notes:
+                self._notes[device].append(Note(self._position(device), bucket=bucket, addresses=tuple(found)))
+
+    def result(self) -> list[LookedDevice]:
+        """What was recorded."""
+        return self._found
+
+    def _read(self, device: int, trace: list[dict[str, Any]]) -> LookedDevice:
+        before = [segment for segment in self._before if segment["device"] == device]
+        history = step_history(
+            Segments(before, self._settings), trace, self._notes[device], self._started_us, self._phases_known
+        )
+        if len(trace) >= _MOST_EVENTS:
+            self.unavailable["events"] = f"the step has more than {_MOST_EVENTS:,} allocator events: its end is shown"
+        missing = allocator.figures(device).allocated_bytes - history.live_bytes()
+        if missing:
+            self.unavailable["sum"] = f"at the step's end the allocator counts {missing:+,} bytes beside these"
+        return history.result(device, allocator.device_uuid(device))
+
+    def _enter_module(self, module: torch.nn.Module, *_: Any) -> None:
+        self._running.append(self._names.get(id(module), type(module).__name__))
+        self._note(module=self._running[-1])
+
+    def _leave_module(self, *_: Any) -> None:
+        if self._running:
+            self._running.pop()
+        self._note(module=self._running[-1] if self._running else "")
+
+    def _note(self, phase: Phase | None = None, module: str | None = None) -> None:
+        for device, notes in self._notes.items() if self.active else ():
+            notes.append(Note(self._position(device), phase, module))
+
+    def _position(self, device: int) -> int:
+        return _events(device) - self._positions[device]
+
+
+def _events(device: int) -> int:
+    """Allocations and releases on a device so far."""
+    count = torch.cuda.memory_stats_as_nested_dict(device)["allocation"]["all"]
+    return int(count["allocated"]) + int(count["freed"])
+
+
+def step_history(
+    segments: Segments,
+    trace: Iterable[dict[str, Any]],
+    notes: Iterable[Note],
+    started_us: int = 0,
+    phases_known: bool = True,
+) -> StepHistory:
+    """The step that a device's trace and the notes tell of.
+
+    Args:
+        segments: as they were before the step.
+        trace: ``device_traces`` of `torch.cuda.memory._snapshot()`, the device's.
+        started_us: wall time in microseconds at which the step began.
+    """
+    history = StepHistory(phases_known)
+    numbers = {address: history.existing(size_bytes) for address, size_bytes in segments.live.items()}
+    module = ""
+    time_s = 0.0
+    for entry in _in_order(trace, notes):
+        if isinstance(entry, Note):
+            if entry.phase is not None:
+                history.enter(entry.phase, time_s)
+            module = module if entry.module is None else entry.module
+            for address in entry.addresses:
+                if address in numbers and entry.bucket is not None:
+                    history.tag(numbers[address], entry.bucket)
+            continue
+        action, address = entry["action"], entry.get("addr", 0)
+        time_s = max(time_s, (entry.get("time_us", started_us) - started_us) / 1e6)
+        if action in ("segment_alloc", "segment_map"):
+            segments.segment_made(address, entry["size"])
+        elif action in ("segment_free", "segment_unmap"):
+            segments.segment_gone(address, entry["size"])
+        elif action == "alloc":
+            frames = entry.get("frames", ())
+            site = Site(module=module, source=calling_line_of(frames))
+            repeated = history.phase is Phase.BACKWARD and in_checkpoint(frames)
+            numbers[address] = history.allocate(segments.take(address, entry["size"]), time_s, site, repeated)
+        elif action == "free_requested" and address in numbers:
+            segments.release(address)
+            history.release(numbers.pop(address), time_s)
+        elif action == "free_completed":
+            segments.reuse(address)
+    return history
+
+
+def _in_order(trace: Iterable[dict[str, Any]], notes: Iterable[Note]) -> Iterator[dict[str, Any] | Note]:
+    """The trace's entries, each note after as many allocations and releases as it counted."""
+    pending = iter(notes)
+    note = next(pending, None)
+    position = 0
+    for entry in trace:
+        counts = entry["action"] in ("alloc", "free_requested")
+        while counts and note is not None and note.position <= position:
+            yield note
+            note = next(pending, None)
+        position += counts
+        yield entry
+    while note is not None:
+        yield note
+        note = next(pending, None)

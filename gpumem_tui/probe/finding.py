@@ -1,0 +1,167 @@
+"""Finds what a process trains, and which of its memory is parameters, gradients and optimizer state.
+
+Optimizers make themselves known as they step; modules are found among the objects that the garbage collector tracks.
+Everything is held weakly: what the program drops is gone.
+"""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from gpumem_tui.probe.tensors import memory_of, tensors_in
+
+
+@dataclass(frozen=True)
+class Holdings:
+    """Bytes on one device, by storage. `buffers_bytes` is part of `parameters_bytes`."""
+
+    parameters_bytes: int = 0
+    gradients_bytes: int = 0
+    optimizer_bytes: int = 0
+    buffers_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Trained:
+    """Every tensor of what is trained, at one moment. Holds them alive: drop it soon.
+
+    Attributes:
+        parameters: of the optimizers. `more_parameters`: of the modules around them, frozen ones included.
+    """
+
+    parameters: list[torch.Tensor]
+    gradients: list[torch.Tensor]
+    optimizer: list[torch.Tensor]
+    more_parameters: list[torch.Tensor]
+    buffers: list[torch.Tensor]
+
+    def holdings(self) -> dict[int, Holdings]:
+        """Bytes by device. A storage counts once, where it is met first.
+
+        What an optimizer knows comes before what modules do: torch.compile makes modules that hold everything.
+        """
+        counted: set[int] = set()
+
+        def count(tensors: Iterable[torch.Tensor]) -> dict[int, int]:
+            sizes: dict[int, int] = {}
+            for tensor in tensors:
+                for device, storage in memory_of(tensor):
+                    key = storage._cdata
+                    if key not in counted:
+                        counted.add(key)
+                        sizes[device] = sizes.get(device, 0) + storage.nbytes()
+            return sizes
+
+        parameters, gradients, optimizer = count(self.parameters), count(self.gradients), count(self.optimizer)
+        more, buffers = count(self.more_parameters), count(self.buffers)
+        return {
+            device: Holdings(
+                parameters_bytes=parameters.get(device, 0) + more.get(device, 0) + buffers.get(device, 0),
+                gradients_bytes=gradients.get(device, 0),
+                optimizer_bytes=optimizer.get(device, 0),
+                buffers_bytes=buffers.get(device, 0),
+            )
+            for device in {*parameters, *gradients, *optimizer, *more, *buffers}
+        }
+
+
+class Finder:
+    """Knows the optimizers that stepped and the modules around their parameters.
+
+    A module tree counts when any of its parameters is in an optimizer or has a gradient; then all of it does, frozen
+    parameters and buffers too. Other trees, such as a moving average of the weights, are nobody's: what they hold stays
+    unexplained rather than guessed at.
+    """
+
+    def __init__(self) -> None:
+        self._optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+        self._modules: list[weakref.ref[nn.Module]] = []
+        self._roots: list[weakref.ref[nn.Module]] = []
+        self.stale = True
+
+    def meet(self, optimizer: torch.optim.Optimizer) -> None:
+        """An optimizer has stepped for the first time; there may be new modules too."""
+        self._optimizers.add(optimizer)
+        self.stale = True
+
+    @property
+    def optimizers(self) -> list[torch.optim.Optimizer]:
+        return list(self._optimizers)
+
+    @property
+    def roots(self) -> list[nn.Module]:
+        """The modules at the top of the trees that are trained, as of the last `scan`."""
+        return [root for root in (ref() for ref in self._roots) if root is not None]
+
+    def scan(self) -> None:
+        """Look through all live objects for optimizers and modules. Takes tens of milliseconds."""
+        modules: list[nn.Module] = []
+        kinds: dict[type, bool] = {}
+        for thing in gc.get_objects():
+            kind = type(thing)  # not isinstance: a lazy proxy would load what it stands for
+            wanted = kinds.get(kind)
+            if wanted is None:
+                wanted = kinds[kind] = issubclass(kind, (nn.Module, torch.optim.Optimizer))
+            if not wanted:
+                continue
+            if isinstance(thing, nn.Module):
+                if "_modules" in thing.__dict__:  # else it is being made just now
+                    modules.append(thing)
+            elif "param_groups" in thing.__dict__:
+                self._optimizers.add(thing)
+        optimized = {id(parameter) for parameter in self._parameters()}
+        roots = _without_copies([root for root in _roots(modules) if _is_trained(root, optimized)])
+        self._roots = [weakref.ref(root) for root in roots]
+        self._modules = [
+            weakref.ref(module) for root in roots for module in root.modules() if module._parameters or module._buffers
+        ]
+        self.stale = False
+
+    def trained(self) -> Trained:
+        """What is trained, as it is now."""
+        parameters = {id(parameter): parameter for parameter in self._parameters()}
+        more: dict[int, torch.Tensor] = {}
+        buffers: list[torch.Tensor] = []
+        for ref in self._modules:
+            module = ref()
+            if module is None:
+                self.stale = True
+                continue
+            more.update((id(p), p) for p in module._parameters.values() if p is not None and id(p) not in parameters)
+            buffers.extend(b for b in module._buffers.values() if b is not None)
+        leaves = (p for p in (*parameters.values(), *more.values()) if p.is_leaf)  # others answer with a warning
+        gradients = [p.grad for p in leaves if p.grad is not None]
+        state = [tensor for optimizer in self._optimizers for tensor in tensors_in(optimizer.__dict__.get("state"))]
+        return Trained(list(parameters.values()), gradients, state, list(more.values()), buffers)
+
+    def _parameters(self) -> Iterator[torch.Tensor]:
+        for optimizer in self._optimizers:
+            for group in optimizer.param_groups:
+                yield from group["params"]
+
+
+def _roots(modules: list[nn.Module]) -> list[nn.Module]:
+    parts = {id(part) for module in modules for part in module._modules.values()}
+    return [module for module in modules if id(module) not in parts]
+
+
+def _is_trained(root: nn.Module, optimized: set[int]) -> bool:
+    return any(id(p) in optimized or (p.is_leaf and p.grad is not None) for p in root.parameters())
+
+
+def _without_copies(roots: list[nn.Module]) -> list[nn.Module]:
+    """Leave out trees that hold nothing but what others hold, such as graphs that torch.compile made of them."""
+    known: set[int] = set()
+    kept = []
+    for root in sorted(roots, key=lambda root: isinstance(root, torch.fx.GraphModule)):
+        held = {id(tensor) for tensor in root.parameters()}
+        if not held <= known:
+            known |= held
+            kept.append(root)
+    return kept

@@ -1,0 +1,179 @@
+"""One training step's memory on one device: allocations and releases in order, and what the peak was made of.
+
+Standard library only: what records a step (`operators` on the CPU, `cuda_history` on a GPU) needs torch, this does not.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+
+from gpumem_tui.memory import Bucket
+from gpumem_tui.probe.documents import Held, LookedDevice
+from gpumem_tui.step import Phase, Site
+
+TIMELINE_POINTS = 400
+LISTED_PLACES = 300
+_BEFORE = -1
+
+
+@dataclass
+class _Allocation:
+    """`made` and `released` are positions in the order of events, the latter None while it lives on.
+
+    `made_in` numbers the phases as they came.
+    """
+
+    size_bytes: int
+    site: Site
+    made: int
+    made_in: int
+    recomputed: bool = False
+    released: int | None = None
+    bucket: Bucket | None = None
+
+
+class StepHistory:
+    """Collects a step while it happens, or from what an allocator wrote down.
+
+    Args:
+        phases_known: whether `enter` is called; without it forward cannot be told from the rest of the step.
+    """
+
+    def __init__(self, phases_known: bool = True) -> None:
+        self._phases_known = phases_known
+        self._allocations: list[_Allocation] = []
+        self._events: list[tuple[float, int]] = []
+        self._phases: list[tuple[int, float, Phase]] = [(0, 0.0, Phase.BATCH)]
+
+    @property
+    def phase(self) -> Phase:
+        """Where the step is."""
+        return self._phases[-1][2]
+
+    @property
+    def events(self) -> int:
+        """Allocations and releases so far."""
+        return len(self._events)
+
+    def existing(self, size_bytes: int, bucket: Bucket | None = None, site: Site | None = None) -> int:
+        """Something that was there before the step; returns its number."""
+        self._allocations.append(_Allocation(size_bytes, site or Site(), _BEFORE, 0, bucket=bucket))
+        return len(self._allocations) - 1
+
+    def allocate(self, size_bytes: int, time_s: float, site: Site | None = None, recomputed: bool = False) -> int:
+        """An allocation, `time_s` after the step began; returns its number. `recomputed`: forward, within backward."""
+        made = len(self._events)
+        self._events.append((time_s, size_bytes))
+        self._allocations.append(_Allocation(size_bytes, site or Site(), made, len(self._phases) - 1, recomputed))
+        return len(self._allocations) - 1
+
+    def release(self, number: int, time_s: float) -> None:
+        """The end of an allocation."""
+        self._allocations[number].released = len(self._events)
+        self._events.append((time_s, -self._allocations[number].size_bytes))
+
+    def enter(self, phase: Phase, time_s: float) -> None:
+        """A phase begins."""
+        if phase is not self.phase:
+            self._phases.append((len(self._events), time_s, phase))
+
+    def tag(self, number: int, bucket: Bucket) -> None:
+        """What an allocation is. The first word stands."""
+        allocation = self._allocations[number]
+        allocation.bucket = allocation.bucket or bucket
+
+    def result(self, device: int, device_uuid: str) -> LookedDevice:
+        """The peak and what it was made of."""
+        peak, peak_bytes = self._peak()
+        at_peak = [a for a in self._allocations if a.made <= peak and (a.released is None or a.released > peak)]
+        buckets: dict[str, int] = defaultdict(int)
+        places: dict[tuple[str, Site], list[int]] = defaultdict(list)
+        for allocation in at_peak:
+            bucket = self._bucket(allocation).value
+            buckets[bucket] += allocation.size_bytes
+            places[bucket, allocation.site].append(allocation.size_bytes)
+        return LookedDevice(
+            device=device,
+            device_uuid=device_uuid,
+            peak_bytes=peak_bytes,
+            buckets=dict(buckets),
+            held=_listed(places),
+            timeline=self._timeline(),
+            phases=[(time_s, phase.value) for _, time_s, phase in self._phases] if self._phases_known else [],
+            peak_s=self._events[peak][0] if peak >= 0 else 0.0,
+        )
+
+    def live_bytes(self) -> int:
+        """What lives at the end."""
+        return sum(allocation.size_bytes for allocation in self._allocations if allocation.released is None)
+
+    def _before_bytes(self) -> int:
+        return sum(allocation.size_bytes for allocation in self._allocations if allocation.made == _BEFORE)
+
+    def _peak(self) -> tuple[int, int]:
+        """The event after which most bytes live (`_BEFORE` if that is the start), and how many."""
+        live = highest = self._before_bytes()
+        found = _BEFORE
+        for event, (_, change) in enumerate(self._events):
+            live += change
+            if live > highest:
+                highest, found = live, event
+        return found, highest
+
+    def _bucket(self, allocation: _Allocation) -> Bucket:
+        """What is not tagged is told by when it was made and when it went.
+
+        Made by forward (or again in backward) and gone in a later phase, if at all: an activation. Made before forward
+        and still there when it began: batch data. There before the step, or left by it: unexplained. The rest is
+        temporary.
+        """
+        if allocation.bucket is not None:
+            return allocation.bucket
+        if allocation.made == _BEFORE:
+            return Bucket.OTHER
+        if not self._phases_known:
+            return Bucket.OTHER if allocation.released is None else Bucket.ACTIVATIONS
+        outlived = allocation.released is None or self._phase_at(allocation.released) != allocation.made_in
+        phase = self._phases[allocation.made_in][2]
+        if allocation.recomputed or (phase is Phase.FORWARD and outlived):
+            return Bucket.ACTIVATIONS
+        if phase is Phase.BATCH and outlived:
+            return Bucket.BATCH_DATA
+        return Bucket.OTHER if allocation.released is None else Bucket.TEMPORARY
+
+    def _phase_at(self, event: int) -> int:
+        return next(number for number in range(len(self._phases) - 1, -1, -1) if self._phases[number][0] <= event)
+
+    def _timeline(self) -> list[tuple[float, int]]:
+        """Live bytes over time: of each of the equal parts of the step its highest point, so the peak stays."""
+        live = self._before_bytes()
+        highest: dict[int, tuple[float, int]] = {-1: (0.0, live)}
+        end_s = self._events[-1][0] if self._events else 0.0
+        for time_s, change in self._events:
+            live += change
+            part = int(time_s / end_s * (TIMELINE_POINTS - 2)) if end_s > 0 else 0
+            if part not in highest or live > highest[part][1]:
+                highest[part] = (time_s, live)
+        points = sorted(highest.values())
+        return points if points[-1] == (end_s, live) else [*points, (end_s, live)]
+
+
+def _listed(places: dict[tuple[str, Site], list[int]]) -> list[Held]:
+    """The places that hold most; of the others, one row for each bucket."""
+    ordered = sorted(places.items(), key=lambda item: -sum(item[1]))
+    rows = ordered[:LISTED_PLACES]
+    rest: dict[tuple[str, Site], list[int]] = defaultdict(list)
+    for (bucket, _), sizes in ordered[LISTED_PLACES:]:
+        rest[bucket, Site()] += sizes
+    return [
+        Held(
+            bucket=bucket,
+            operator=site.operator,
+            module=site.module,
+            source=site.source,
+            bytes=sum(sizes),
+            allocations=len(sizes),
+        )
+        for (bucket, site), sizes in [*rows, *rest.items()]
+    ]

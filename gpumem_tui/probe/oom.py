@@ -1,0 +1,183 @@
+"""The black box: what there was when memory ran out."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from types import FrameType, TracebackType
+
+import torch
+
+from gpumem_tui.probe import allocator
+from gpumem_tui.probe.compiler import uncompiled
+from gpumem_tui.probe.documents import OutOfMemoryDocument
+from gpumem_tui.probe.finding import Holdings
+from gpumem_tui.probe.wire import Record
+
+_OutOfMemory: type[BaseException] = getattr(torch, "OutOfMemoryError", torch.cuda.OutOfMemoryError)
+_NOT_THE_PROGRAM = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(os.path.abspath(__file__)) + os.sep, "<")
+_SIZE = r"([\d.]+) (bytes|KiB|MiB|GiB)"
+_UNITS = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+_CAUGHT_EVERY_S = 1.0
+_SAME_ERROR_S = 60.0
+_MESSAGE_LENGTH = 2000
+
+
+@dataclass(frozen=True)
+class State:
+    """What the probe knows at the moment. `samples` are the last records, oldest first."""
+
+    step: int
+    holdings: dict[int, Holdings]
+    samples: list[Record]
+
+
+class BlackBox:
+    """Writes down every time memory runs out; the last one stands.
+
+    CUDA's allocator tells when it gives up, before the error is raised and while everything is still held. An error
+    that ends the process without that (another allocator, a version of torch that does not tell) is seen as it leaves.
+
+    Attributes:
+        look: gives the state; called inside a failing allocation, in any thread.
+        publish: writes the document. Neither may raise.
+    """
+
+    def __init__(self, look: Callable[[], State | None], publish: Callable[[OutOfMemoryDocument], None]) -> None:
+        self._look = look
+        self._publish = publish
+        self._last: OutOfMemoryDocument | None = None
+        self._last_at = -_SAME_ERROR_S
+
+    def arm(self) -> None:
+        """Watch the allocator once CUDA is initialized (now or later; this does not initialize it) and the exit."""
+        attach = getattr(torch._C, "_cuda_attach_out_of_memory_observer", None)
+        call_later = getattr(torch.cuda, "_lazy_call", None)
+        if attach is not None and call_later is not None:
+            call_later(lambda: attach(uncompiled(self.allocation_failed)))
+        before = sys.excepthook
+
+        def excepthook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+            if isinstance(error, _OutOfMemory):
+                self.process_failed(error, trace)
+            before(kind, error, trace)
+
+        sys.excepthook = excepthook
+
+    def allocation_failed(self, device: int, requested_bytes: int, total_bytes: int, free_bytes: int) -> None:
+        """The allocator gives up on a request; the program may yet catch the error."""
+        if time.monotonic() - self._last_at < _CAUGHT_EVERY_S:
+            return
+        state = self._look()
+        if state is not None:
+            self._write(
+                _document(
+                    state,
+                    device=device,
+                    requested_bytes=requested_bytes,
+                    device_total_bytes=total_bytes,
+                    device_free_bytes=free_bytes,
+                    source=_calling_line(sys._getframe(1)),
+                )
+            )
+
+    def process_failed(self, error: BaseException, trace: TracebackType | None) -> None:
+        """An out-of-memory error ends the process."""
+        text = str(error)
+        document = self._last
+        if document is None or time.monotonic() - self._last_at > _SAME_ERROR_S:
+            state = self._look()
+            if state is None:
+                return
+            document = _document_of_message(state, text)
+        source = _failing_line(trace) or document["source"]
+        self._write({**document, "source": source, "message": text[:_MESSAGE_LENGTH], "fatal": True})
+
+    def _write(self, document: OutOfMemoryDocument) -> None:
+        self._last, self._last_at = document, time.monotonic()
+        self._publish(document)
+
+
+def _document(
+    state: State,
+    device: int | None,
+    requested_bytes: int | None,
+    device_total_bytes: int | None,
+    device_free_bytes: int | None,
+    source: str = "",
+    is_rounded: bool = False,
+) -> OutOfMemoryDocument:
+    cuda = device if device is not None and device >= 0 and allocator.is_running() else None
+    figures = allocator.figures(cuda) if cuda is not None else allocator.UNKNOWN
+    figure = {name: None if value < 0 else value for name, value in asdict(figures).items()}
+    held = state.holdings.get(-1 if device is None else device, Holdings())
+    return OutOfMemoryDocument(
+        step=state.step,
+        wall_ns=time.time_ns(),
+        device=device,
+        device_uuid=allocator.device_uuid(cuda) if cuda is not None else "",
+        requested_bytes=requested_bytes,
+        requested_is_rounded=is_rounded,
+        device_total_bytes=device_total_bytes,
+        device_free_bytes=device_free_bytes,
+        source=source,
+        message="",
+        buckets={
+            "parameters": held.parameters_bytes,
+            "gradients": held.gradients_bytes,
+            "optimizer": held.optimizer_bytes,
+        },
+        allocated_bytes=figure["allocated_bytes"],
+        reserved_bytes=figure["reserved_bytes"],
+        peak_allocated_bytes=figure["peak_allocated_bytes"],
+        peak_reserved_bytes=figure["peak_reserved_bytes"],
+        retries=figure["retries"],
+        ooms=figure["ooms"],
+        inactive_split_bytes=figure["inactive_split_bytes"],
+        requested_live_bytes=figure["requested_bytes"],
+        fatal=False,
+        samples=[record.as_json() for record in state.samples],
+    )
+
+
+def _document_of_message(state: State, text: str) -> OutOfMemoryDocument:
+    """Of an error that nobody saw coming, what its message says: "Tried to allocate 2.00 GiB. GPU 0 has a total…"."""
+    device = re.search(r"GPU (\d+)", text)
+    return _document(
+        state,
+        device=int(device[1]) if device else None,
+        requested_bytes=_size(rf"Tried to allocate {_SIZE}", text),
+        device_total_bytes=_size(rf"total capacity of {_SIZE}", text),
+        device_free_bytes=_size(rf"of which {_SIZE} is free", text),
+        is_rounded=True,
+    )
+
+
+def _size(pattern: str, text: str) -> int | None:
+    found = re.search(pattern, text)
+    return round(float(found[1]) * _UNITS[found[2]]) if found else None
+
+
+def _failing_line(trace: TracebackType | None) -> str:
+    """``file:line`` of the innermost frame of the program in a traceback."""
+    found = ""
+    while trace is not None:
+        path = trace.tb_frame.f_code.co_filename
+        if not path.startswith(_NOT_THE_PROGRAM):
+            found = f"{os.path.basename(path)}:{trace.tb_lineno}"
+        trace = trace.tb_next
+    return found
+
+
+def _calling_line(frame: FrameType | None) -> str:
+    """``file:line`` of the innermost frame of the program that is running; empty in autograd's threads."""
+    while frame is not None:
+        path = frame.f_code.co_filename
+        if not path.startswith(_NOT_THE_PROGRAM):
+            return f"{os.path.basename(path)}:{frame.f_lineno}"
+        frame = frame.f_back
+    return ""

@@ -1,0 +1,277 @@
+"""The probe: wakes at the end of an optimizer's step, twice a second at most, and publishes what there is."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import math
+import os
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from gpumem_tui.probe import allocator, wire
+from gpumem_tui.probe.compiler import invisible, uncompiled
+from gpumem_tui.probe.documents import (
+    MAX_REQUEST_BYTES,
+    LookDocument,
+    ModelDocument,
+    OutOfMemoryDocument,
+    decode_request,
+    encode_document,
+)
+from gpumem_tui.probe.files import read_private, write_document
+from gpumem_tui.probe.finding import Finder, Holdings
+from gpumem_tui.probe.model import describe_models, describe_optimizers
+from gpumem_tui.probe.oom import BlackBox, State
+from gpumem_tui.probe.ring import Ring
+from gpumem_tui.probe.steps import StepCount
+
+if TYPE_CHECKING:
+    from gpumem_tui.probe.look import Look
+
+INTERVAL_S = 0.5
+SAMPLE_SHARE = 1 / 400
+"""Samples take at most this share of the training's time: where one takes long, they become rarer."""
+SCAN_SHARE = 1 / 1000
+MOST_FAILURES = 5
+KEPT_SAMPLES = 32
+
+_T = TypeVar("_T")
+_log = logging.getLogger("gpumem_tui")
+
+
+class Probe:
+    """Lives in the training process. Never waits, never raises into the program, has no thread.
+
+    All that happens, happens in the hook that torch calls after an optimizer's step, at the program's exit and when
+    memory runs out. After `MOST_FAILURES` failures in a row the probe switches itself off. In a forked child it is off.
+    """
+
+    def __init__(self, entry: str) -> None:
+        self._entry = entry
+        self._steps = StepCount()
+        self._finder = Finder()
+        self._ring: Ring | None = None
+        self._look: Look | None = None
+        self._look_is_over = False
+        self._samples: deque[wire.Record] = deque(maxlen=KEPT_SAMPLES)
+        self._lock = threading.Lock()
+        self._due = 0.0
+        self._next_scan = 0.0
+        self._last: tuple[float, int] | None = None
+        self._control = (0, 0)
+        self._answered = 0
+        self._failures = 0
+        self._errors = 0
+        self._dropped = 0
+        self._pid = os.getpid()
+
+    def install(self) -> None:
+        """Begin to watch. Needs torch, and none of CUDA."""
+        fired, monotonic = self._steps.fired, time.monotonic
+        boundary = uncompiled(self._boundary)
+
+        def after_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+            try:
+                fired[id(optimizer)] += 1
+            except KeyError:
+                boundary(optimizer)
+                return
+            if monotonic() >= self._due:
+                boundary(optimizer)
+
+        register_optimizer_step_post_hook(invisible(after_step))
+        BlackBox(self._state, self._publish_out_of_memory).arm()
+        os.register_at_fork(after_in_child=self._leave_child)
+        atexit.register(self._end)
+
+    # What torch, the interpreter and the allocator call
+
+    def _boundary(self, optimizer: torch.optim.Optimizer) -> None:
+        """An optimizer's step ended, and it is new or something is due."""
+        self._guarded(lambda: self._at_boundary(optimizer))
+
+    def _end(self) -> None:
+        """The interpreter exits."""
+        self._guarded(self._last_words)
+        self._due = math.inf
+
+    def _leave_child(self) -> None:
+        """This is a forked child. What is published is the parent's, and so are the files."""
+        self._due = math.inf
+        if self._look is not None:
+            self._look.disarm()
+
+    def _state(self) -> State | None:
+        """For the black box: what is held now. None if that cannot be told."""
+        return self._guarded(self._look_around)
+
+    def _publish_out_of_memory(self, document: OutOfMemoryDocument) -> None:
+        self._guarded(lambda: write_document(self._open_ring().files.oom, encode_document(dict(document))))
+
+    def _guarded(self, work: Callable[[], _T]) -> _T | None:
+        """Do something, of which no failure reaches the program; skip it if another thread is at it, or in a child."""
+        off = self._failures >= MOST_FAILURES or os.getpid() != self._pid
+        if off or not self._lock.acquire(blocking=False):
+            return None
+        try:
+            result = work()
+            self._failures = 0
+            return result
+        except Exception as error:  # noqa: BLE001  whatever it is, the training goes on; it is counted and published
+            self._errors += 1
+            self._failures += 1
+            if self._failures >= MOST_FAILURES:
+                self._switch_off(error)
+            return None
+        finally:
+            self._lock.release()
+
+    def _switch_off(self, error: Exception) -> None:
+        self._due = math.inf
+        _log.warning("gpumem-tui stops watching this process: %s: %s", type(error).__name__, error)
+        if self._look is not None:
+            self._look.stop()
+
+    # Sampling
+
+    def _at_boundary(self, optimizer: torch.optim.Optimizer) -> None:
+        if id(optimizer) not in self._steps.fired:
+            self._meet(optimizer)
+        if time.monotonic() < self._due or not self._steps.is_whole(optimizer):
+            return
+        if self._look is not None:
+            self._end_look(self._look, optimizer)
+        else:
+            self._sample()
+            self._obey(optimizer)
+
+    def _meet(self, optimizer: torch.optim.Optimizer) -> None:
+        self._steps.meet(optimizer)
+        self._finder.meet(optimizer)
+        weakref.finalize(optimizer, self._steps.forget, id(optimizer)).atexit = False
+
+    def _last_words(self) -> None:
+        if self._look is not None and not self._look_is_over:
+            self._answer(self._look.abandon("the program ended before the step did"))
+        if self._ring is not None:
+            self._sample(phase="")
+            self._ring.end()
+
+    def _sample(self, phase: str = "optimizer") -> None:
+        started = time.monotonic()
+        try:
+            ring = self._open_ring()
+            with torch._C.DisableTorchFunction():  # the program's own modes need not see what is read here
+                if self._finder.stale and started >= self._next_scan:
+                    self._scan(ring)
+                    started = time.monotonic()
+                records = self._records(started, phase)
+            self._samples.extend(records)
+            ring.append(records)
+        except OSError:
+            self._dropped += 1
+            raise
+        finally:
+            now = time.monotonic()
+            self._due = now + max(INTERVAL_S, (now - started) / SAMPLE_SHARE)
+
+    def _scan(self, ring: Ring) -> None:
+        """Find the modules, and publish what is trained."""
+        started = time.monotonic()
+        self._finder.scan()
+        now = time.monotonic()
+        self._next_scan = now + (now - started) / SCAN_SHARE
+        document = ModelDocument(
+            step=self._steps.steps,
+            wall_ns=time.time_ns(),
+            models=describe_models(self._finder.roots),
+            optimizers=describe_optimizers(self._finder.optimizers),
+        )
+        write_document(ring.files.model, encode_document(dict(document)))
+
+    def _records(self, now: float, phase: str) -> list[wire.Record]:
+        """One record for each device on which something is; the allocator's figures for those that have one."""
+        holdings = self._finder.trained().holdings()
+        steps = self._steps.steps
+        before, self._last = self._last, (now, steps)
+        step_s = (now - before[0]) / (steps - before[1]) if before and steps > before[1] else math.nan
+        wall_ns, monotonic_ns = time.time_ns(), time.monotonic_ns()
+        cuda = allocator.devices_in_use(holdings)
+        return [
+            wire.Record(
+                sequence=0,
+                step=steps,
+                wall_ns=wall_ns,
+                monotonic_ns=monotonic_ns,
+                step_s=step_s,
+                phase=phase,
+                device=device,
+                device_uuid=allocator.device_uuid(device) if device in cuda else "",
+                has_allocator=device in cuda,
+                batch_bytes=-1,
+                **asdict(holdings.get(device, Holdings())),
+                **asdict(allocator.figures(device) if device in cuda else allocator.UNKNOWN),
+                dropped=self._dropped,
+                errors=self._errors,
+            )
+            for device in sorted({*holdings, *cuda} or {wire.CPU})  # where nothing is left, that is said
+        ]
+
+    def _look_around(self) -> State:
+        if self._finder.stale:
+            self._finder.scan()
+        return State(self._steps.steps, self._finder.trained().holdings(), list(self._samples))
+
+    def _open_ring(self) -> Ring:
+        if self._ring is None:
+            self._ring = Ring(self._entry)
+        return self._ring
+
+    # A viewer's requests
+
+    def _obey(self, optimizer: torch.optim.Optimizer) -> None:
+        """Do what a viewer asks for, if that is new."""
+        path = self._open_ring().files.control
+        try:
+            found = os.lstat(path)
+        except FileNotFoundError:
+            return
+        control = (found.st_ino, found.st_mtime_ns)
+        if control == self._control:
+            return
+        self._control = control
+        request = decode_request(read_private(path, MAX_REQUEST_BYTES, (os.getuid(), 0)))
+        if request.kind != "look" or request.number <= self._answered:
+            return
+        self._answered = request.number
+        from gpumem_tui.probe.look import Look  # not before it is asked for
+
+        look = Look(request.number, self._steps.steps, optimizer)
+        reason = look.start(self._finder.roots, self._finder.trained())
+        if reason:
+            self._answer(look.abandon(reason))
+        else:
+            self._look, self._look_is_over = look, False
+            self._due = 0.0  # every step's end is looked at, until the one that ends the look
+
+    def _end_look(self, look: Look, optimizer: torch.optim.Optimizer) -> None:
+        if not self._look_is_over:
+            if not look.ends_with(optimizer):
+                return
+            self._look_is_over = True
+            with torch._C.DisableTorchFunction():
+                self._answer(look.finish(self._steps.steps, self._finder.trained()))
+        self._look = None if look.stop() else look
+        self._due = time.monotonic() + INTERVAL_S
+
+    def _answer(self, document: LookDocument) -> None:
+        write_document(self._open_ring().files.look, encode_document(dict(document)))

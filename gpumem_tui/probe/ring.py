@@ -1,0 +1,123 @@
+"""The writing end of a ring."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+from gpumem_tui.probe import wire
+from gpumem_tui.probe.files import Files, check_directory, default_directory, start_ticks
+
+
+class Ring:
+    """Writes records into this process's ring file, which is opened anew each time.
+
+    At two samples a second that costs nothing, and it is what makes the file harmless: no descriptor is held that a
+    program which closes "all" descriptors could hand on to one of its own files, and a file that somebody cuts short
+    cannot kill this process as a mapped one would. A file that was deleted, cut or replaced is made again.
+
+    Raises:
+        OSError, WireError: by every method: the directory cannot be had, is full, or is not private.
+    """
+
+    def __init__(self, entry: str) -> None:
+        self.files = Files(default_directory(), os.getpid(), start_ticks())
+        self._entry = entry
+        self._identity = (0, 0, 0)
+        self._written = 0
+        for left_over in self.files.all():  # exec keeps the pid and the start: those are of the program before
+            left_over.unlink(missing_ok=True)
+        self._create()
+
+    def append(self, records: Iterable[wire.Record]) -> None:
+        """Write records; their sequence numbers are given here."""
+        descriptor = self._open()
+        try:
+            for record in records:
+                self._written += 1
+                slot = wire.encode_record(replace(record, sequence=self._written))
+                os.pwrite(descriptor, slot, wire.slot_offset(self._written))
+            offset, counter = wire.written_patch(self._written)
+            os.pwrite(descriptor, counter, offset)
+        finally:
+            os.close(descriptor)
+
+    def end(self) -> None:
+        """Say that the process leaves in good order."""
+        descriptor = self._open()
+        try:
+            offset, counter = wire.ended_patch(time.time_ns())
+            os.pwrite(descriptor, counter, offset)
+        finally:
+            os.close(descriptor)
+
+    def _open(self) -> int:
+        for _ in range(2):
+            with suppress(FileNotFoundError):
+                descriptor = os.open(self.files.ring, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+                found = os.fstat(descriptor)
+                if (found.st_dev, found.st_ino, found.st_size) == self._identity:
+                    return descriptor
+                os.close(descriptor)
+            self._create()
+        raise FileExistsError(f"{self.files.ring} is replaced as often as it is made")
+
+    def _create(self) -> None:
+        directory = self.files.directory
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        check_directory(directory, (os.getuid(),))
+        temporary = directory / f".{self.files.ring.name}"
+        temporary.unlink(missing_ok=True)
+        descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            os.posix_fallocate(descriptor, 0, wire.RING_BYTES)
+            os.pwrite(descriptor, wire.encode_header(_this_process(self.files, self._entry)), 0)
+            made = os.fstat(descriptor)
+            os.rename(temporary, self.files.ring)
+        except OSError:
+            temporary.unlink(missing_ok=True)
+            raise
+        finally:
+            os.close(descriptor)
+        self._identity = (made.st_dev, made.st_ino, made.st_size)
+
+
+def _this_process(files: Files, entry: str) -> wire.Process:
+    rank, local_rank, world_size = _ranks()
+    return wire.Process(
+        pid=files.pid,
+        start_ticks=files.start_ticks,
+        started_ns=time.time_ns(),
+        entry=entry,
+        rank=rank,
+        local_rank=local_rank,
+        world_size=world_size,
+        python=".".join(map(str, sys.version_info[:3])),
+        torch=str(sys.modules["torch"].__version__),
+        visible_devices=os.environ.get("CUDA_VISIBLE_DEVICES"),
+        command=_command_line(),
+    )
+
+
+def _ranks() -> tuple[int | None, int | None, int | None]:
+    """Rank, local rank and world size: as torch.distributed says, else as a launcher put them into the environment."""
+    distributed = sys.modules.get("torch.distributed")
+    local_rank = _number("LOCAL_RANK")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        return distributed.get_rank(), local_rank, distributed.get_world_size()
+    return _number("RANK"), local_rank, _number("WORLD_SIZE")
+
+
+def _number(name: str) -> int | None:
+    text = os.environ.get(name, "")
+    return int(text) if text.isdecimal() else None
+
+
+def _command_line() -> tuple[str, ...]:
+    arguments = Path("/proc/self/cmdline").read_bytes().split(b"\0")[:-1]
+    return tuple(argument.decode(errors="replace") for argument in arguments)

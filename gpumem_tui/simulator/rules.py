@@ -1,0 +1,138 @@
+"""Device memory that CUDA kernels take for themselves in steps: sizes that are no straight line in the batch size.
+
+A trace keeps the rule and its arguments, which are affine in the batch size, so that a replay works the size out anew.
+No torch import.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+
+NOT_EXAMINED = "not examined"
+"""Why an operator that nobody has looked at is counted without scratch."""
+
+_FLOAT_BYTES = 4
+_INDEX_32_BIT = 2**31 - 1
+_WARP = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """One buffer of an operator: number `position` of what `rule` gives for `arguments`; it may be of no size."""
+
+    rule: str
+    position: int
+    arguments: tuple[int, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        """What the kernel asks for."""
+        return sizes(self.rule, self.arguments)[self.position]
+
+
+@lru_cache(4096)
+def sizes(rule: str, arguments: tuple[int, ...]) -> tuple[int, ...]:
+    """The bytes of every buffer that a rule of `RULES` gives; always as many, 0 for one that is not taken."""
+    return RULES[rule](*arguments)
+
+
+def reduction(
+    outputs: int,
+    inputs: int,
+    accumulator_bytes: int,
+    element_bytes: int,
+    layout: int,
+    run: int,
+    stride: int,
+    multiprocessors: int,
+    threads_per_multiprocessor: int,
+) -> tuple[int, ...]:
+    """Partial results and semaphores of a reduction that is split over thread blocks.
+
+    PyTorch's aten/src/ATen/native/cuda/Reduce.cuh (2.13), `setReduceConfig` and `global_memory_size`: which asks for
+    ``outputs`` times what the blocks use where threads side by side work on different outputs.
+
+    Args:
+        inputs: reduced elements per output. `layout`: 0 if neighbours in memory belong to different outputs, 1 if to
+            the same output, 2 if so and all that is reduced is one run.
+        run: length of the fastest output dimension; `stride`: the greatest common divisor of all other strides. Up to
+            four outputs side by side are read at once, as far as both are divisible.
+    """
+    while outputs * inputs * element_bytes > _INDEX_32_BIT:  # taken in halves along the outermost dimension
+        if layout == 0 or outputs == 1:
+            inputs = -(-inputs // 2)
+        else:
+            outputs = -(-outputs // 2)
+    fastest, other = (outputs, inputs) if layout == 0 else (inputs, outputs)
+    vector = math.gcd(run, stride, 4) if layout == 0 else 1
+    if layout == 0:
+        fastest //= vector
+    elif layout == 2 and fastest >= 128:
+        fastest //= 4
+    most_threads = 512 // vector
+    across, down = (min(_last_power_of_two(size), most_threads) for size in (fastest, other))
+    width = min(across, _WARP)
+    height = min(down, most_threads // width)
+    width = min(across, most_threads // height)
+    values, per_block = (inputs, width) if layout == 0 else (-(-inputs // width), 1)
+    if values < min(height * 16, 256):
+        return 0, 0
+    values = -(-values // height)
+    blocks = -(-(outputs // vector) // per_block)
+    most_blocks = multiprocessors * (threads_per_multiprocessor // (width * height))
+    if values < 256 or blocks > most_blocks:
+        return 0, 0
+    split = max(min(-(-most_blocks // blocks), -(-values // 16)), -(-values // 256))
+    if split == 1:
+        return 0, 0
+    partial_bytes = accumulator_bytes * outputs * split * (width * vector if layout == 0 else 1)
+    return partial_bytes, 4 * blocks
+
+
+def embedding_gradient(indices: int, weights: int, width: int, index_bytes: int, element_bytes: int) -> tuple[int, ...]:
+    """Sorted and original positions, segments and their partial sums, where there are more than 3,072 indices.
+
+    aten/src/ATen/native/cuda/Embedding.cu (`embedding_dense_backward_cuda`) and EmbeddingBackwardKernel.cu; what the
+    sort takes before that is less.
+    """
+    if indices <= 3072:
+        return (0,) * 9
+    segments = min(indices, weights)
+    partial = indices // 10 + segments
+    sum_bytes = max(element_bytes, _FLOAT_BYTES)
+    return (
+        indices * index_bytes,
+        indices * index_bytes,
+        indices * index_bytes,
+        8,
+        segments * index_bytes,
+        segments * index_bytes,
+        8,
+        partial * index_bytes,
+        partial * width * sum_bytes,
+    )
+
+
+def norm_gradient(rows: int, columns: int, element_bytes: int, multiprocessors: int) -> tuple[int, ...]:
+    """Partial gradients of a norm's weight and of its bias, where there are more than 65,536 rows.
+
+    aten/src/ATen/native/cuda/layer_norm_kernel.cu, `LaunchGammaBetaBackwardCUDAKernel`.
+    """
+    if rows <= 64 * 1024 or columns // _WARP >= multiprocessors // 2:
+        return 0, 0
+    blocks = min(32 * 1024 // -(-columns // _WARP), -(-rows // 32))
+    return (blocks * columns * element_bytes,) * 2
+
+
+def _last_power_of_two(size: int) -> int:
+    return 1 << (max(1, size).bit_length() - 1)
+
+
+RULES: dict[str, Callable[..., tuple[int, ...]]] = {
+    "reduction": reduction,
+    "embedding_gradient": embedding_gradient,
+    "norm_gradient": norm_gradient,
+}

@@ -1,0 +1,107 @@
+"""A step on a GPU from what its allocator writes down; the entries have the form of `torch.cuda.memory._snapshot`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gpumem_tui.memory import MIB, Bucket
+from gpumem_tui.probe.cuda_history import Note, step_history
+from gpumem_tui.probe.segments import Segments
+from gpumem_tui.step import Phase
+
+WEIGHT, STATE, SMALL, LARGE = 0, 4096, 1 << 20, 1 << 30
+SEGMENTS = [
+    {
+        "address": 0,
+        "blocks": [
+            {"address": WEIGHT, "size": 4096, "state": "active_allocated"},
+            {"address": STATE, "size": 8192, "state": "active_allocated"},
+            {"address": 12288, "size": 4096, "state": "active_allocated"},
+            {"address": 16384, "size": 2 * MIB - 16384, "state": "inactive"},
+        ],
+    },
+    {"address": LARGE, "blocks": [{"address": LARGE, "size": 20 * MIB, "state": "inactive"}]},
+]
+TRAIN = {"filename": "/home/user/train.py", "line": 30, "name": "step"}
+MODEL = {"filename": "/home/user/model.py", "line": 12, "name": "forward"}
+LINEAR = {"filename": "/env/torch/nn/modules/linear.py", "line": 125, "name": "forward"}
+CHECKPOINT = {"filename": "/env/torch/utils/checkpoint.py", "line": 1, "name": "f"}
+
+
+def made(address: int, size: int, time_us: int, *frames: dict[str, Any]) -> dict[str, Any]:
+    return {"action": "alloc", "addr": address, "size": size, "time_us": time_us, "frames": list(frames)}
+
+
+def gone(address: int, size: int, time_us: int) -> list[dict[str, Any]]:
+    names = ("free_requested", "free_completed")
+    return [{"action": name, "addr": address, "size": size, "time_us": time_us, "frames": []} for name in names]
+
+
+TRACE = [
+    made(16384, 1000, 1_100_000, TRAIN),  # the batch
+    made(LARGE, 19 * MIB + MIB // 2, 1_200_000, LINEAR, MODEL),  # half a MiB is left, too little to split off
+    made(17408, 2000, 1_300_000, LINEAR, MODEL),
+    *gone(17408, 2000, 1_400_000),
+    made(17408, 4096, 1_500_000),  # the gradient, made by autograd's own thread
+    *gone(LARGE, 19 * MIB + MIB // 2, 1_600_000),
+    made(21504, 512, 1_700_000, TRAIN),
+    *gone(21504, 512, 1_800_000),
+]
+NOTES = [
+    Note(0, bucket=Bucket.PARAMETERS, addresses=(WEIGHT, 0xDEAD)),
+    Note(0, bucket=Bucket.OPTIMIZER, addresses=(STATE,)),
+    Note(1, phase=Phase.FORWARD),
+    Note(1, module="blocks.0"),
+    Note(1, module="blocks.0.mlp"),
+    Note(4, module=""),
+    Note(4, phase=Phase.BACKWARD),
+    Note(6, phase=Phase.OPTIMIZER),
+    Note(8, bucket=Bucket.GRADIENTS, addresses=(17408,)),
+]
+
+
+def test_the_peak_is_exact_and_every_block_has_its_place() -> None:
+    history = step_history(Segments(SEGMENTS, {}), TRACE, NOTES, started_us=1_000_000)
+    device = history.result(0, "GPU-0")
+    assert device["buckets"] == {
+        "parameters": 4096,
+        "optimizer": 8192,
+        "other": 4096,
+        "batch_data": 1024,
+        "activations": 20 * MIB,
+        "gradients": 4096,
+    }
+    assert device["peak_bytes"] == sum(device["buckets"].values())
+    assert device["peak_s"] == 0.5
+    (activation,) = [row for row in device["held"] if row["bucket"] == "activations"]
+    assert (activation["module"], activation["source"], activation["allocations"]) == ("blocks.0.mlp", "model.py:12", 1)
+    assert device["phases"] == [(0.0, "batch"), (0.1, "forward"), (0.4, "backward"), (0.6, "optimizer")]
+    assert history.live_bytes() == 4096 + 8192 + 4096 + 1024 + 4096
+
+
+def test_without_phases_the_remainder_is_activations() -> None:
+    """As in a compiled model, which must not be given hooks."""
+    notes = [note for note in NOTES if note.phase is None and note.module is None]
+    device = step_history(Segments(SEGMENTS, {}), TRACE, notes, phases_known=False).result(0, "")
+    assert device["buckets"]["activations"] == 20 * MIB
+    assert device["buckets"]["other"] == 4096 + 1024
+    assert device["phases"] == []
+
+
+def test_a_forward_repeated_in_backward_makes_activations() -> None:
+    trace = [made(16384, 5 * 512, 1, LINEAR, MODEL, CHECKPOINT), *gone(16384, 5 * 512, 2)]
+    notes = [Note(0, phase=Phase.FORWARD), Note(0, phase=Phase.BACKWARD)]
+    device = step_history(Segments(SEGMENTS, {}), trace, notes).result(0, "")
+    assert device["buckets"]["activations"] == 5 * 512
+
+
+def test_much_is_listed_in_short() -> None:
+    trace: list[dict[str, Any]] = []
+    for index in range(1000):
+        frame = {"filename": "/home/user/model.py", "line": index, "name": "f"}
+        trace.append(made(16384 + 512 * index, 512, index, frame))
+    device = step_history(Segments(SEGMENTS, {}), trace, []).result(0, "")
+    assert len(device["held"]) < 310
+    assert sum(row["bytes"] for row in device["held"]) == device["peak_bytes"] == 16384 + 512_000
+    assert len(device["timeline"]) <= 402
+    assert max(live for _, live in device["timeline"]) == device["peak_bytes"]

@@ -1,0 +1,232 @@
+"""What is trained, and what of it is which: by storage, on made-up models with known sizes."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from gpumem_tui.probe.finding import Finder, Holdings
+from gpumem_tui.probe.model import describe_models, describe_optimizers
+from gpumem_tui.probe.steps import StepCount
+from gpumem_tui.probe.tensors import memory_of, tensors_in
+from gpumem_tui.probe.wire import CPU
+
+FLOAT = 4
+
+
+class EightBit(torch.Tensor):
+    """A quantized state as bitsandbytes and torchao keep it: a wrapper around codes and scales."""
+
+    codes: torch.Tensor
+    scales: torch.Tensor
+
+    @staticmethod
+    def __new__(cls, codes: torch.Tensor, scales: torch.Tensor) -> EightBit:
+        made: EightBit = torch.Tensor._make_wrapper_subclass(cls, codes.shape, dtype=torch.float32)
+        made.codes, made.scales = codes, scales
+        return made
+
+    def __tensor_flatten__(self) -> tuple[list[str], None]:
+        return ["codes", "scales"], None
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, *_: Any) -> Any:
+        raise AssertionError(f"the probe ran {func}")
+
+
+def _step(model: nn.Module, optimizer: torch.optim.Optimizer, size: int = 8) -> None:
+    model(torch.ones(2, size)).sum().backward()
+    optimizer.step()
+
+
+def _held(*optimizers: torch.optim.Optimizer) -> dict[int, Holdings]:
+    finder = Finder()
+    for optimizer in optimizers:
+        finder.meet(optimizer)
+    finder.scan()
+    return finder.trained().holdings()
+
+
+def test_frozen_parameters_and_buffers_belong_to_the_model_and_a_copy_of_it_does_not() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 8, bias=False))
+    model[0].requires_grad_(False)
+    average = copy.deepcopy(model)
+    optimizer = torch.optim.SGD(model[2].parameters(), lr=0.1, momentum=0.9)
+    _step(model, optimizer)
+    holdings = _held(optimizer)[CPU]
+    assert holdings.buffers_bytes == 2 * 8 * FLOAT + 8
+    assert holdings.parameters_bytes == (72 + 16 + 64) * FLOAT + holdings.buffers_bytes
+    assert holdings.gradients_bytes == (16 + 64) * FLOAT  # the norm's too, though no optimizer has it
+    assert holdings.optimizer_bytes == 64 * FLOAT
+    assert average is not model
+
+
+def test_tied_weights_and_views_count_once_and_whole() -> None:
+    flat = torch.zeros(100)
+    model = nn.Module()
+    model.first, model.second = nn.Parameter(flat[:40]), nn.Parameter(flat[40:60])
+    model.tied = model.first
+    model.alias = nn.Parameter(model.first.detach())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    (model.first.sum() + model.second.sum()).backward()
+    optimizer.step()
+    assert _held(optimizer)[CPU] == Holdings(parameters_bytes=100 * FLOAT, gradients_bytes=60 * FLOAT)
+
+
+def test_quantized_nested_and_sparse_state_is_counted_by_its_parts() -> None:
+    model = nn.Embedding(100, 8, sparse=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model(torch.tensor([1, 2, 3])).sum().backward()
+    optimizer.step()
+    shared = torch.zeros(256)
+    optimizer.state[model.weight] = {
+        "first": EightBit(torch.zeros(800, dtype=torch.uint8), torch.zeros(4)),
+        "second": [{"codes": torch.zeros(800, dtype=torch.uint8), "map": shared}, {"map": shared}, (None, 1.5)],
+        "nowhere": torch.zeros(1000, device="meta"),
+    }
+    holdings = _held(optimizer)[CPU]
+    assert holdings.gradients_bytes == 3 * 8 * FLOAT + 3 * 8
+    assert holdings.optimizer_bytes == 800 + 4 * FLOAT + 800 + 256 * FLOAT
+
+
+def test_master_weights_in_the_optimizer_and_the_models_own_are_both_parameters() -> None:
+    """As Apex and fairseq train: the optimizer has float copies, the model's own have the gradients."""
+    model = nn.Linear(8, 8).bfloat16()
+    masters = [nn.Parameter(p.detach().float()) for p in model.parameters()]
+    optimizer = torch.optim.SGD(masters, lr=0.1)
+    model(torch.ones(2, 8, dtype=torch.bfloat16)).sum().backward()
+    for master in masters:
+        master.grad = torch.zeros_like(master)
+    optimizer.step()
+    assert _held(optimizer)[CPU] == Holdings(parameters_bytes=72 * (FLOAT + 2), gradients_bytes=72 * (FLOAT + 2))
+
+
+def test_optimizers_that_were_there_before_are_found() -> None:
+    model = nn.Linear(8, 8)
+    optimizer = torch.optim.Adam(model.parameters())
+    _step(model, optimizer)
+    finder = Finder()
+    finder.scan()
+    assert optimizer in finder.optimizers
+    assert model in finder.roots
+
+
+def test_nothing_is_kept_alive() -> None:
+    model = nn.Linear(8, 8)
+    optimizer = torch.optim.Adam(model.parameters())
+    _step(model, optimizer)
+    finder = Finder()
+    finder.meet(optimizer)
+    finder.scan()
+    assert finder.trained().holdings()[CPU].parameters_bytes >= 72 * FLOAT
+    gone = weakref.ref(model), weakref.ref(optimizer), weakref.ref(model.weight)
+    del model, optimizer
+    gc.collect()
+    assert [ref() for ref in gone] == [None, None, None]
+    finder.trained()
+    assert finder.stale
+
+
+def test_fake_tensors_hold_nothing() -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        fake = torch.zeros(1000)
+    assert memory_of(fake) == []
+    assert memory_of(torch.zeros(10, device="meta")) == []
+
+
+def test_state_that_holds_itself_ends() -> None:
+    state: dict[str, Any] = {"value": torch.zeros(1)}
+    state["self"] = state
+    assert {id(tensor) for tensor in tensors_in(state)} == {id(state["value"])}
+
+
+def test_the_model_is_described_once_with_plain_options() -> None:
+    model = nn.Sequential(nn.Linear(8, 4), nn.Linear(4, 2, bias=False)).bfloat16()
+    model[1].requires_grad_(False)
+    optimizer = torch.optim.AdamW(model[0].parameters(), lr=torch.tensor(0.1), fused=False)
+    (described,) = describe_models([model])
+    assert described["name"] == "torch.nn.modules.container.Sequential"
+    assert [(p["name"], p["shape"], p["dtype"], p["trained"]) for p in described["parameters"]] == [
+        ("0.weight", [4, 8], "bfloat16", True),
+        ("0.bias", [4], "bfloat16", True),
+        ("1.weight", [2, 4], "bfloat16", False),
+    ]
+    (options,) = describe_optimizers([optimizer])
+    assert options["name"] == "torch.optim.adamw.AdamW"
+    assert options["options"]["fused"] is False
+    assert options["options"]["betas"] == (0.9, 0.999)
+    assert "lr" not in options["options"]  # a tensor would have to be read from its device
+
+
+# Steps
+
+
+class Twice(torch.optim.SGD):
+    """Overrides `step` and calls its parent's, so that the hook fires twice."""
+
+    def step(self, closure: Any = None) -> Any:
+        return super().step(closure)
+
+
+@pytest.fixture
+def count() -> Any:
+    """A step count that torch's own hook drives."""
+    from torch.optim.optimizer import register_optimizer_step_post_hook
+
+    steps = StepCount()
+
+    def fired(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if id(optimizer) in steps.fired:
+            steps.fired[id(optimizer)] += 1
+        else:
+            steps.meet(optimizer)
+
+    handle = register_optimizer_step_post_hook(fired)
+    yield steps
+    handle.remove()
+
+
+def _optimizer(kind: type[torch.optim.Optimizer]) -> Any:
+    return kind([nn.Parameter(torch.zeros(1))], lr=0.1)  # type: ignore[call-arg]
+
+
+def test_a_step_that_calls_its_parents_is_one(count: StepCount) -> None:
+    optimizer = _optimizer(Twice)
+    for _ in range(3):
+        optimizer.step()
+    assert count.steps == 3
+    assert count.is_whole(optimizer)
+    count.fired[id(optimizer)] += 1
+    assert not count.is_whole(optimizer)
+    assert count.steps == 4
+
+
+def test_two_optimizers_count_once_and_the_busier_one_decides(count: StepCount) -> None:
+    generator, discriminator = _optimizer(torch.optim.SGD), _optimizer(torch.optim.Adam)
+    for _ in range(4):
+        for _ in range(3):
+            discriminator.step()
+        generator.step()
+    assert count.steps == 12
+
+
+def test_a_later_run_in_the_same_process_goes_on(count: StepCount) -> None:
+    first = _optimizer(torch.optim.SGD)
+    for _ in range(10):
+        first.step()
+    second = _optimizer(torch.optim.SGD)
+    second.step()
+    assert count.steps == 10
+    count.forget(id(first))
+    del first
+    for _ in range(5):
+        second.step()
+    assert count.steps == 15

@@ -1,0 +1,72 @@
+"""Whatever happens to the probe and its files, the training is what it would have been: every loss, the exit code."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.probe.watched import SCRIPTS, Run, run
+
+HARMED = SCRIPTS / "harmed.py"
+
+
+@pytest.fixture(scope="module")
+def unwatched(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    done = run([HARMED], tmp_path_factory.mktemp("unwatched"), watched=False)
+    assert len(done.output.split()) == 60
+    assert done.published == []
+    return done
+
+
+def _same(done: Run, unwatched: Run, runs: int = 1) -> None:
+    assert done.output.split() == unwatched.output.split() * runs
+    assert done.code == unwatched.code == 7
+
+
+def test_files_are_deleted_cut_and_replaced_and_the_clock_jumps(unwatched: Run, tmp_path: Path) -> None:
+    done = run([HARMED], tmp_path / "published", more={"HARM": "files"})
+    _same(done, unwatched)
+    assert "Traceback" not in done.errors
+    (found,) = done.published  # the ring was made again after step 30, and again after step 50
+    assert 50 <= found.records[0].step < found.last.step == 60
+    assert found.last.errors >= 2  # the link and the garbage in place of a request
+
+
+def test_the_directory_cannot_be_made(unwatched: Run) -> None:
+    done = run([HARMED], Path("/dev/null/published"))
+    _same(done, unwatched)
+    assert done.errors.count("gpumem-tui stops watching this process: ") == 1
+
+
+def test_the_disk_is_full(unwatched: Run, tmp_path: Path) -> None:
+    done = run([HARMED], tmp_path / "published", more={"HARM": "disk full"})
+    _same(done, unwatched)
+    assert list((tmp_path / "published").iterdir()) == []
+    assert "File too large" in done.errors
+
+
+def test_the_probe_fails(unwatched: Run, tmp_path: Path) -> None:
+    """It stops after a few failures in a row; what it wrote before stays."""
+    done = run([HARMED], tmp_path / "published", more={"HARM": "exceptions"})
+    _same(done, unwatched)
+    assert 1 <= done.published[0].last.step <= 10
+    assert done.errors.count("ZeroDivisionError") == 1
+
+
+def test_forks_and_workers_publish_nothing(unwatched: Run, tmp_path: Path) -> None:
+    done = run([HARMED], tmp_path / "published", more={"HARM": "fork"})
+    _same(done, unwatched)
+    (found,) = done.published
+    assert found.last.step == 60
+    assert [record.step for record in found.records] == sorted(record.step for record in found.records)
+
+
+def test_nothing_happens_and_exec_begins_anew(unwatched: Run, tmp_path: Path) -> None:
+    done = run([HARMED], tmp_path / "published", more={"HARM": "exec"})
+    _same(done, unwatched, runs=2)
+    assert done.errors == ""
+    (found,) = done.published
+    assert found.header.process.command[-1] == "again"
+    assert found.last.step == 60
+    assert found.header.ended_ns > 0

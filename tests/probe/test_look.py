@@ -1,0 +1,225 @@
+"""A deep look at a step on the CPU: what the peak was made of, and that nothing is left behind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.modules import module as module_hooks
+from torch.optim import optimizer as optimizer_hooks
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
+
+from gpumem_tui.probe.documents import LookDocument, LookedDevice
+from gpumem_tui.probe.finding import Finder
+from gpumem_tui.probe.look import Look
+from gpumem_tui.probe.wire import CPU
+from tests.probe.watched import run
+
+BATCH = 4096
+HIDDEN_BYTES = BATCH * 64 * 4
+INPUT_BYTES = BATCH * 16 * 4
+
+
+REQUESTS = """
+import os, torch
+from torch import nn
+
+model = nn.Sequential(nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, 16))
+optimizer = torch.optim.AdamW(model.parameters())
+
+def train(steps):
+    for _ in range(steps):
+        x = torch.randn(512, 16)
+        optimizer.zero_grad()
+        (model(x) - x).pow(2).mean().backward()
+        optimizer.step()
+
+from gpumem_tui.probe import documents, files, probe
+probe.INTERVAL_S, probe.SAMPLE_SHARE = 0.0, float("inf")
+mine = files.Files(files.default_directory(), os.getpid(), files.start_ticks())
+train(3)
+for number, kind in ((1, "look"), (2, "dance"), (1, "look"), (3, "look")):
+    files.write_document(mine.control, documents.encode_request(documents.Request(number, kind)))
+    train(1)
+    print(torch._C._len_torch_dispatch_stack(), end=" ")
+    train(1)
+    answer = documents.decode_document(mine.look.read_bytes())
+    print(torch._C._len_torch_dispatch_stack(), answer["request"], answer["step"], bool(answer["devices"]))
+"""
+"""A program that asks for looks at itself, since nobody else can do so at a known step."""
+
+
+class Passing(TorchDispatchMode):
+    """A program's own mode, which does nothing."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+def _model() -> nn.Module:
+    return nn.Sequential(nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, 16))
+
+
+def _train(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    x = torch.randn(BATCH, 16)
+    optimizer.zero_grad()
+    loss = (model(x) - x).pow(2).mean()
+    loss.backward()
+    optimizer.step()
+
+
+def _look(step: Callable[[nn.Module, torch.optim.Optimizer], None] = _train, model: nn.Module | None = None) -> Any:
+    model = model or _model()
+    optimizer = torch.optim.AdamW(model.parameters())
+    _train(model, optimizer)
+    finder = Finder()
+    finder.meet(optimizer)
+    finder.scan()
+    look = Look(5, 1, optimizer)
+    assert look.start([model], finder.trained()) == ""
+    step(model, optimizer)
+    assert look.ends_with(optimizer)
+    return look.finish(2, finder.trained())
+
+
+def _device(document: LookDocument) -> LookedDevice:
+    assert "look" not in document["unavailable"]
+    (device,) = document["devices"]
+    assert sum(device["buckets"].values()) == device["peak_bytes"] == sum(row["bytes"] for row in device["held"])
+    assert max(live for _, live in device["timeline"]) == device["peak_bytes"]
+    return device
+
+
+def _assert_nothing_left() -> None:
+    assert torch._C._len_torch_dispatch_stack() == 0
+    assert not module_hooks._global_forward_pre_hooks
+    assert not module_hooks._global_forward_hooks
+    assert not optimizer_hooks._global_optimizer_pre_hooks
+    assert torch.autograd.backward.__module__ == "torch.autograd"
+
+
+def test_the_peak_by_bucket_module_and_line() -> None:
+    document: LookDocument = _look()
+    device = _device(document)
+    _assert_nothing_left()
+    assert (document["request"], document["step"], document["method"]) == (5, 2, "operators")
+    assert device["device"] == CPU
+    buckets = device["buckets"]
+    assert buckets["parameters"] == (16 * 64 + 64 + 64 * 16 + 16) * 4
+    assert buckets["optimizer"] == 2 * buckets["parameters"] + 4 * 4
+    assert buckets["batch_data"] == INPUT_BYTES
+    tanh = [row for row in device["held"] if row["operator"] == "aten.tanh"]
+    assert [(row["bucket"], row["module"], row["bytes"]) for row in tanh] == [("activations", "1", HIDDEN_BYTES)]
+    assert tanh[0]["source"].startswith("test_look.py:")
+    phases = [phase for _, phase in device["phases"]]
+    assert phases == ["batch", "forward", "backward", "optimizer"]
+    times = [time_s for time_s, _ in device["timeline"]]
+    assert times == sorted(times)
+    assert 0 < device["peak_s"] <= times[-1] <= document["step_s"]
+
+
+def test_requests_are_answered_once(tmp_path: Path) -> None:
+    done = run(["-c", REQUESTS], tmp_path / "published")
+    assert (done.code, done.errors) == (0, "")
+    assert done.output.splitlines() == ["1 0 1 5 True", "0 0 1 5 True", "0 0 1 5 True", "1 0 3 11 True"]
+    assert done.published[0].last.errors == 0
+    assert done.published[0].documents["look"]["devices"][0]["buckets"]["activations"] > 0
+
+
+def test_accumulated_micro_batches_are_one_step() -> None:
+    def step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        optimizer.zero_grad()
+        for _ in range(3):
+            x = torch.randn(BATCH, 16)
+            (model(x) - x).pow(2).mean().backward()
+        optimizer.step()
+
+    device = _device(_look(step))
+    assert [phase for _, phase in device["phases"]] == ["batch", *["forward", "backward"] * 3, "optimizer"]
+    assert device["buckets"]["activations"] < 2 * HIDDEN_BYTES  # those of one micro-batch at a time
+
+
+def test_recomputed_activations_are_activations() -> None:
+    class Recomputed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = _model()
+
+        def forward(self, x: torch.Tensor) -> Any:
+            return checkpoint(self.inner, x, use_reentrant=False)
+
+    device = _device(_look(model=Recomputed()))
+    assert device["buckets"]["activations"] >= HIDDEN_BYTES
+    assert any(row["operator"] == "aten.tanh" and row["bucket"] == "activations" for row in device["held"])
+
+
+def test_a_program_with_a_mode_of_its_own_is_left_alone() -> None:
+    model = _model()
+    optimizer = torch.optim.AdamW(model.parameters())
+    finder = Finder()
+    look = Look(1, 1, optimizer)
+    with Passing():  # type: ignore[no-untyped-call]
+        assert look.start([model], finder.trained()) == "the program has a dispatch mode of its own active"
+    _assert_nothing_left()
+
+
+def test_a_mode_that_the_program_enters_is_not_torn_out() -> None:
+    """The recorder lies below it then, and goes as soon as it can."""
+    model = _model()
+    optimizer = torch.optim.AdamW(model.parameters())
+    _train(model, optimizer)
+    finder = Finder()
+    finder.meet(optimizer)
+    look = Look(1, 1, optimizer)
+    assert look.start([model], finder.trained()) == ""
+    with Passing():  # type: ignore[no-untyped-call]
+        _train(model, optimizer)
+        assert look.finish(2, finder.trained())["devices"]
+        assert not look.stop()
+        assert torch._C._len_torch_dispatch_stack() == 2
+    assert look.stop()
+    _assert_nothing_left()
+
+
+def test_compiled_code_is_not_compiled_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch._dynamo.utils as dynamo
+
+    model = _model()
+    monkeypatch.setitem(dynamo.counters, "frames", {"total": 1, "ok": 1})
+    look = Look(1, 1, torch.optim.AdamW(model.parameters()))
+    assert "torch.compile" in look.start([model], Finder().trained())
+    _assert_nothing_left()
+
+
+def test_a_failure_while_recording_is_told_and_the_step_is_not_harmed(monkeypatch: pytest.MonkeyPatch) -> None:
+    from gpumem_tui.probe.history import StepHistory
+
+    def fail(*_: Any) -> int:
+        raise ZeroDivisionError("no place")
+
+    monkeypatch.setattr(StepHistory, "allocate", fail)
+    document = _look()
+    assert document["devices"] == []
+    assert document["unavailable"] == {"look": "ZeroDivisionError: no place"}
+    _assert_nothing_left()
+
+
+def test_an_optimizer_that_goes_ends_the_look() -> None:
+    model = _model()
+    optimizer = torch.optim.AdamW(model.parameters())
+    _train(model, optimizer)
+    other = torch.optim.SGD(model.parameters(), lr=0.1)
+    finder = Finder()
+    look = Look(1, 1, optimizer)
+    assert look.start([model], finder.trained()) == ""
+    assert not look.ends_with(other)
+    del optimizer
+    assert look.ends_with(other)
+    document = look.finish(2, finder.trained())
+    assert document["unavailable"] == {"look": "the optimizer went before its next step"}
+    _assert_nothing_left()

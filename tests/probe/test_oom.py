@@ -1,0 +1,99 @@
+"""The black box. There is no allocator here that runs out: the error is raised, or its observer called, by hand."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from gpumem_tui.probe.documents import OutOfMemoryDocument
+from gpumem_tui.probe.finding import Holdings
+from gpumem_tui.probe.oom import BlackBox, State
+from tests.probe.test_wire import RECORD
+from tests.probe.watched import SCRIPTS, run
+
+GIB = 1024**3
+STATE = State(step=12, holdings={1: Holdings(100, 90, 200, 10)}, samples=[RECORD])
+
+
+@pytest.fixture
+def written() -> list[OutOfMemoryDocument]:
+    return []
+
+
+@pytest.fixture
+def box(written: list[OutOfMemoryDocument]) -> BlackBox:
+    return BlackBox(lambda: STATE, written.append)
+
+
+@pytest.mark.parametrize("steps", [0, 3])
+def test_an_error_that_ends_the_process(steps: int, tmp_path: Path) -> None:
+    done = run([SCRIPTS / "out_of_memory.py", str(steps)], tmp_path / "published")
+    assert (done.code, done.output) == (1, "")
+    lines = done.errors.splitlines()  # Python's own report, with nothing before or after
+    assert lines[0] == "Traceback (most recent call last):"
+    assert lines[-1].startswith("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.50 GiB.")
+    (found,) = done.published
+    document = found.documents["oom"]
+    assert document["fatal"] is True
+    assert document["step"] == steps
+    assert (document["device"], document["source"]) == (1, "out_of_memory.py:15")
+    assert document["requested_bytes"] == round(2.5 * GIB)
+    assert document["requested_is_rounded"] is True
+    assert document["device_total_bytes"] == round(79.15 * GIB)
+    assert document["device_free_bytes"] == round(1.25 * GIB)
+    assert document["message"].startswith("CUDA out of memory. Tried to allocate 2.50 GiB.")
+    assert document["allocated_bytes"] is None
+    assert [sample["step"] for sample in document["samples"]] == ([1] if steps else [])
+
+
+def test_what_the_allocator_says_is_exact(box: BlackBox, written: list[OutOfMemoryDocument]) -> None:
+    box.allocation_failed(1, 12345, 80 * GIB, GIB)
+    (document,) = written
+    assert document["requested_bytes"] == 12345
+    assert not document["requested_is_rounded"]
+    assert (document["device_total_bytes"], document["device_free_bytes"]) == (80 * GIB, GIB)
+    assert document["buckets"] == {"parameters": 100, "gradients": 90, "optimizer": 200}
+    assert document["source"].startswith("test_oom.py:")
+    assert not document["fatal"]
+    assert document["samples"] == [RECORD.as_json()]
+
+
+def test_a_program_that_tries_again_and_again_is_not_slowed(box: BlackBox, written: list[OutOfMemoryDocument]) -> None:
+    for _ in range(100):
+        box.allocation_failed(1, 12345, 80 * GIB, GIB)
+    assert len(written) < 10
+
+
+def test_the_error_that_follows_adds_its_message(box: BlackBox, written: list[OutOfMemoryDocument]) -> None:
+    box.allocation_failed(1, 12345, 80 * GIB, GIB)
+    try:
+        raise torch.OutOfMemoryError("Tried to allocate 12.06 KiB. GPU 1 has a total capacity of 80.00 GiB")
+    except torch.OutOfMemoryError as error:
+        box.process_failed(error, error.__traceback__)
+    assert written[-1]["requested_bytes"] == 12345
+    assert written[-1]["fatal"]
+    assert written[-1]["message"].startswith("Tried to allocate 12.06 KiB")
+
+
+def test_a_message_that_says_nothing_leaves_it_unknown(box: BlackBox, written: list[OutOfMemoryDocument]) -> None:
+    box.process_failed(torch.OutOfMemoryError("HIP error: " + "x" * 5000), None)
+    assert written[0]["requested_bytes"] is None
+    assert written[0]["device"] is None
+    assert len(written[0]["message"]) == 2000
+
+
+def test_other_errors_go_where_they_went(box: BlackBox, written: list[OutOfMemoryDocument]) -> None:
+    seen: list[BaseException] = []
+    before = sys.excepthook
+    sys.excepthook = lambda kind, error, trace: seen.append(error)
+    try:
+        box.arm()
+        for error in (ValueError("a"), torch.OutOfMemoryError("b"), KeyboardInterrupt()):
+            sys.excepthook(type(error), error, None)
+    finally:
+        sys.excepthook = before
+    assert [str(error) for error in seen] == ["a", "b", ""]
+    assert [document["message"] for document in written] == ["b"]

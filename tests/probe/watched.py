@@ -1,0 +1,73 @@
+"""Runs programs under the probe, as `gpumem-tui run` does, and reads what they published."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gpumem_tui.probe import wire
+from gpumem_tui.probe.documents import decode_document
+from gpumem_tui.probe.files import SITE_DIRECTORY, Files
+
+HERE = Path(__file__).parent
+SCRIPTS = HERE / "scripts"
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+
+
+@dataclass(frozen=True)
+class Published:
+    """What one process left behind. `documents` by their ending: ``model``, ``look``, ``oom``."""
+
+    header: wire.Header
+    records: list[wire.Record]
+    documents: dict[str, dict[str, Any]]
+
+    @property
+    def last(self) -> wire.Record:
+        return self.records[-1]
+
+
+@dataclass(frozen=True)
+class Run:
+    """A program that has ended."""
+
+    code: int
+    output: str
+    errors: str
+    published: list[Published]
+
+    @property
+    def counts(self) -> list[dict[str, int]]:
+        """What `counted` printed, by rank."""
+        lines = [line.removeprefix("counted ") for line in self.output.splitlines() if line.startswith("counted ")]
+        return sorted((json.loads(line) for line in lines), key=lambda counts: counts["rank"])
+
+
+def run(
+    arguments: Iterable[str | Path], directory: Path, watched: bool = True, more: Mapping[str, str] | None = None
+) -> Run:
+    """Run ``python ARGUMENTS``; `directory` is where it publishes, `more` goes into its environment."""
+    environment = {**os.environ, "GPUMEM_TUI_DIR": str(directory), "OMP_NUM_THREADS": "1", **(more or {})}
+    environment["PYTHONPATH"] = str(SITE_DIRECTORY) if watched else ""
+    done = subprocess.run(
+        [sys.executable, *map(str, arguments)], capture_output=True, text=True, timeout=300, env=environment
+    )
+    return Run(done.returncode, done.stdout, done.stderr, published(directory))
+
+
+def published(directory: Path) -> list[Published]:
+    """What is in a directory, by rank."""
+    found = []
+    for ring in directory.glob("*.ring") if directory.is_dir() else ():
+        header, records = wire.read_ring(ring.read_bytes())
+        files = Files.of_ring(ring)
+        documents = {"model": files.model, "look": files.look, "oom": files.oom}
+        content = {name: decode_document(path.read_bytes()) for name, path in documents.items() if path.exists()}
+        found.append(Published(header, records, content))
+    return sorted(found, key=lambda one: one.header.process.rank or 0)
