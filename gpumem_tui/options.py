@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from pathlib import Path
 
 from gpumem_tui.catalog.loader import CatalogError, find_gpu, find_model, load_hf_config
 from gpumem_tui.catalog.shapes import ShapeError
@@ -13,7 +12,7 @@ from gpumem_tui.memory import MIB, Unknown, format_bytes
 from gpumem_tui.monitor.devices import RealGpu
 from gpumem_tui.monitor.visible import Candidate, visible_devices
 from gpumem_tui.search.runner import Device
-from gpumem_tui.workload.spec import WorkloadSpec
+from gpumem_tui.workload.spec import WorkloadSpec, split_file
 
 DEFAULT_MODEL = "gpt2"
 DEFAULT_SIMULATED_GPU = "a100-80gb"
@@ -92,10 +91,10 @@ class WorkloadOptions:
             raise OptionError(f"--{option}: a workload file builds its own model; change it there")
         if recipe != Recipe():
             raise OptionError("--workload: the file decides precision, optimizer and the rest; leave those options out")
-        path, _, name = self.workload.partition(":")
-        if not Path(path).is_file():
+        path, name = split_file(self.workload)
+        if not path.is_file():
             raise OptionError(f"--workload: there is no file {path}")
-        absolute = str(Path(path).resolve())
+        absolute = str(path.resolve())
         return WorkloadSpec(recipe, file=f"{absolute}:{name}" if name else absolute)
 
 

@@ -54,6 +54,7 @@ class TestWorkload:
         ("options", "line"),
         [
             (WorkloadOptions(model="gpt2", config="c.json"), "--model and --config: give only one of them"),
+            (WorkloadOptions(sharding="zero3"), "--sharding zero3: needs more than one GPU to shard over"),
             (WorkloadOptions(model="gpt-2"), "--model: unknown model 'gpt-2': did you mean gpt2"),
             (WorkloadOptions(changes=ModelChanges(heads=7)), "--heads: 7 heads do not divide a hidden size of 768"),
             (WorkloadOptions(changes=ModelChanges(seq_len=-5)), "--seq-len: must be at least 1, not -5"),

@@ -18,6 +18,7 @@ from gpumem_tui.cli.common import EXIT_FAILED, EXIT_INTERRUPTED, complain, is_te
 
 if TYPE_CHECKING:
     from gpumem_tui.monitor.alerts import Alerts
+    from gpumem_tui.monitor.headless import Ask
     from gpumem_tui.monitor.recording import Recorder, Recording
     from gpumem_tui.monitor.snapshot import Source
     from gpumem_tui.settings import Settings
@@ -55,7 +56,7 @@ class Address(click.ParamType[tuple[str, int]]):
     "--metrics", "address", type=Address(), is_flag=False, flag_value=_DEFAULT_METRICS, metavar="[HOST:PORT]",
     help=f"Also serve Prometheus metrics (on {_DEFAULT_METRICS} unless told otherwise).",
 )  # fmt: skip
-@click.option("--read-only", is_flag=True, help="Do not offer to terminate or kill processes.")
+@click.option("--read-only", is_flag=True, help="Only watch: end no process, attach to none, look into none.")
 @click.option("--bell", is_flag=True, help="Ring the terminal's bell when an alert begins.")
 @click.option("--settings", "settings_path", type=_FILE, metavar="FILE", help="Instead of the user's settings file.")
 def monitor(
@@ -140,7 +141,7 @@ def _print_once(source: Source, alerts: Alerts, *, as_json: bool) -> int:
         return complain(str(error), EXIT_FAILED)
     if snapshot.problem and not as_json:
         return complain(snapshot.problem, EXIT_FAILED)
-    code = _written(lambda: print_once(snapshot, alerts, as_json=as_json))
+    code = _written(lambda: print_once(snapshot, alerts, as_json=as_json, ask=_probes()))
     return complain(snapshot.problem, EXIT_FAILED) if snapshot.problem else code
 
 
@@ -151,7 +152,9 @@ def _stream(source: Source, settings: Settings, recorder: Recorder | None, *, as
     snapshots = live(source, settings.interval_s)
     try:
         with nullcontext() if recorder is None else closing(recorder):
-            return _written(lambda: stream(snapshots, _alerts(settings), as_json=as_json, recorder=recorder))
+            return _written(
+                lambda: stream(snapshots, _alerts(settings), as_json=as_json, recorder=recorder, ask=_probes())
+            )
     except (NoAnswer, RecordingError) as error:
         return complain(str(error), EXIT_FAILED)
 
@@ -202,6 +205,15 @@ def _settings(path: Path | None) -> Settings:
         return load(path)
     except SettingsError as error:
         raise click.UsageError(str(error)) from error
+
+
+def _probes() -> Ask:
+    """What the probes of this machine's processes say."""
+    from gpumem_tui.watch.collector import Collector
+    from gpumem_tui.watch.report import probe_report
+
+    collector = Collector()
+    return lambda snapshot: probe_report(collector.collect(snapshot.gpus))
 
 
 def _alerts(settings: Settings) -> Alerts:

@@ -28,4 +28,4 @@ if __name__ == "__main__":
     _import_package()
     from gpumem_tui.search.trial import main
 
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), int(sys.argv[2]))

@@ -14,6 +14,7 @@ from typing import Any, Literal
 from gpumem_tui.catalog.shapes import Gpu
 from gpumem_tui.memory import Breakdown
 from gpumem_tui.simulator.replay import AffineTrace
+from gpumem_tui.simulator.rules import Computed
 from gpumem_tui.simulator.timeline import Mark, Phase, Site
 from gpumem_tui.workload.spec import WorkloadSpec
 
@@ -42,11 +43,16 @@ class TrialRequest:
 
 @dataclass(frozen=True)
 class TraceRequest:
-    """Trace the step on the simulated GPU at three batch sizes and find the affine form through them."""
+    """Trace the step on the simulated GPU at three batch sizes and find the affine form through them.
+
+    Attributes:
+        batch_size: where there is no such form, trace at this size alone; None: say that there is none.
+    """
 
     workload: WorkloadSpec
     gpu: Gpu
     steps: int
+    batch_size: int | None = None
 
 
 Request = TrialRequest | TraceRequest
@@ -54,13 +60,13 @@ Request = TrialRequest | TraceRequest
 
 @dataclass(frozen=True)
 class Ready:
-    """The child runs and has imported torch."""
+    """The child runs and has imported torch. `profile` and what follows are the simulator's (see `Profile`)."""
 
     torch_version: str
-    python_version: str
     cuda_available: bool
     profile: str
     context_bytes: int
+    context_source: str
     event: Literal["ready"] = "ready"
 
 
@@ -112,8 +118,14 @@ class TrialDone:
 class TraceDone:
     """An affine trace (see `AffineTrace`), flattened for the wire.
 
-    Marks are (event, step, phase), sites (operator, module, source). `assumed` names the operators whose kernels take
-    scratch of unknown size, counted as none: (operator, times, why).
+    Marks are (event, step, phase), sites (operator, module, source).
+
+    Attributes:
+        computed: allocations whose size a rule gives: (number, rule, position, arguments at no sample, what each
+            grows by a sample).
+        assumed: the operators whose kernels' scratch is not known and counted as none: (operator, times, why).
+        only_at: the one batch size that was traced where there is no affine form, and `not_affine` says why; 0: there
+            is one.
     """
 
     events: tuple[int, ...]
@@ -121,11 +133,13 @@ class TraceDone:
     slopes: tuple[int, ...]
     buckets: tuple[int, ...]
     marks: tuple[tuple[int, int, str], ...]
-    exact_from: int
     seconds: float
     sites: tuple[int, ...] = ()
     site_table: tuple[tuple[str, str, str], ...] = ()
     assumed: tuple[tuple[str, int, str], ...] = ()
+    only_at: int = 0
+    not_affine: str = ""
+    computed: tuple[tuple[int, str, int, tuple[int, ...], tuple[int, ...]], ...] = ()
     event: Literal["trace"] = "trace"
 
     @property
@@ -133,12 +147,20 @@ class TraceDone:
         """The trace, ready for replay."""
         marks = tuple(Mark(event, step, Phase(phase)) for event, step, phase in self.marks)
         table = tuple(Site(*site) for site in self.site_table)
-        return AffineTrace(
-            self.events, self.constants, self.slopes, self.buckets, marks, self.exact_from, self.sites, table
+        computed = tuple(
+            (number, Computed(rule, position, start), steps) for number, rule, position, start, steps in self.computed
         )
+        return AffineTrace(self.events, self.constants, self.slopes, self.buckets, marks, self.sites, table, computed)
 
     @classmethod
-    def of(cls, trace: AffineTrace, seconds: float, assumed: Mapping[str, int], why: Mapping[str, str]) -> TraceDone:
+    def of(
+        cls,
+        trace: AffineTrace,
+        seconds: float,
+        assumed: tuple[tuple[str, int, str], ...],
+        only_at: int = 0,
+        not_affine: str = "",
+    ) -> TraceDone:
         """Flatten a trace."""
         marks = tuple((mark.event, mark.step, mark.phase.value) for mark in trace.marks)
         return cls(
@@ -147,11 +169,15 @@ class TraceDone:
             slopes=trace.slopes,
             buckets=trace.buckets,
             marks=marks,
-            exact_from=trace.exact_from,
             seconds=seconds,
             sites=trace.sites,
             site_table=tuple((site.operator, site.module, site.source) for site in trace.site_table),
-            assumed=tuple((operator, times, why[operator]) for operator, times in assumed.items()),
+            assumed=assumed,
+            only_at=only_at,
+            not_affine=not_affine,
+            computed=tuple(
+                (number, start.rule, start.position, start.arguments, steps) for number, start, steps in trace.computed
+            ),
         )
 
 

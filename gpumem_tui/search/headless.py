@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from typing import Any
 
 from gpumem_tui.formula.plan import accumulation
 from gpumem_tui.search import report
 from gpumem_tui.search.events import TrialDone
-from gpumem_tui.search.prediction import Prediction
+from gpumem_tui.search.prediction import Prediction, Traced
 from gpumem_tui.search.runner import (
+    Control,
     Predicted,
     SearchConfig,
     SearchFinished,
@@ -24,13 +26,22 @@ from gpumem_tui.search.runner import (
 
 
 def run(config: SearchConfig, *, as_json: bool, target_batch: int | None) -> int:
-    """Search, print, and return the exit code."""
+    """Search, print, and return the exit code. Ctrl-C cancels the search, and its verdict is printed like any other."""
+    control = Control()
+    before = signal.signal(signal.SIGINT, lambda *_: control.cancel())
+    try:
+        return _run(config, control, as_json=as_json, target_batch=target_batch)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _run(config: SearchConfig, control: Control, *, as_json: bool, target_batch: int | None) -> int:
     writer = _Json(config, target_batch) if as_json else _Plain(config, target_batch)
     prediction: Prediction | None = None
     results: dict[int, TrialDone] = {}
     verdict: Verdict | None = None
     try:
-        for event in search(config):
+        for event in search(config, control):
             if isinstance(event, Predicted):
                 prediction = event.prediction
                 writer.predicted(event)
@@ -84,11 +95,14 @@ class _Plain:
         self._config = config
         self._target_batch = target_batch
         self._print(report.workload_line(config.workload))
-        self._print(f"on {report.device_line(config.device)}, strategy {config.strategy}")
+        self._print(f"on {report.device_line(config.device, config.limit_bytes)}, strategy {config.strategy}")
 
     def predicted(self, event: Predicted) -> None:
         self._print(f"torch {event.ready.torch_version}, profile {event.ready.profile}")
         self._print(report.predicted_line(event.prediction))
+        traced = event.prediction.traced
+        if isinstance(traced, Traced) and (line := report.assumed_line(traced)):
+            self._print(line)
 
     def trial(self, event: TrialFinished, prediction: Prediction | None) -> None:
         self._print(report.trial_line(event.number, event.result, prediction))
@@ -98,9 +112,12 @@ class _Plain:
             self._print("")
             for line in report.ledger_lines(self._config, prediction, largest, largest.batch_size):
                 self._print(line)
+            if isinstance(prediction.traced, Traced):
+                self._print(report.peak_line(prediction.traced, largest.batch_size))
             self._print("")
         self._print(f"result: {verdict.message}")
-        checked = "verified, " if verdict.verified else "not verified, " if verdict.outcome == "found" else ""
+        verified = "verified on the simulated GPU" if self._config.device.simulated else "verified"
+        checked = f"{verified}, " if verdict.verified else "not verified, " if verdict.outcome == "found" else ""
         trials = "1 trial" if verdict.trials == 1 else f"{verdict.trials} trials"
         self._print(f"{checked}{trials}, {verdict.ooms} out of memory")
         for line in report.advice(self._config, verdict):

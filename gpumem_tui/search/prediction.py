@@ -52,7 +52,9 @@ class Traced:
         allowed_bytes: a user's cap on reserved bytes, None for none.
         profile, context_bytes: the simulator's assumptions (see `Profile`).
         seconds: how long tracing took.
-        assumed: operators whose kernels take scratch of unknown size, counted as none: (operator, times, why).
+        assumed: operators whose kernels' scratch is not known and counted as none: (operator, times, why).
+        only_at: the one batch size this is about, where memory depends on the batch in ways that no line through
+            traces foretells, and `not_affine` says so; 0: it answers for every size.
     """
 
     trace: AffineTrace
@@ -62,6 +64,9 @@ class Traced:
     context_bytes: int
     seconds: float
     assumed: tuple[tuple[str, int, str], ...] = ()
+    only_at: int = 0
+    not_affine: str = ""
+    context_source: str = ""
     settings: AllocatorSettings = field(default_factory=AllocatorSettings)
     _replays: dict[int, Replay] = field(default_factory=dict, repr=False, compare=False)
 
@@ -78,11 +83,20 @@ class Traced:
             context_bytes=ready.context_bytes,
             seconds=done.seconds,
             assumed=done.assumed,
+            only_at=done.only_at,
+            not_affine=done.not_affine,
+            context_source=ready.context_source,
             settings=settings,
         )
 
     def at(self, batch_size: int) -> Replay:
-        """The step at a batch size on this device, or without limit where it does not fit; kept for the next time."""
+        """The step at a batch size on this device, or without limit where it does not fit; kept for the next time.
+
+        Raises:
+            ValueError: only one batch size was traced, and it is another.
+        """
+        if self.only_at not in (0, batch_size):
+            raise ValueError(f"traced at batch size {self.only_at} only, not at {batch_size}")
         found = self._replays.get(batch_size)
         if found is None:
             timeline = self.trace.at(batch_size)
@@ -91,6 +105,10 @@ class Traced:
                 found = replay(timeline, settings=self.settings)
             self._replays[batch_size] = found
         return found
+
+    def fits(self, batch_size: int) -> bool:
+        """Whether the step fits on this device."""
+        return replay(self.trace.at(batch_size), self.capacity_bytes, self.settings, self.allowed_bytes).fits
 
     def held_at_peak(self, batch_size: int) -> list[Held]:
         """What is live at the peak, by bucket and place in the program, the largest first."""
@@ -103,11 +121,13 @@ class Traced:
     @property
     def grows(self) -> bool:
         """False if not one allocation depends on the batch size."""
-        return any(self.trace.slopes)
+        return bool(self.only_at) or any(self.trace.slopes)
 
     @cached_property
     def max_batch_size(self) -> int | Unknown:
         """Largest batch size that fits by replay, or why that cannot be told."""
+        if self.only_at:
+            return Unknown(self.not_affine)
         try:
             return largest_batch(self.trace, self.capacity_bytes, self.settings, self.allowed_bytes)
         except NotAffine as error:

@@ -43,27 +43,31 @@ class ChildProcess:
 
     def __init__(self, request: Request, python: str, gpu_uuid: str | None) -> None:
         read_fd, write_fd = os.pipe()
+        lifeline_fd, held_fd = os.pipe()
+        self._lifeline = os.fdopen(held_fd, "wb", buffering=0)  # closed with this process, however that ends
         self._output = tempfile.TemporaryFile()  # noqa: SIM115  lives as long as the child
         simulated = not isinstance(request, TrialRequest) or request.simulated
         environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "" if simulated or gpu_uuid is None else gpu_uuid}
         try:
             self._process = subprocess.Popen(
-                [python, str(_CHILD), str(write_fd)],
+                [python, str(_CHILD), str(write_fd), str(lifeline_fd)],
                 stdin=subprocess.PIPE,
                 stdout=self._output,
                 stderr=subprocess.STDOUT,
-                pass_fds=(write_fd,),
+                pass_fds=(write_fd, lifeline_fd),
                 env=environment,
                 start_new_session=True,
             )
         except OSError as error:
             os.close(read_fd)
+            self._lifeline.close()
             self._output.close()
             raise CannotStart(
                 f"--python {python}: cannot be run ({error.strerror}); give the path of a Python that has torch"
             ) from error
         finally:
             os.close(write_fd)
+            os.close(lifeline_fd)
         self._pipe = os.fdopen(read_fd, "rb", buffering=0)
         self._command(encode(request))
 
@@ -128,6 +132,7 @@ class ChildProcess:
         if self._process.stdin is not None:
             with suppress(BrokenPipeError):
                 self._process.stdin.close()
+        self._lifeline.close()
         self._pipe.close()
         self._output.close()
 

@@ -10,18 +10,32 @@ from typing import Any
 from gpumem_tui.formula.parameters import count_parameters
 from gpumem_tui.formula.plan import Accumulation, tokens_per_global_batch
 from gpumem_tui.formula.predict import FormulaPrediction, largest_obstacle
-from gpumem_tui.formula.remedies import remedies
+from gpumem_tui.formula.recipe import Recipe, Sharding
 from gpumem_tui.memory import ALLOCATED_BUCKETS, Breakdown, Bucket, Unknown, format_bytes
+from gpumem_tui.search.advice import advise
 from gpumem_tui.search.events import TrialDone
 from gpumem_tui.search.prediction import Formula, Prediction, Traced
 from gpumem_tui.search.runner import Device, SearchConfig, Verdict
+from gpumem_tui.simulator.replay import Replay
+from gpumem_tui.simulator.rules import NOT_EXAMINED
+from gpumem_tui.simulator.timeline import Phase
 from gpumem_tui.workload.spec import WorkloadSpec
 
 SCHEMA = 1
 _FORMULA_BUCKETS = tuple(bucket for bucket in ALLOCATED_BUCKETS if bucket is not Bucket.OTHER)
 _OUTCOMES = {"fit": "fits", "oom": "out of memory", "error": "failed"}
-_BEST_REMEDIES = 3
 _COMPOSITION_LINES = 20
+_SHARDING_NOTES: dict[Sharding, str] = {
+    "zero1": "ZeRO-1: ZeroRedundancyOptimizer hands out whole parameters, so rank 0 can hold more than its share",
+    "zero2": "ZeRO-2: FSDP2 without resharding after forward, so between steps parameters are sharded too",
+}
+PHASE_WORDS = {
+    Phase.BUILD: "while the model is built",
+    Phase.BATCH: "before forward",
+    Phase.FORWARD: "in forward",
+    Phase.BACKWARD: "in backward",
+    Phase.OPTIMIZER: "in the optimizer step",
+}
 
 
 # JSON
@@ -51,6 +65,13 @@ def device_json(device: Device) -> dict[str, Any]:
         "simulated": device.simulated,
         "reason": device.reason or None,
     }
+
+
+def _moment_json(replay: Replay) -> dict[str, Any] | None:
+    if replay.peak_moment is None:
+        return None
+    mark, site = replay.peak_moment
+    return {"step": mark.step, "phase": mark.phase.value, **asdict(site)}
 
 
 def formula_json(formula: Formula, batch_size: int) -> dict[str, Any]:
@@ -86,7 +107,10 @@ def traced_json(traced: Traced | Unknown, batch_size: int) -> dict[str, Any]:
         "device_used_bytes": traced.device_used_bytes(batch_size),
         "max_batch_size": largest if isinstance(largest, int) else None,
         "profile": traced.profile,
+        "fits": traced.fits(batch_size),
+        "peak": _moment_json(replay),
         "context_bytes": traced.context_bytes,
+        "context_source": traced.context_source,
         "assumed": [{"operator": name, "times": times, "why": why} for name, times, why in traced.assumed],
         "phases": [
             {"step": p.step, "phase": p.phase.value, "peak_allocated_bytes": p.peak_allocated_bytes,
@@ -184,11 +208,12 @@ def workload_line(workload: WorkloadSpec) -> str:
     return " · ".join(parts)
 
 
-def device_line(device: Device) -> str:
-    """The device in one line, saying in words when it is simulated."""
+def device_line(device: Device, limit_bytes: int | None = None) -> str:
+    """The device in one line, saying in words when it is simulated, and when less of it may be used."""
     reason = f" ({device.reason})" if device.reason else ""
     kind = "SIMULATED " if device.simulated else ""
-    return f"{kind}{device.gpu.title}{reason}, {format_bytes(device.gpu.total_bytes)}, {device.gpu.sm}"
+    limit = f", limited to {format_bytes(limit_bytes)}" if limit_bytes is not None else ""
+    return f"{kind}{device.gpu.title}{reason}, {format_bytes(device.gpu.total_bytes)}, {device.gpu.sm}{limit}"
 
 
 def predicted_line(prediction: Prediction) -> str:
@@ -201,10 +226,30 @@ def predicted_line(prediction: Prediction) -> str:
 def fits_line(traced: Traced, batch_size: int) -> str:
     """Whether the traced step fits on the device."""
     largest = traced.max_batch_size
+    verdict = "fits" if traced.fits(batch_size) else "does not fit"
     if isinstance(largest, Unknown):
-        return f"whether batch {batch_size} fits is not known: {largest.reason}"
-    verdict = "fits" if batch_size <= largest else "does not fit"
+        return f"by trace batch {batch_size} {verdict}; the largest that does is not known: {largest.reason}"
     return f"by trace batch {batch_size} {verdict}; the largest that does is {largest}"
+
+
+def peak_line(traced: Traced, batch_size: int) -> str:
+    """The moment of the traced peak: what is not held then (gradients, most often) counts nothing."""
+    moment = traced.at(batch_size).peak_moment
+    if moment is None:
+        return "the traced step allocates nothing"
+    mark, site = moment
+    place = f", at {site.operator} ({site.source or 'unknown line'})" if site.operator else ""
+    return f"traced peak: {PHASE_WORDS[mark.phase]}{f' of step {mark.step}' if mark.step else ''}{place}"
+
+
+def context_words(traced: Traced) -> str:
+    """How large the CUDA context is taken to be, and how that is known."""
+    return f"{format_bytes(traced.context_bytes)}: {traced.context_source}"
+
+
+def sharding_line(recipe: Recipe) -> str:
+    """How a sharded step is traced, where PyTorch's engine differs from the textbook; empty where it does not."""
+    return _SHARDING_NOTES.get(recipe.sharding, "")
 
 
 def trial_line(number: int, result: TrialDone, prediction: Prediction | None) -> str:
@@ -268,8 +313,20 @@ def accumulation_line(workload: WorkloadSpec, accumulation: Accumulation) -> str
 
 
 def assumed_lines(traced: Traced) -> list[str]:
-    """The operators whose kernels' scratch is not known and was counted as none, a line each."""
-    return [f"assumed without scratch: aten.{name} ({times} times; {why})" for name, times, why in traced.assumed]
+    """The operators whose kernels' scratch is counted as none: known to take some, a line each, and not examined."""
+    known = [entry for entry in traced.assumed if entry[2] != NOT_EXAMINED]
+    unknown = [name for name, _, why in traced.assumed if why == NOT_EXAMINED]
+    lines = [f"assumed without scratch: aten.{name} ({times} times; {why})" for name, times, why in known]
+    if unknown:
+        one = len(unknown) == 1
+        lines.append(f"{len(unknown)} operator{'' if one else 's'} not examined: {', '.join(unknown)}")
+    return lines
+
+
+def assumed_line(traced: Traced) -> str:
+    """The same in one line; empty if nothing was assumed."""
+    names = [f"aten.{name}" for name, _, _ in traced.assumed]
+    return f"counted without scratch, which is not known: {', '.join(names)}" if names else ""
 
 
 def composition_lines(traced: Traced, batch_size: int, by: str) -> list[str]:
@@ -286,18 +343,14 @@ def composition_lines(traced: Traced, batch_size: int, by: str) -> list[str]:
 
 def advice(config: SearchConfig, verdict: Verdict) -> list[str]:
     """When nothing fits: which bucket alone exceeds the card, and what would help most, a line each."""
-    shape = config.workload.shape
-    if verdict.outcome != "nothing_fits" or shape is None:
+    if verdict.outcome != "nothing_fits" or config.workload.shape is None:
         return []
     total = config.limit_bytes or config.device.gpu.total_bytes
     prediction = Formula(config.workload, total, config.headroom).at(1)
     assert isinstance(prediction, FormulaPrediction)
     obstacle = largest_obstacle(prediction, total)
     lines = [obstacle.message] if obstacle is not None else []
-    for remedy in remedies(shape, config.workload.recipe, total, config.headroom)[:_BEST_REMEDIES]:
-        then = f"batch {remedy.max_batch_size} fits" if remedy.max_batch_size else "still not enough alone"
-        lines.append(f"{remedy.option}: saves {format_bytes(remedy.saved_bytes)}, {then}; {remedy.cost}")
-    return lines
+    return lines + [f"{advice.option}: {advice.buys}; {advice.cost}" for advice in advise(config)]
 
 
 def _of(breakdown: Breakdown | None, bucket: Bucket | None) -> int | None:

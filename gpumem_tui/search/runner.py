@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from gpumem_tui.catalog.shapes import Gpu
@@ -204,8 +204,11 @@ class Control:
             child.end()
 
 
-def predict(config: SearchConfig, control: Control | None = None) -> Predicted:
+def predict(config: SearchConfig, control: Control | None = None, batch_size: int | None = None) -> Predicted:
     """Both predictions, the traced one from a child process.
+
+    Args:
+        batch_size: where memory does not grow evenly with the batch, trace this size alone; None: do without a trace.
 
     Raises:
         Unusable: no torch there, or a workload that cannot be built.
@@ -215,7 +218,7 @@ def predict(config: SearchConfig, control: Control | None = None) -> Predicted:
     formula = Formula(config.workload, config.limit_bytes or config.device.gpu.total_bytes, config.headroom)
     ready: Ready | None = None
     traced: Traced | Unknown = Unknown("the trace ended early")
-    request = TraceRequest(config.workload, config.device.gpu, config.steps)
+    request = TraceRequest(config.workload, config.device.gpu, config.steps, batch_size)
     try:
         for event in _converse(request, config, control):
             if isinstance(event, Ready):
@@ -225,7 +228,10 @@ def predict(config: SearchConfig, control: Control | None = None) -> Predicted:
             elif isinstance(event, Failed):
                 traced = _untraced(event, config)
     except ChildDied as death:
-        if ready is None or (config.workload.shape is None and config.device.simulated):
+        if ready is None:
+            python = f"{config.python} ended before it had imported torch ({death})"
+            raise Unusable(Failed("torch", f"{python}: give --python the interpreter you train in")) from death
+        if config.workload.shape is None and config.device.simulated:
             raise
         traced = Unknown(f"tracing failed: {death}")
     if ready is None:
@@ -257,6 +263,7 @@ def search(config: SearchConfig, control: Control | None = None) -> Iterator[Sea
         grows = traced.grows if isinstance(traced, Traced) else None
         while (size := strategy.next_size(_tried(results), settings)) is not None:
             yield from _trial(size, config, control, results)
+            settings = replace(settings, floor=_floor(results))
             if _hopeless(results) or (grows is False and results[-1].outcome == "fit"):
                 break
         yield SearchFinished(_verdict(results, config, grows))
@@ -334,13 +341,29 @@ def _strategy_settings(config: SearchConfig, predicted: Predicted) -> strategy.S
 
 def _tried(results: list[TrialDone]) -> list[strategy.Tried]:
     """By size, the last word counts: a retry overrules the death it follows."""
-    by_size = {r.batch_size: r for r in results}
+    by_size = {r.batch_size: r for r in results if r.batch_size >= _floor(results)}
     return [strategy.Tried(r.batch_size, r.outcome == "fit", r.peak_reserved_bytes) for r in by_size.values()]
+
+
+def _floor(results: list[TrialDone]) -> int:
+    """2 if the step raises for one sample, which is no matter of memory; else 1."""
+    return 2 if any(result.batch_size == 1 and _raised(result) for result in results) else 1
+
+
+def _bracket(results: list[TrialDone]) -> tuple[int, int | None]:
+    """The largest size that ran, 0 for none, and the smallest beyond it that did not, None if none was found."""
+    fit, failing = strategy.bracket(_tried(results), _floor(results))
+    return (fit if any(result.outcome == "fit" for result in results) else 0), failing
+
+
+def _raised(result: TrialDone) -> bool:
+    """The step itself failed, not the process it ran in."""
+    return result.outcome == "error" and result.buckets is not None
 
 
 def _hopeless(results: list[TrialDone]) -> bool:
     """The step itself raises at two sizes and runs at none: that is no matter of size."""
-    raising = {result.batch_size for result in results if result.outcome == "error" and result.buckets is not None}
+    raising = {result.batch_size for result in results if _raised(result)}
     return len(raising) > 1 and all(result.outcome != "fit" for result in results)
 
 
@@ -352,19 +375,24 @@ def _verdict(results: list[TrialDone], config: SearchConfig, grows: bool | None)
     last = results[-1]
     if _hopeless(results):
         return _failed(results, f"the step fails at batch size {last.batch_size}: {last.detail}")
-    fit, failing = strategy.bracket(_tried(results))
+    fit, failing = _bracket(results)
     if fit >= MAX_BATCH_SIZE and grows:
         said = f"at least {fit:,} samples fit; larger batches are not tried"
         return _finish("found", results, fit, None, said, verified=False)
     if fit >= MAX_BATCH_SIZE or (fit and grows is False):
         return _failed(results, f"memory does not grow with the batch: {fit:,} samples fit; is batch_size used?")
     where = f"{'simulated ' if config.device.simulated else ''}{config.device.gpu.title}"
+    if config.limit_bytes is not None:
+        where += f" limited to {format_bytes(config.limit_bytes)}"
     failure = next((r for r in reversed(results) if r.batch_size == failing), None)
     if failure is not None and failure.outcome == "error":
         said = f"batch {fit} ran; batch {failing} failed for another reason than memory: {failure.detail}"
         return _finish("found" if fit else "failed", results, fit, failing, said, verified=False)
     if fit == 0:
-        said = f"nothing fits: one sample is out of memory on {where}"
+        one = next((r.detail for r in results if r.batch_size == 1 and _raised(r)), "")
+        said = f"nothing fits: {'two samples are' if one else 'one sample is'} out of memory on {where}"
+        if one:
+            said += f", and one fails: {one}"
         return _finish("nothing_fits", results, 0, failing, said, verified=False)
     largest = next(r for r in reversed(results) if r.batch_size == fit)
     held = format_bytes(largest.device_used_bytes)
@@ -373,12 +401,12 @@ def _verdict(results: list[TrialDone], config: SearchConfig, grows: bool | None)
 
 
 def _failed(results: list[TrialDone], message: str) -> Verdict:
-    fit, failing = strategy.bracket(_tried(results))
+    fit, failing = _bracket(results)
     return _finish("failed", results, fit, failing, message, verified=False)
 
 
 def _cancelled(results: list[TrialDone]) -> Verdict:
-    fit, failing = strategy.bracket(_tried(results))
+    fit, failing = _bracket(results)
     message = f"cancelled; the largest batch that ran is {fit}" if fit else "cancelled before any batch ran"
     return _finish("cancelled", results, fit, failing, message, verified=False)
 

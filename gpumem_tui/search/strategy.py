@@ -39,6 +39,7 @@ class Settings:
         capacity_bytes: what the allocator can reserve, for extrapolation.
         step: a ramp's step; None for one that fits the prediction.
         ceiling: never try a larger size (a user's ``--max-batch``); None for no limit.
+        floor: never try a smaller size: a step may need more than one sample (batch normalization does).
     """
 
     strategy: Name = "guided"
@@ -46,11 +47,12 @@ class Settings:
     capacity_bytes: int = 0
     step: int | None = None
     ceiling: int | None = None
+    floor: int = 1
 
 
 def next_size(tried: Sequence[Tried], settings: Settings) -> int | None:
     """The batch size to try next, or None when the search is done."""
-    fit, oom = bracket(tried)
+    fit, oom = bracket(tried, settings.floor)
     if oom is not None and oom - fit <= 1:
         return None
     if settings.ceiling is not None and fit >= settings.ceiling:
@@ -62,18 +64,19 @@ def next_size(tried: Sequence[Tried], settings: Settings) -> int | None:
     return min(max(wanted, fit + 1), upper)
 
 
-def bracket(tried: Sequence[Tried]) -> tuple[int, int | None]:
-    """The largest size that fits (0 if none did) and the smallest beyond it that does not (None if none yet)."""
-    fit = max((t.batch_size for t in tried if t.fits), default=0)
+def bracket(tried: Sequence[Tried], floor: int = 1) -> tuple[int, int | None]:
+    """The largest size that fits (one below `floor` if none did) and the smallest beyond it that does not, None if none
+    is known yet."""
+    fit = max((t.batch_size for t in tried if t.fits), default=floor - 1)
     oom = min((t.batch_size for t in tried if not t.fits and t.batch_size > fit), default=None)
     return fit, oom
 
 
 def _guided(tried: Sequence[Tried], settings: Settings) -> int:
     """The prediction and its successor; when it is off, the size that the measured slope foretells."""
-    fit, oom = bracket(tried)
+    fit, oom = bracket(tried, settings.floor)
     sizes = {t.batch_size for t in tried}
-    predicted = max(1, settings.predicted) if settings.predicted is not None else None
+    predicted = max(settings.floor, settings.predicted) if settings.predicted is not None else None
     if predicted is None:
         return _double(tried, settings)
     if predicted not in sizes:
@@ -103,7 +106,7 @@ def _extrapolate(tried: Sequence[Tried], capacity_bytes: int) -> int | None:
 
 def _ramp(tried: Sequence[Tried], settings: Settings) -> int:
     """From one sample upward in equal steps; after the first failure, halve the gap it leaves."""
-    fit, oom = bracket(tried)
+    fit, oom = bracket(tried, settings.floor)
     if oom is not None:
         return (fit + oom) // 2
     step = settings.step or max(1, (settings.predicted or 0) // RAMP_TRIALS)
@@ -112,13 +115,13 @@ def _ramp(tried: Sequence[Tried], settings: Settings) -> int:
 
 def _double(tried: Sequence[Tried], settings: Settings) -> int:
     """1, 2, 4, … until it fails, then halve the gap."""
-    fit, oom = bracket(tried)
+    fit, oom = bracket(tried, settings.floor)
     return 2 * fit or 1 if oom is None else (fit + oom) // 2
 
 
 def _binary(tried: Sequence[Tried], settings: Settings) -> int:
     """Halve the range from nothing to twice the prediction (or 64 samples), widening it while all fits."""
-    fit, oom = bracket(tried)
+    fit, oom = bracket(tried, settings.floor)
     if oom is not None:
         return (fit + oom) // 2
     ceiling = 2 * (settings.predicted or 32)

@@ -7,7 +7,6 @@ events of `events`; what the user's code prints goes wherever the parent sent st
 from __future__ import annotations
 
 import os
-import platform
 import signal
 import sys
 import threading
@@ -42,14 +41,17 @@ if TYPE_CHECKING:
     from gpumem_tui.workload.run import MemorySample, Recorder
 
 Report = Callable[[ChildEvent], None]
+_MOST_FILES = 1 << 16
 
 
-def main(events_fd: int) -> NoReturn:
-    """Read one request from standard input, do it, report to `events_fd`, and leave. Leaves, too, when the parent dies.
+def main(events_fd: int, lifeline_fd: int) -> NoReturn:
+    """Read one request from standard input, do it, report to `events_fd`, and leave. Leaves, too, when the parent dies,
+    which the end of `lifeline_fd` tells, and takes along whatever was started here.
 
     The process ends without the interpreter's teardown: a thread that user code left running would hold it up forever,
     and what libraries do then is of no interest to the outcome.
     """
+    _guard(lifeline_fd)
     code = 1
     try:
         _serve(events_fd)
@@ -87,7 +89,7 @@ def _serve(events_fd: int) -> None:
 
     profile = profile_for(torch.__version__, request.gpu)
     cuda = torch.cuda.is_available()
-    report(Ready(torch.__version__, platform.python_version(), cuda, profile.name, profile.context_bytes))
+    report(Ready(torch.__version__, cuda, profile.name, profile.context_bytes, profile.context_source))
     try:
         if isinstance(request, TraceRequest) or request.simulated:
             register()
@@ -116,6 +118,21 @@ def _take_stdin() -> RawIOBase:
     os.dup2(nothing, 0)
     os.close(nothing)
     return os.fdopen(commands, "rb", buffering=0)  # a thread waits here until the end; it must hold no lock
+
+
+def _guard(lifeline_fd: int) -> None:
+    """Fork a process that ends all of this process group when the parent is gone, SIGKILL included.
+
+    The kernel's parent-death signal reaches this process only, not data loaders and others that user code started. The
+    guard itself is ended with the group.
+    """
+    if os.fork():
+        os.close(lifeline_fd)
+        return
+    os.closerange(0, lifeline_fd)
+    os.closerange(lifeline_fd + 1, _MOST_FILES)
+    os.read(lifeline_fd, 1)
+    os.killpg(0, signal.SIGKILL)
 
 
 def _die_with_parent() -> None:
@@ -272,25 +289,30 @@ def _composition(recorder: Recorder, peak_bytes: int, failed: bool) -> tuple[dic
 
 
 def trace(request: TraceRequest, workload: Workload, profile: Profile, report: Report) -> ChildEvent:
-    """The affine trace of a workload, or why there is none.
+    """The affine trace of a workload; where there is none, the trace at the size asked for, or why there is none.
 
     Raises:
         WorkloadError: the step itself fails.
         Untraceable: it does what cannot be followed without values.
     """
-    from gpumem_tui.simulator.replay import NotAffine
-    from gpumem_tui.simulator.scratch import UNKNOWN_SCRATCH
+    from gpumem_tui.simulator.replay import AffineTrace, NotAffine
+    from gpumem_tui.simulator.scratch import assumption
     from gpumem_tui.simulator.tracing import Tracer
 
     started = time.perf_counter()
     assumed: Counter[str] = Counter()
     recipe = request.workload.recipe
     tracer = Tracer(workload, recipe, request.gpu, profile, request.steps, _leaving(report), assumed)
+    only_at, not_affine = 0, ""
     try:
-        affine = tracer.affine()
+        found = tracer.affine()
     except NotAffine as error:
-        return Failed("trace", str(error))
-    return TraceDone.of(affine, time.perf_counter() - started, assumed, UNKNOWN_SCRATCH)
+        if request.batch_size is None:
+            return Failed("trace", str(error))
+        only_at, not_affine = request.batch_size, str(error)
+        found = AffineTrace.constant(tracer.at(only_at))
+    reasons = tuple((operator, times, assumption(operator)) for operator, times in sorted(assumed.items()))
+    return TraceDone.of(found, time.perf_counter() - started, reasons, only_at, not_affine)
 
 
 def _leaving(report: Report) -> Callable[[Exception], None]:

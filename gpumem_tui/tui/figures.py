@@ -14,7 +14,8 @@ MUTED = "$foreground 60%"
 
 
 def compact_bytes(value: Value) -> str:
-    """At most 7 characters: GiB without a unit from 0.1 GiB up, a smaller unit by name below; a dash for unknown.
+    """At most 7 characters, a sign besides: GiB without a unit from 0.1 GiB up, what is smaller or huge by name of its
+    unit; a dash for unknown.
 
     >>> compact_bytes(32_000_000_000)
     '29.80'
@@ -24,6 +25,12 @@ def compact_bytes(value: Value) -> str:
     if isinstance(value, Unknown):
         return ABSENT
     sign, size = "−" if value < 0 else "", abs(value)
+    if size >= 9999.995 * GIB:
+        for unit in ("TiB", "PiB", "EiB"):
+            size //= 1024
+            if size < 999.5 * GIB:
+                return f"{sign}{size / GIB:.0f} {unit}"
+        return f"{sign}>1 ZiB"
     if size >= GIB // 10:
         return f"{sign}{size / GIB:.2f}"
     if size >= 1000 * KIB:
@@ -56,6 +63,30 @@ def percent(share: float | None) -> str:
     if size > 999:
         return f"{sign}>999%"
     return f"{sign}{size:.{1 if size < 99.95 else 0}f}%"
+
+
+def proportions(sizes: list[int], cells: int) -> list[int]:
+    """Whole cells for each size, summing to `cells`; what is there at all gets a cell while there is room.
+
+    >>> proportions([1, 500, 499], 10)
+    [1, 5, 4]
+    """
+    total = sum(sizes)
+    if not total or cells <= 0:
+        return [0] * len(sizes)
+    exact = [size * cells / total for size in sizes]
+    given = [max(int(share), 1 if size else 0) for share, size in zip(exact, sizes, strict=True)]
+    while sum(given) != cells:
+        too_many = sum(given) > cells
+        surplus = [have - want for have, want in zip(given, exact, strict=True)]
+        if too_many:
+            spare = [index for index, have in enumerate(given) if have > 1] or [
+                index for index, have in enumerate(given) if have
+            ]
+            given[max(spare, key=lambda index: surplus[index])] -= 1
+        else:
+            given[min(range(len(given)), key=lambda index: surplus[index])] += 1
+    return given
 
 
 def wrapped(items: list[list[Span]], width: int, gap: int) -> list[list[Span]]:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
+import re
 import traceback
 
-_NOT_THE_PROGRAM = (
-    "/torch/",
-    "/lib/python",
-    "/gpumem_tui/simulator/",
-    "/gpumem_tui/search/",
-    "/gpumem_tui/workload/run.py",
-    "/gpumem_tui/workload/phases.py",
+from gpumem_tui.simulator.sites import is_own
+
+_INSTALLED = "/lib/python"
+
+_NO_CUDA = re.compile(
+    r"not linked with support for cuda|not compiled with CUDA|No CUDA GPUs are available|Found no NVIDIA driver"
 )
+"""How torch refuses "cuda" without a GPU: as a device, in a CPU-only build, with CUDA_VISIBLE_DEVICES empty."""
+
+_TWO_DEVICES = "Expected all tensors to be on the same device"
 
 
 def one_line(error: BaseException) -> str:
@@ -26,14 +29,21 @@ def typed(error: BaseException) -> str:
 
 
 def located(error: BaseException) -> str:
-    """Type, message and place of an error."""
-    return f"{typed(error)} ({where(error)})"
+    """Type, message and place of an error, and what to do where that is plain."""
+    return f"{typed(error)} ({where(error)}){_mend(error)}"
+
+
+def _mend(error: BaseException) -> str:
+    """What to do where the program does not use the device that it is given."""
+    if _NO_CUDA.search(str(error)):
+        return "; use the `device` that is given instead of naming cuda"
+    return "; put model and batch on the `device` that is given" if _TWO_DEVICES in str(error) else ""
 
 
 def where(error: BaseException) -> str:
-    """``file:line`` of the innermost frame that is the program's own: not torch's, the library's or the machinery's."""
+    """``file:line`` of the innermost frame that is the program's own, and no installed library's."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if not any(part in frame.filename for part in _NOT_THE_PROGRAM)]
+    own = [frame for frame in frames if is_own(frame.filename) and _INSTALLED not in frame.filename]
     if not frames:
         return "at an unknown place"
     frame = (own or frames)[-1]

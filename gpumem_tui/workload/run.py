@@ -12,7 +12,7 @@ import torch
 
 from gpumem_tui.memory import Bucket
 from gpumem_tui.simulator.timeline import Phase, Timeline
-from gpumem_tui.workload.base import Workload, local
+from gpumem_tui.workload.base import Workload, WorkloadError, local
 from gpumem_tui.workload.phases import watch_phases
 
 
@@ -58,7 +58,11 @@ class StepRun:
         self.step_seconds: list[float] = []
 
     def run(self, steps: int, may_run: threading.Event | None = None) -> None:
-        """Build, then train `steps` steps."""
+        """Build, then train `steps` steps.
+
+        Raises:
+            WorkloadError: nothing lies on the device.
+        """
         self._enter(Phase.BUILD)
         model, optimizer = self.workload.build(self.device)
         self._model = model
@@ -83,12 +87,22 @@ class StepRun:
                 self._one_step(model, optimizer)
                 self._memory.synchronize()
                 self.step_seconds.append(time.perf_counter() - started)
+                if not self._memory.max_memory_allocated(self.device):
+                    raise WorkloadError(self._empty(model))
         self._sample(Phase.BATCH)
 
     def tag_gradients(self) -> None:
         """Name the gradients there are; before the optimizer drops them, or when the run ended early."""
         parameters = self._model.parameters() if self._model is not None else ()
         self._tag(Bucket.GRADIENTS, (p.grad for p in parameters if p.grad is not None))
+
+    def _empty(self, model: torch.nn.Module) -> str:
+        places = sorted({parameter.device.type for parameter in model.parameters()})
+        where = f"the model is on the {places[0].upper()}" if places else "the model has no parameters"
+        return (
+            f"a step of {self.workload.name} leaves the GPU empty ({where}): "
+            "build and make_batch must put model and batch on the `device` they are given"
+        )
 
     def _one_step(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
         batch = self.workload.make_batch(self.batch_size, self.device)

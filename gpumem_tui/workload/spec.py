@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpumem_tui.catalog.shapes import ModelShape
@@ -11,6 +12,14 @@ from gpumem_tui.formula.recipe import Recipe
 
 if TYPE_CHECKING:
     from gpumem_tui.workload.base import Workload
+
+
+def split_file(text: str) -> tuple[Path, str]:
+    """The file and the name in ``FILE[:NAME]``; a colon may be part of a file's own name."""
+    file, colon, name = text.rpartition(":")
+    if colon and not Path(text).exists():
+        return Path(file), name
+    return Path(text), ""
 
 
 @dataclass(frozen=True)

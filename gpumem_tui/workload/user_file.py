@@ -16,6 +16,7 @@ from torch import nn
 
 from gpumem_tui.workload.base import Workload, WorkloadError
 from gpumem_tui.workload.errors import typed
+from gpumem_tui.workload.spec import split_file
 
 _SIGNATURES = {
     "build": "build(device)",
@@ -34,7 +35,7 @@ def load_workload_file(path: str) -> Workload:
     Raises:
         WorkloadError: the file cannot be run or lacks one of the functions.
     """
-    file, name = _split(path)
+    file, name = split_file(path)
     source = str(file)
     if not file.is_file():
         raise WorkloadError(f"--workload {source}: there is no such file; check the path")
@@ -46,13 +47,6 @@ def load_workload_file(path: str) -> Workload:
             where = f"{source}: {name}" if name else source
             raise WorkloadError(f"--workload {where} has no {function}; define {signature}")
     return _FileWorkload(name or file.stem, source, owner)
-
-
-def _split(path: str) -> tuple[Path, str]:
-    file, colon, name = path.rpartition(":")
-    if colon and not Path(path).exists():
-        return Path(file), name
-    return Path(path), ""
 
 
 def _import(file: Path) -> ModuleType:

@@ -26,6 +26,12 @@ class Program:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        """Run it without waiting for its end."""
+        command = [sys.executable, "-m", "gpumem_tui", *arguments]
+        pipe = subprocess.PIPE
+        return subprocess.Popen(command, cwd=self.folder, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True)
+
     def __call__(self, *arguments: str, env: dict[str, str] | None = None) -> Finished:
         command = [sys.executable, "-m", "gpumem_tui", *arguments]
         done = subprocess.run(

@@ -16,6 +16,17 @@ def build(device):
 def make_batch(batch_size, device): ...
 def train_step(model, optimizer, batch): ...
 """
+_ON_THE_CPU = """
+import torch
+def build(device):
+    model = torch.nn.Linear(8, 8).cpu()
+    return model, torch.optim.SGD(model.parameters(), lr=0.1)
+def make_batch(batch_size, device):
+    return torch.ones(batch_size * 1, 8)
+def train_step(model, optimizer, batch):
+    model(batch).sum().backward()
+    optimizer.step()
+"""
 
 
 @pytest.mark.parametrize(
@@ -33,6 +44,9 @@ def train_step(model, optimizer, batch): ...
         (["search", "--python", "/no/python"], "--python: /no/python is no program"),
         (["search", "--json", "--plain"], "--json and --plain: give only one"),
         (["search", "--sharding", "zero3", "--gpus", "8"], "--sharding zero3: a search runs the step of one GPU"),
+        (["search", "--sharding", "zero3"], "--sharding zero3: needs more than one GPU to shard over; add --gpus 2"),
+        (["search", "--gpus", "8"], "--gpus 8: is how many to shard over; add --sharding"),
+        (["predict", "--gpus", "8", "--batch-size", "1"], "--gpus 8: is how many to shard over; add --sharding"),
         (["search", "--presicion", "fp32"], "--presicion"),
         (["predict"], "--batch-size"),
         (["predict", "--batch-size", "0"], "'--batch-size': 0 is not in the range"),
@@ -76,6 +90,32 @@ def test_a_workload_that_raises_while_building_says_where(program: Program, tmp_
     assert "weights.pt" in done.out + done.err
     assert "step.py:3" in done.out + done.err
     assert "Traceback" not in done.out + done.err
+
+
+def test_an_interpreter_that_is_none(program: Program) -> None:
+    done = program("search", "--json", "--python", "/bin/ls")
+    assert done.code == 2
+    assert done.out == ""
+    assert done.err.startswith("gpumem-tui: /bin/ls ended before it had imported torch (exited with code 2")
+    assert done.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (_ON_THE_CPU, "leaves the GPU empty (the model is on the CPU): build and make_batch must put model and batch"),
+        (_ON_THE_CPU.replace(".cpu()", ".cuda()"), "step.py:4); use the `device` that is given instead of naming cuda"),
+        (_ON_THE_CPU.replace("1, 8)", "1, 8, device=device)"), "put model and batch on the `device` that is given"),
+    ],
+    ids=["all on the CPU", "names cuda", "model on the CPU"],
+)
+def test_a_workload_that_does_not_use_its_device(program: Program, tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "step.py"
+    path.write_text(text)
+    done = program("search", "--workload", str(path), "--plain")
+    assert done.code == 2
+    assert said in done.err
+    assert done.err.count("\n") == 1
 
 
 def test_allocator_settings_that_pytorch_would_refuse(program: Program) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import signal
+from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -135,6 +137,8 @@ def test_nothing_fits(program: Program) -> None:
     assert "nothing fits" in done.out
     assert "optimizer state alone needs 59.83 GiB of the card's 23.99 GiB" in done.out
     assert "--precision bf16: saves" in done.out
+    assert "--gpus 2 --recompute full: batch 1 fits; " in done.out
+    assert "predicted only: a search runs the step of one GPU" in done.out
 
 
 def test_the_ramp_shows_its_trials_in_plain_lines(program: Program) -> None:
@@ -157,6 +161,95 @@ def test_predict_prints_the_contract(program: Program) -> None:
     assert body["formula"]["buckets"]["parameters"] == 4 * 124_439_808
     assert sum(body["traced"]["buckets"].values()) == body["traced"]["peak_allocated_bytes"]
     assert body["accumulation"] == {"steps": 32, "global_batch_size": 256}
+
+
+def test_predict_says_when_the_peak_is_and_of_what_it_is_not_sure(program: Program) -> None:
+    plain = program("predict", "--batch-size", "2", "--model", "resnet-18", "--limit", "20GiB").out
+    assert "limited to 20.00 GiB" in plain
+    assert "traced peak: in " in plain
+    assert "assumed without scratch: aten.convolution" in plain
+    assert "CUDA context " in plain
+    (body,) = _lines(program("predict", "--batch-size", "8", "--json"))
+    assert body["traced"]["peak"]["phase"] == "backward"
+    assert body["traced"]["peak"]["operator"] == "aten._log_softmax_backward_data"
+    assert body["traced"]["assumed"] == []
+    assert body["traced"]["context_source"]
+
+
+def test_predict_traces_the_size_asked_for_where_memory_grows_unevenly(program: Program, tmp_path: Path) -> None:
+    path = tmp_path / "square.py"
+    path.write_text(
+        "import torch\n"
+        "def build(device):\n"
+        "    model = torch.nn.Linear(8, 8, device=device)\n"
+        "    return model, None\n"
+        "def make_batch(batch_size, device):\n"
+        "    return torch.ones(batch_size * batch_size, 1024, 8, device=device)\n"
+        "def train_step(model, optimizer, batch):\n"
+        "    model(batch).sum().backward()\n"
+    )
+    (body,) = _lines(program("predict", "--workload", str(path), "--batch-size", "7", "--json"))
+    assert body["traced"]["buckets"]["batch_data"] == 49 * 1024 * 8 * 4
+    assert body["traced"]["fits"] is True
+    assert body["traced"]["max_batch_size"] is None
+    assert "is not what smaller ones foretell" in body["traced"]["unavailable"]
+    plain = program("predict", "--workload", str(path), "--batch-size", "7").out
+    assert "by trace batch 7 fits; the largest that does is not known" in plain
+
+
+def test_a_search_names_its_cap_and_that_the_proof_is_a_simulation(program: Program) -> None:
+    done = program("search", "--plain", "--model", "resnet-18", "--limit", "2GiB")
+    assert done.code == 0
+    assert "limited to 2.00 GiB, strategy guided" in done.out
+    assert "on simulated NVIDIA A100 80 GB limited to 2.00 GiB" in done.out
+    assert "verified on the simulated GPU, " in done.out
+    assert "counted without scratch, which is not known: aten.convolution" in done.out
+
+
+def test_an_interrupted_search_still_prints_its_result(program: Program) -> None:
+    search = program.start("search", "--json", "--strategy", "ramp", "--step", "1")
+    try:
+        assert search.stdout is not None
+        assert json.loads(search.stdout.readline())["event"] == "trial"
+        search.send_signal(signal.SIGINT)
+        *_, last = search.stdout.read().splitlines()
+        assert search.wait(timeout=60) == 130
+    finally:
+        search.kill()
+        search.wait()
+    result = json.loads(last)
+    assert (result["event"], result["outcome"], result["verified"]) == ("result", "cancelled", False)
+    assert result["max_batch_size"] >= 1
+
+
+@pytest.mark.parametrize("arguments", [["gpus"], ["predict", "--batch-size", "1", "--model", "mlp"]])
+def test_a_reader_that_has_enough_is_no_error(program: Program, arguments: list[str]) -> None:
+    printing = program.start(*arguments)
+    assert printing.stdout is not None
+    assert printing.stderr is not None
+    printing.stdout.close()
+    assert printing.wait(timeout=120) == 0
+    assert printing.stderr.read() == ""
+
+
+def test_the_catalog_is_listed(program: Program) -> None:
+    assert ["gpt2", "gpt2", "124,439,808", "parameters"] in [
+        line.split()[:4] for line in program("models").out.splitlines()
+    ]
+    (gpus,) = _lines(program("gpus", "--json"))
+    (models,) = _lines(program("models", "--json"))
+    assert {"name": "gpt2", "parameters": 124_439_808}.items() <= models["models"][1].items()
+    names = [gpu["name"] for gpu in gpus["gpus"]]
+    assert "a100-80gb" in names
+    assert [line.split()[0] for line in program("gpus").out.splitlines()] == [f"sim:{name}" for name in names]
+
+
+@pytest.mark.parametrize(
+    ("sharding", "note"), [("zero1", "hands out whole parameters"), ("zero2", "without resharding")]
+)
+def test_sharding_says_how_the_engine_differs_from_the_textbook(program: Program, sharding: str, note: str) -> None:
+    small = ["--layers", "1", "--hidden", "64", "--heads", "2", "--vocab", "512", "--seq-len", "64"]
+    assert note in program("predict", "--batch-size", "1", "--sharding", sharding, "--gpus", "2", *small).out
 
 
 def test_predict_answers_by_formula_where_the_step_cannot_be_traced(program: Program) -> None:

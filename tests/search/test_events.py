@@ -42,11 +42,19 @@ def trial(outcome: str = "fit") -> dict[str, object]:
 
 
 EVENTS: list[ChildEvent] = [
-    Ready("2.13.0+cpu", "3.11.7", False, "torch 2.13 sm_90", 426 * 2**20),
+    Ready("2.13.0+cpu", False, "torch 2.13 sm_90", 426 * 2**20, "measured"),
     Sample(1, "forward", 1024, 2048, {"parameters": 1024}),
     TrialDone(4, "fit", 3, 5, 7, {"parameters": 2, "other": 1}, "", 0.5, 3, (0.1, 0.2)),
     TrialDone(4, "error", 0, 0, 0, None, "it died", 0.0, 0, detail="killed by SIGKILL"),
-    TraceDone((1, -1), (512,), (4,), (3,), ((0, 1, "forward"),), 2, 0.5),
+    TraceDone(
+        (1, 2, -1),
+        (512, 0),
+        (4, 0),
+        (3, 5),
+        ((0, 1, "forward"),),
+        0.5,
+        computed=((2, "norm_gradient", 0, (0, 768, 4, 108), (1024, 0, 0, 0)),),
+    ),
     Failed("device", 'no "GPU" here\nat all'),
 ]
 REQUESTS: list[Request] = [
@@ -75,7 +83,8 @@ def test_a_trace_is_ready_for_replay_after_the_journey() -> None:
     arrived = decode_event(encode(EVENTS[4]))
     assert isinstance(arrived, TraceDone)
     timeline = arrived.trace.at(10)
-    assert timeline.sizes == (552,)
+    assert timeline.sizes == (552, 0)
+    assert arrived.trace.at(65).sizes[1] == 1365 * 768 * 4
     assert timeline.marks == (Mark(0, 1, Phase.FORWARD),)
 
 

@@ -16,7 +16,7 @@ import pytest
 from gpumem_tui.catalog.loader import find_gpu, find_model
 from gpumem_tui.catalog.shapes import Gpu
 from gpumem_tui.formula.recipe import Recipe
-from gpumem_tui.memory import Unknown
+from gpumem_tui.memory import MIB, Unknown
 from gpumem_tui.search.events import Failed, TrialDone
 from gpumem_tui.search.prediction import Traced
 from gpumem_tui.search.process import ChildDied
@@ -35,6 +35,7 @@ from gpumem_tui.search.runner import (
     predict,
     search,
 )
+from gpumem_tui.search.strategy import Name
 from gpumem_tui.simulator.replay import replay
 from gpumem_tui.workload.spec import WorkloadSpec
 from tests.search.trials import config, gone_within, workload
@@ -232,9 +233,38 @@ def test_an_interpreter_that_is_none_is_named(tmp_path: Path) -> None:
 def test_a_program_that_is_no_python_is_told(tmp_path: Path) -> None:
     with pytest.raises(ChildDied, match="the tracing process said nothing"):
         predict(config(MLP, python="/bin/true"))
-    verdict = verdict_of(list(search(config(MLP, python="/bin/false"))))
-    assert verdict.outcome == "failed"
-    assert verdict.message == "tracing failed: exited with code 1"
+    with pytest.raises(
+        Unusable, match=r"^/bin/false ended before it had imported torch \(exited with code 1\)"
+    ) as caught:
+        list(search(config(MLP, python="/bin/false")))
+    assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize("name", ["double", "guided"])
+def test_a_step_that_needs_more_than_one_sample_is_searched_from_two(tmp_path: Path, name: Name) -> None:
+    """As batch normalization does; one sample that fails is no matter of memory."""
+    spec = workload(
+        tmp_path,
+        """
+        def make_batch(batch_size, device):
+            return torch.randn(batch_size, 1 << 20, 8, device=device)
+
+        def train_step(model, optimizer, batch):
+            if len(batch) == 1:
+                raise ValueError("Expected more than 1 value per channel when training")
+            model(batch).sum().backward()
+        """,
+    )
+    limited = replace(config(spec), strategy=name, limit_bytes=512 * MIB)
+    events = list(search(limited))
+    verdict = verdict_of(events)
+    assert (verdict.outcome, verdict.verified) == ("found", True)
+    assert verdict.max_batch_size >= 2
+    assert all(t.result.outcome == "error" for t in finished(events) if t.result.batch_size == 1)
+    nothing = verdict_of(list(search(replace(limited, limit_bytes=64 * MIB, strategy="double"))))
+    assert nothing.outcome == "nothing_fits"
+    assert nothing.message.startswith("nothing fits: two samples are out of memory on simulated NVIDIA A100")
+    assert "and one fails: ValueError: Expected more than 1 value" in nothing.message
 
 
 def test_failures_have_the_exit_code_of_their_kind() -> None:

@@ -139,3 +139,13 @@ def test_a_failure_of_any_kind_bounds_the_search(name: Name) -> None:
 
 def test_nothing_tried_is_an_open_bracket() -> None:
     assert bracket([]) == (0, None)
+
+
+@every_strategy
+@quick
+@given(largest=truths, predicted=predictions)
+def test_a_floor_is_never_gone_below(name: Name, largest: int, predicted: int | None) -> None:
+    largest = max(2, reachable(name, largest))
+    tried = explore(Settings(name, predicted, CAPACITY, floor=2), lambda size: size <= largest)
+    assert min(t.batch_size for t in tried) >= 2
+    assert bracket(tried, floor=2) == (largest, largest + 1)

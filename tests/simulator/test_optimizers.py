@@ -67,7 +67,7 @@ def test_adafactor_keeps_a_row_and_a_column() -> None:
     first, second = steps(optimizer_factory("adafactor"))
     assert first.state_bytes == LAYERS * 2 * 1024 * 4 + CUBLAS_WORKSPACE_BYTES
     assert second.state_bytes == 0
-    assert second.scratch_bytes < 3 * WEIGHT_BYTES
+    assert second.scratch_bytes < 3.1 * WEIGHT_BYTES
 
 
 @pytest.mark.parametrize("clip", [nn.utils.clip_grad_norm_, nn.utils.clip_grad_value_])

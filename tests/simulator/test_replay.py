@@ -140,7 +140,6 @@ def test_sizes_are_extended_along_the_line_through_two_runs() -> None:
     trace = AffineTrace.fit((5, line(100, 5000, 50)), (2, line(100, 2000, 80)))
     assert trace.constants == (100, 0, 100)
     assert trace.slopes == (0, 1000, -10)
-    assert trace.exact_from == 2
     assert trace.at(7).sizes == (100, 7000, 30)
     trace.check(5, line(100, 5000, 50))
 

@@ -1,41 +1,177 @@
-"""What attention kernels take for themselves, by PyTorch's own expressions, and what is owned up to as unknown."""
+"""What kernels take for themselves, by PyTorch's own expressions, and what is owned up to as not known."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 import torch
+from torch import nn
 
 from gpumem_tui.catalog.loader import find_gpu
+from gpumem_tui.formula.recipe import Recipe
+from gpumem_tui.memory import KIB, MIB
 from gpumem_tui.simulator.profile import profile_for
-from gpumem_tui.simulator.scratch import UNKNOWN_SCRATCH, scratch_bytes
+from gpumem_tui.simulator.rules import NOT_EXAMINED, Computed, sizes
+from gpumem_tui.simulator.scratch import assumption, is_assumed, scratch
+from tests.simulator.simulated_steps import GPT2, LLAMA, MLP, RESNET, on, simulated_gpu, trained
+
+aten = torch.ops.aten
+A100 = profile_for("2.13.0", find_gpu("a100-80gb"))
+
+
+def taken(func: Any, *args: Any) -> list[int]:
+    """Bytes of every buffer on an A100."""
+    return [found.size_bytes if isinstance(found, Computed) else found for found in scratch(func, args, A100)]
 
 
 def _heads(batch: int, heads: int, tokens: int, width: int, dtype: torch.dtype) -> torch.Tensor:
     return torch.empty(batch, heads, tokens, width, dtype=dtype, device="meta")
 
 
+FLASH = aten._scaled_dot_product_flash_attention_backward.default
+EFFICIENT = aten._scaled_dot_product_efficient_attention_backward.default
+
+
 def test_flash_backward_rounds_rows_to_128_and_width_to_32() -> None:
     query = _heads(2, 12, 1000, 40, torch.bfloat16)
-    sizes = scratch_bytes("_scaled_dot_product_flash_attention_backward", [query, query, query, query])
-    assert sizes == [2 * 12 * 1024 * 4, 2 * 1024 * 12 * 64 * 4]
+    assert taken(FLASH, query, query, query, query) == [2 * 12 * 1024 * 4, 2 * 1024 * 12 * 64 * 4]
 
 
 def test_flash_backward_expands_grouped_keys_and_values() -> None:
     query, key = _heads(2, 32, 128, 128, torch.bfloat16), _heads(2, 8, 128, 128, torch.bfloat16)
-    sizes = scratch_bytes("_scaled_dot_product_flash_attention_backward", [query, query, key, key])
-    assert sizes[2:] == [2 * 128 * 32 * 128 * 2] * 2
+    assert taken(FLASH, query, query, key, key)[2:] == [2 * 128 * 32 * 128 * 2] * 2
 
 
 def test_efficient_backward_multiplies_in_full_size_only_in_fp32() -> None:
-    operator = "_scaled_dot_product_efficient_attention_backward"
     single, half = _heads(2, 12, 1024, 64, torch.float32), _heads(2, 12, 1024, 64, torch.float16)
-    assert scratch_bytes(operator, [single] * 4) == [single.numel() * 4, 2 * 12 * 1024 * 4]
-    assert scratch_bytes(operator, [half] * 4) == [2 * 12 * 1024 * 4]
+    assert taken(EFFICIENT, *[single] * 4) == [single.numel() * 4, 2 * 12 * 1024 * 4]
+    assert taken(EFFICIENT, *[half] * 4) == [2 * 12 * 1024 * 4]
 
 
-def test_unknown_scratch_gives_its_reason() -> None:
-    assert "cuDNN" in UNKNOWN_SCRATCH["convolution_backward_overrideable"]
-    assert scratch_bytes("addmm", []) == []
+@pytest.mark.parametrize(
+    ("shape", "dims", "layout", "outputs", "run"),
+    [
+        ((4096, 768), [0], 0, 768, 768),
+        ((4, 1024, 768), [0, 1], 0, 768, 768),
+        ((4096, 768), [1], 2, 4096, 1),
+        ((4096, 768), None, 2, 1, 1),
+        ((8, 64, 32, 32), [0, 2, 3], 1, 64, 1),
+        ((4, 1024, 768), [1], 0, 4 * 768, 768),
+    ],
+)
+def test_a_reduction_is_laid_out_by_stride(
+    shape: tuple[int, ...], dims: list[int] | None, layout: int, outputs: int, run: int
+) -> None:
+    tensor = torch.empty(shape, device="meta")
+    found = scratch(aten.sum.dim_IntList, (tensor, dims), A100)
+    assert isinstance(found[0], Computed)
+    assert found[0].arguments == (
+        outputs,
+        tensor.numel() // outputs,
+        4,
+        4,
+        layout,
+        run,
+        found[0].arguments[6],
+        108,
+        2048,
+    )
+
+
+def test_a_channels_last_sum_is_one_of_columns() -> None:
+    tensor = torch.empty(8, 64, 32, 32, device="meta").to(memory_format=torch.channels_last)
+    found = scratch(aten.sum.dim_IntList, (tensor, [0, 2, 3]), A100)
+    assert isinstance(found[0], Computed)
+    assert found[0].arguments[:6] == (64, 8 * 32 * 32, 4, 4, 0, 64)
+
+
+def test_a_16_bit_sum_is_accumulated_in_fp32_and_an_extremum_is_not() -> None:
+    tensor = torch.empty(4096, 768, dtype=torch.bfloat16, device="meta")
+    total, highest = (scratch(op, (tensor, [0]), A100)[0] for op in (aten.sum.dim_IntList, aten.amax.default))
+    assert isinstance(total, Computed)
+    assert isinstance(highest, Computed)
+    assert (total.arguments[2], highest.arguments[2]) == (4, 2)
+
+
+def test_the_bias_gradient_of_a_linear_layer_shows_in_the_peak() -> None:
+    rows, width = 32768, 768
+    partial_bytes, _ = sizes("reduction", (width, rows, 4, 4, 0, width, 4, 108, 2048))
+    peaks = []
+    for bias in (True, False):
+        with on() as (device, memory):
+            layer = nn.Linear(64, width, bias=bias, device=device)
+            output = layer(torch.randn(rows, 64, device=device))
+            memory.reset_peak_memory_stats()
+            output.backward(torch.randn_like(output))
+            peaks.append(memory.max_memory_allocated())
+    assert partial_bytes > 100 * MIB
+    assert peaks[0] - peaks[1] == pytest.approx(partial_bytes, abs=64 * KIB)
+
+
+def test_a_safe_softmax_holds_the_plain_one_and_its_mask() -> None:
+    scores = _heads(2, 4, 128, 128, torch.float32)
+    assert taken(aten._safe_softmax.default, scores, -1) == [scores.numel() * 4, 4, scores.numel(), 2 * 4 * 128, 4]
+
+
+def test_a_foreach_norm_keeps_a_part_for_every_65536_elements() -> None:
+    tensors = [torch.empty(200_000, device="meta"), torch.empty(10, device="meta")]
+    assert taken(aten._foreach_norm.Scalar, tensors, 2) == [2 * 4 * 4]
+
+
+# What is assumed
+
+
+@pytest.mark.parametrize(
+    ("func", "assumed"),
+    [
+        (aten.add.Tensor, False),
+        (aten.view.default, False),
+        (aten.mm.default, False),
+        (aten._foreach_addcmul_.Scalar, False),
+        (aten._fused_adamw_.default, False),
+        (aten.sum.dim_IntList, False),
+        (aten.native_layer_norm_backward.default, False),
+        (aten.convolution.default, True),
+        (aten.sort.default, True),
+        (aten.native_group_norm_backward.default, True),
+        (aten.linalg_qr.default, True),
+    ],
+)
+def test_an_operator_is_examined_or_assumed(func: Any, assumed: bool) -> None:
+    assert is_assumed(func, (8, 0)) is assumed
+
+
+def test_cudnns_attention_is_assumed_where_pytorch_prefers_it() -> None:
+    flash = aten._scaled_dot_product_flash_attention.default
+    assert {sm: is_assumed(flash, sm) for sm in ((8, 0), (8, 9), (9, 0), (10, 0), (10, 3), (12, 0))} == {
+        (8, 0): False, (8, 9): False, (9, 0): True, (10, 0): True, (10, 3): True, (12, 0): False,
+    }  # fmt: skip
+
+
+def test_every_assumption_gives_its_reason() -> None:
+    assert "cuDNN" in assumption("convolution_backward_overrideable")
+    assert assumption("linalg_qr") == NOT_EXAMINED
+
+
+@pytest.mark.parametrize(
+    ("shape", "recipe"),
+    [(GPT2, Recipe()), (LLAMA, Recipe("amp-bf16", "adafactor", "full")), (MLP, Recipe("amp-fp16", "sgd-momentum"))],
+    ids=lambda value: value.name if hasattr(value, "name") else value.precision,
+)
+def test_every_operator_of_a_transformer_is_examined(shape: Any, recipe: Recipe) -> None:
+    assert not trained(shape, recipe, 2, steps=1).mode.assumed
+
+
+def test_only_what_cudnn_runs_is_assumed_of_a_convolutional_network() -> None:
+    assumed = set(trained(RESNET, Recipe(), 2, steps=1).mode.assumed)
+    assert {name.removesuffix("_overrideable") for name in assumed} == {
+        "convolution", "convolution_backward", "native_batch_norm", "native_batch_norm_backward",
+    }  # fmt: skip
+
+
+# Profiles
 
 
 @pytest.mark.parametrize(
@@ -52,6 +188,25 @@ def test_cublas_workspace_by_version_and_architecture(torch_version: str, gpu: s
     assert profile_for(torch_version, find_gpu(gpu)).cublas_workspace_bytes == workspace
 
 
+def test_a_context_that_was_not_measured_on_the_architecture_is_assumed() -> None:
+    ada, ampere = (profile_for("2.13.0", find_gpu(name)).context_source for name in ("rtx-4090-24gb", "a100-80gb"))
+    assert ada.startswith("measured on an RTX 6000 Ada")
+    assert ampere == f"assumed for sm_80: {ada}"
+
+
 def test_the_users_cublas_workspace_is_what_is_simulated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     assert profile_for("2.13.0", find_gpu("a100-80gb")).cublas_workspace_bytes == 32 << 20
+
+
+def test_a_gpu_outside_the_catalog_is_taken_for_an_a100_in_its_multiprocessors() -> None:
+    h100 = find_gpu("h100-80gb")
+    assert profile_for("2.13.0", h100).multiprocessors == 132
+    assert profile_for("2.13.0", replace(h100, name="another")).multiprocessors == 108
+
+
+def test_the_cublas_workspace_is_called_by_its_name() -> None:
+    gpu = trained(MLP, Recipe(), 2, steps=1, gpu=simulated_gpu(unlimited=True))
+    operators = {site.operator for site in gpu.finish().site_table}
+    assert "cuBLAS workspace" in operators
+    assert "aten.device" not in operators

@@ -27,6 +27,7 @@ _OWN = "own"
 """The value of a model or a GPU that is in no catalog: the user's file, the machine's GPU."""
 
 _SIMULATED = "sim:"
+_RECIPE = ("precision", "optimizer", "recompute", "attention")
 _FIELD_OF_OPTION = {"--seq-len": "seq_len", "--gpu": "gpu"}
 _LABELS = {
     "model": "Model", "gpu": "GPU", "precision": "Precision", "optimizer": "Optimizer", "recompute": "Recompute",
@@ -46,7 +47,8 @@ class EditScreen(ModalScreen[Edited | None]):
     """Checks every change at once; an error stands beside its control, and the preview keeps the last good values.
 
     Args:
-        options, config: what is set now.
+        now: what is set.
+        given: what the program was started with: the user's own file or GPU stays to be had after another was tried.
     """
 
     CSS_PATH = "edit.tcss"
@@ -55,11 +57,12 @@ class EditScreen(ModalScreen[Edited | None]):
         Binding("ctrl+s", "apply", "apply", priority=True),
     ]
 
-    def __init__(self, options: WorkloadOptions, config: SearchConfig) -> None:
+    def __init__(self, now: Edited, given: Edited) -> None:
         super().__init__()
-        self._options = options
-        self._config = config
-        self._good: Edited | None = Edited(options, config)
+        self._options = now.options
+        self._config = now.config
+        self._given = given
+        self._good: Edited | None = now
 
     def compose(self) -> ComposeResult:
         """A row a field, a preview, two buttons."""
@@ -116,16 +119,15 @@ class EditScreen(ModalScreen[Edited | None]):
         """(value, label) pairs, and the value that is set."""
         options, config = self._options, self._config
         if name == "model":
-            listed = [(model, model) for model in models()]
-            own = options.workload or options.config
-            if own is not None:
-                return [(_OWN, Path(own).name), *listed], _OWN
-            return listed, options.model or DEFAULT_MODEL
+            own = self._given.options.workload or self._given.options.config
+            listed = [(_OWN, Path(own).name)] if own is not None else []
+            listed += [(model, model) for model in models()]
+            return listed, _OWN if options.workload or options.config else options.model or DEFAULT_MODEL
         if name == "gpu":
-            simulated = [(f"{_SIMULATED}{gpu}", f"{_SIMULATED}{gpu}") for gpu in gpus()]
-            if config.device.simulated:
-                return simulated, f"{_SIMULATED}{config.device.gpu.name}"
-            return [(_OWN, config.device.gpu.title), *simulated], _OWN
+            device = self._given.config.device
+            offered = [] if device.simulated else [(_OWN, device.gpu.title)]
+            offered += [(f"{_SIMULATED}{gpu}", f"{_SIMULATED}{gpu}") for gpu in gpus()]
+            return offered, f"{_SIMULATED}{config.device.gpu.name}" if config.device.simulated else _OWN
         names: dict[str, tuple[str, ...]] = {
             "precision": PRECISIONS,
             "optimizer": OPTIMIZERS,
@@ -146,6 +148,9 @@ class EditScreen(ModalScreen[Edited | None]):
             self._good = None
             option, _, said = str(error).partition(": ")
             errors[_FIELD_OF_OPTION.get(option, "model")] = said or option
+        by_file = self.query_one("#model", Select).value == _OWN and self._given.options.workload is not None
+        for name in (*_RECIPE, "seq_len"):
+            self.query_one(f"#{name}").disabled = by_file  # the file decides
         for name in _LABELS:
             self.query_one(f"#{name}-error", Static).update(errors.get(name, ""))
         self.query_one("#apply", Button).disabled = self._good is None
@@ -160,35 +165,44 @@ class EditScreen(ModalScreen[Edited | None]):
         """
         values = {select.id: select.value for select in self.query(Select) if select.id is not None}
         options = self._read_options(values)
+        device = self._read_device(str(values["gpu"]))
+        limit_bytes = self._config.limit_bytes
         config = replace(
             self._config,
             workload=options.spec(),
-            device=self._read_device(str(values["gpu"])),
+            device=device,
+            limit_bytes=limit_bytes if (limit_bytes or 0) < device.gpu.total_bytes else None,
             strategy=values["strategy"],  # type: ignore[arg-type]  # a Select's value is one of its choices
         )
         return Edited(options, config)
 
     def _read_options(self, values: dict[str, Any]) -> WorkloadOptions:
-        old = self._options
+        old, given = self._options, self._given.options
         typed = self.query_one("#seq_len", Input).value
         seq_len = int(typed) if typed else None
-        recipe = {name: values[name] for name in ("precision", "optimizer", "recompute", "attention")}
+        recipe = {name: values[name] for name in _RECIPE}
         model = values["model"]
-        stays = model == _OWN or (model == (old.model or DEFAULT_MODEL) and not (old.workload or old.config))
-        if stays:
+        if model == _OWN:
+            if given.workload is not None:
+                return given
+            old = replace(given, changes=old.changes if old.config else given.changes)
+        same = not (old.workload or old.config) and model == (old.model or DEFAULT_MODEL)
+        if model == _OWN or same:
             return replace(old, changes=replace(old.changes, seq_len=seq_len), **recipe)
         changes = ModelChanges(seq_len=seq_len)  # the others were meant for the model that was
         return replace(old, model=model, config=None, workload=None, changes=changes, **recipe)
 
     def _read_device(self, wanted: str) -> Device:
-        current = self._config.device
-        if wanted == _OWN or (current.simulated and wanted == f"{_SIMULATED}{current.gpu.name}"):
-            return current
+        for device in (self._config.device, self._given.config.device):
+            if wanted == (f"{_SIMULATED}{device.gpu.name}" if device.simulated else _OWN):
+                return device
         return simulated_device(wanted.removeprefix(_SIMULATED))
 
 
 def _preview(config: SearchConfig) -> Iterator[str]:
     yield workload_summary(config)
+    if config.workload.file is not None:
+        yield "the file decides precision, optimizer and the rest"
     largest = Formula(config.workload, config.limit_bytes or config.device.gpu.total_bytes, config.headroom)
     foretold = largest.max_batch_size
     said = foretold.reason if isinstance(foretold, Unknown) else f"the formula's largest batch is {foretold:,}"

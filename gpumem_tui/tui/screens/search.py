@@ -32,6 +32,7 @@ from gpumem_tui.tui.search_state import (
     started,
 )
 from gpumem_tui.tui.views.plot import warm
+from gpumem_tui.tui.views.search_help import search_help
 from gpumem_tui.tui.widgets.header import HeaderLine
 from gpumem_tui.tui.widgets.memory_bar import MemoryBar
 from gpumem_tui.tui.widgets.panels import LedgerTable, VerdictPanel, WorkloadLine, WorkloadPanel
@@ -107,6 +108,7 @@ class SearchScreen(MainScreen):
         super().__init__()
         self._state = SearchState(config)
         self._options = options
+        self._given = Edited(options, config)
         self._notice = notice
         self._autostart = autostart
         self._search = search_function
@@ -182,6 +184,7 @@ class SearchScreen(MainScreen):
         needed, given = "×".join(map(str, SMALLEST)), f"{width}×{height}"
         self.query_one("#too-small", Static).update(f"needs {needed}, this is {given}")
         self.call_after_refresh(self._draw)
+        self.call_after_refresh(self.refresh_bindings)  # the width decides which keys do something
 
     # Keys
 
@@ -232,7 +235,7 @@ class SearchScreen(MainScreen):
 
     def action_help(self) -> None:
         """The keys and the columns."""
-        self.app.push_screen(HelpScreen(self._state.config.device.measured_title))
+        self.app.push_screen(HelpScreen(search_help(self._state.config.device.measured_title)))
 
     def action_edit(self) -> None:
         """The form."""
@@ -243,7 +246,7 @@ class SearchScreen(MainScreen):
                 self._notice = ""
                 self._enter(SearchState(result.config))
 
-        self.app.push_screen(EditScreen(self._options, self._state.config), edited)
+        self.app.push_screen(EditScreen(Edited(self._options, self._state.config), self._given), edited)
 
     def on_trial_log_chosen(self, message: TrialLog.Chosen) -> None:
         """The user looks at another trial."""
