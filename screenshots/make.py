@@ -1,20 +1,34 @@
-"""Makes the pictures of this folder from the real screens and real searches: `python screenshots/make.py`."""
+"""Makes the pictures of this folder from the real screens: `python screenshots/make.py`.
+
+The searches and plans on them are real, on a simulated GPU; the Monitor shows the machines of tests/tui/monitor_scene.py.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import re
+import sys
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 
+from gpumem_tui.catalog.loader import find_gpu, find_model
+from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.options import WorkloadOptions, simulated_device
+from gpumem_tui.plan.plan import Plan
 from gpumem_tui.search.runner import SearchConfig
 from gpumem_tui.tui.app import GpuMemApp
+from gpumem_tui.tui.screens.plan import PlanScreen
 from gpumem_tui.tui.screens.search import SearchScreen
 from gpumem_tui.tui.search_state import SearchState, Stage
+from gpumem_tui.tui.widgets.plan_rows import RowList
 
 FOLDER = Path(__file__).parent
+sys.path.insert(0, str(FOLDER.parent))
+
+from tests.tui import monitor_scene  # noqa: E402  from the root of the repository, which is no package
+from tests.tui.pictures import stands_still  # noqa: E402
+
 SIZE = (120, 40)
 CLOCK = datetime(2026, 1, 1, 12, 0)
 
@@ -40,13 +54,43 @@ async def _picture(
         while not when(screen.state):
             await pilot.pause(0.1)
         await pilot.pause(0.5)
-        svg = app.export_screenshot(title="gpumem-tui")
+        _write(name, app.export_screenshot(title="gpumem-tui"))
         await screen.end()
-    # Rich names the classes of every picture at random; fixed names keep a remade picture equal to the last one.
+
+
+async def _plan_picture(name: str, plan: Plan, *keys: str, row: str = "") -> None:
+    """A plan with its trace, after some keys, with the pane's cursor on a row."""
+    screen = PlanScreen(plan, clock=lambda: CLOCK)
+    app = GpuMemApp({"plan": lambda: screen}, "plan")
+    async with app.run_test(size=SIZE) as pilot:
+        for key in ("", *keys):
+            await pilot.press(*([key] if key else []))
+            while not screen.settled:
+                await pilot.pause(0.1)
+        screen.query_one("#pane", RowList).move_to(row)
+        await pilot.pause(0.5)
+        _write(name, app.export_screenshot(title="gpumem-tui"))
+        await screen.end()
+
+
+async def _monitor_picture(name: str, gpus: int, *keys: str) -> None:
+    """A machine at noon, with the quarter of an hour before it."""
+    app = monitor_scene.app(monitor_scene.at(0, gpus), history=monitor_scene.history(900, gpus))
+    async with app.run_test(size=SIZE) as pilot:
+        await stands_still(pilot)
+        await pilot.press(*keys)
+        await stands_still(pilot)
+        _write(name, app.export_screenshot(title="gpumem-tui"))
+
+
+def _write(name: str, svg: str) -> None:
+    """Rich names the classes of every picture at random; fixed names keep a remade picture equal to the last one."""
     (FOLDER / f"{name}.svg").write_text(re.sub(r"terminal-\d+", f"terminal-{name}", svg))
 
 
 async def _all() -> None:
+    await _monitor_picture("monitor-eight-gpus", 8, "down")
+    await _monitor_picture("monitor-one-gpu", 1, "tab", *["left"] * 12)
     a100, rtx4090 = simulated_device("a100-80gb"), simulated_device("rtx-4090-24gb")
     gpt2 = WorkloadOptions()
     mixed = WorkloadOptions(precision="amp-bf16")
@@ -54,6 +98,21 @@ async def _all() -> None:
     await _picture("search-finished", gpt2, SearchConfig(gpt2.spec(), a100), _ended)
     await _picture("search-running", mixed, SearchConfig(mixed.spec(), a100, strategy="ramp"), _well_under_way)
     await _picture("search-nothing-fits", llama, SearchConfig(llama.spec(), rtx4090), _ended)
+    await _plans()
+
+
+async def _plans() -> None:
+    """Llama 3 8B on four cards of 24 GB: what is in the way, what would help, and with that; and a step of GPT-2."""
+    four = Plan(
+        find_model("llama-3-8b"),
+        Recipe("amp-bf16", sharding="zero3", gpus=4),
+        find_gpu("rtx-4090-24gb"),
+        target_batch=64,
+    )
+    await _plan_picture("plan-too-large", four, "t")
+    await _plan_picture("plan-that-fits", four, "t", "down", "enter", "c")
+    gpt2 = Plan(find_model("gpt2"), Recipe("amp-bf16"), find_gpu("a100-80gb"), batch_size=16, target_batch=512)
+    await _plan_picture("plan-curves", gpt2, "v", row="memory-over-step")
 
 
 if __name__ == "__main__":

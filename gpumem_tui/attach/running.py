@@ -86,6 +86,15 @@ def attach(target: Target, timeout_s: float, remote_exec: RemoteExec | None = RE
         return Attached(time.monotonic() - begin, pause_s, has_torch)
 
 
+def explanation(target: Target) -> str:
+    """What attaching does, to be told before it is asked whether it should; a sentence a line."""
+    return (
+        "Its main thread is stopped for some milliseconds, and told to start the probe when it is next in Python.\n"
+        f"The probe then publishes its memory at most twice a second, in {target.host.inner_directory}.\n"
+        "It stays until the process ends; no file and no setting of the program is changed."
+    )
+
+
 def can_remote_exec(target: Target) -> bool:
     """Whether both interpreters are of one minor version that has PEP 768, and see the same files as the same user."""
     ours = sys.version_info[:2]

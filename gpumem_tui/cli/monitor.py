@@ -128,7 +128,9 @@ def _show_recording(recording: Recording, settings: Settings, speed: float) -> i
 
     notice = f"recording {recording.path}"
     source = Replay(recording, speed)
-    code = open_monitor(source=source, settings=settings, read_only=True, bell=settings.bell, notice=notice)
+    code = open_monitor(
+        source=source, settings=settings, read_only=True, bell=settings.bell, notice=notice, is_here=False
+    )
     return _say_damage(recording, code)
 
 

@@ -192,11 +192,9 @@ def _post_mortem(watcher: Watcher, process: ProbedProcess | None, *, as_json: bo
 
 def _explain(target: Target) -> None:
     """What will happen, before it is asked whether it should."""
+    from gpumem_tui.attach.running import explanation
+
     version = "" if target.python is None else f", Python {target.python[0]}.{target.python[1]}"
-    click.echo(
-        f"{target.host.title}{version}\n"
-        "  Its main thread is stopped for some milliseconds, and told to start the probe when it is next in Python.\n"
-        f"  The probe then publishes its memory at most twice a second, in {target.host.inner_directory}.\n"
-        "  It stays until the process ends; no file and no setting of the program is changed.",
-        err=True,
-    )
+    click.echo(f"{target.host.title}{version}", err=True)
+    for line in explanation(target).splitlines():
+        click.echo(f"  {line}", err=True)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
 from gpumem_tui.memory import Unknown, format_bytes
-from gpumem_tui.monitor.probes import Probes
+from gpumem_tui.monitor.probes import OutOfMemory, Probes
 from gpumem_tui.monitor.snapshot import GpuProcess, GpuReading, Memory, Reading, Snapshot, State
 from gpumem_tui.monitor.trend import Trend
 
@@ -21,6 +21,8 @@ _HOT_SLACK_C = 3
 _AT_LIMIT_PERCENT = 97.0
 _AT_LIMIT_S = 10.0
 """A process that runs out of memory may free some before it ends: the limit may have been this long ago."""
+_LATELY_S = 30.0
+"""An end for want of memory is an alert if it was no longer ago than this when it was first seen."""
 _NOTABLE_PERCENT = 5.0
 """A process that held less of the device than this did not fill it."""
 
@@ -153,11 +155,14 @@ class Alerts:
         self._probes: Probes = {}
         self._time_s = 0.0
 
-    def update(self, snapshot: Snapshot, probes: Probes | None = None) -> tuple[Alert, ...]:
+    def update(
+        self, snapshot: Snapshot, probes: Probes | None = None, ended: Sequence[OutOfMemory] = ()
+    ) -> tuple[Alert, ...]:
         """The alerts after one more snapshot: the worst first, then the oldest.
 
         Args:
             probes: what the probes of watched processes say, if any does.
+            ended: the watched processes that memory ran out under, however long ago.
         """
         now_s = snapshot.time_s
         if now_s < self._time_s:
@@ -172,6 +177,8 @@ class Alerts:
             for finding in self._findings(gpu, now_s, probes or {}):
                 found[gpu.uuid, finding.instance, finding.kind] = finding
             unread |= set(_unread(gpu))
+        for uuid, finding in _ended(snapshot, ended):
+            found[uuid, "", finding.kind] = finding
         scopes = {(gpu.uuid, scope.instance) for gpu in snapshot.gpus for scope in _scopes(gpu)}
         self._past = {key: past for key, past in self._past.items() if key in scopes}
         self._probes = dict(probes) if probes else self._probes
@@ -287,6 +294,16 @@ def _ended_at_the_limit(
         who = "" if isinstance(process.host, Unknown) else f" ({process.host.name})"
         message = f"{scope.title}: pid {process.pid}{who} ended with memory full, it held {format_bytes(held)}"
         yield _Finding(AlertKind.OOM, Severity.WARNING, f"{message}: out of memory?", scope.instance)
+
+
+def _ended(snapshot: Snapshot, ended: Sequence[OutOfMemory]) -> Iterator[tuple[str, _Finding]]:
+    """The watched processes that memory ran out under lately; of those of one GPU the last, with the GPU's uuid."""
+    indices = {gpu.uuid: gpu.index for gpu in snapshot.gpus}
+    for end in sorted(ended, key=lambda end: end.time_s):
+        if snapshot.time_s - end.time_s <= _LATELY_S:
+            uuid = end.gpu_uuid if end.gpu_uuid in indices else ""
+            where = f"GPU {indices[uuid]}: " if uuid else ""
+            yield uuid, _Finding(AlertKind.OOM, Severity.CRITICAL, f"{where}{end.message}")
 
 
 def _throttled(gpu: GpuReading, title: str) -> Iterator[_Finding]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import fields
 
 from gpumem_tui.memory import Unknown
 from gpumem_tui.monitor import report
 from gpumem_tui.monitor.alerts import AlertKind, Alerts
+from gpumem_tui.monitor.probes import ProbeReport
 from gpumem_tui.monitor.recording import Recorder
 from gpumem_tui.monitor.snapshot import NOT_LOOKED_UP_YET, NOT_READ_YET, GpuReading, Snapshot, Source
 
@@ -19,6 +20,15 @@ _ANSWER_S = 30.0
 _COMPLETE_S = 3.0
 """The values that are read slowly are there by then, unless a call hangs."""
 _POLL_S = 0.5
+
+
+Ask = Callable[[Snapshot], ProbeReport]
+"""What the probes on a snapshot's machine say now."""
+
+
+def no_probes(snapshot: Snapshot) -> ProbeReport:
+    """Nothing is watched from inside, as in a recording."""
+    return ProbeReport()
 
 
 class NoAnswer(Exception):
@@ -68,17 +78,25 @@ def live(source: Source, interval_s: float) -> Iterator[Snapshot]:
         last = newer
 
 
-def print_once(snapshot: Snapshot, alerts: Alerts, *, as_json: bool) -> None:
+def print_once(snapshot: Snapshot, alerts: Alerts, *, as_json: bool, ask: Ask = no_probes) -> None:
     """One reading: a JSON object, or a table as wide as the terminal."""
-    current = alerts.update(snapshot)
+    probes = ask(snapshot)
+    current = alerts.update(snapshot, probes.figures, probes.ended)
     if as_json:
-        _print_json(report.snapshot_json(snapshot, current))
+        _print_json(report.snapshot_json(snapshot, current, probes))
         return
     for line in report.table(snapshot, current, shutil.get_terminal_size().columns):
         print(line)
 
 
-def stream(snapshots: Iterable[Snapshot], alerts: Alerts, *, as_json: bool, recorder: Recorder | None = None) -> None:
+def stream(
+    snapshots: Iterable[Snapshot],
+    alerts: Alerts,
+    *,
+    as_json: bool,
+    recorder: Recorder | None = None,
+    ask: Ask = no_probes,
+) -> None:
     """Every reading as it comes, into the recording and onto stdout.
 
     As JSON it is an object a line, otherwise a line a GPU and one for each alert that begins.
@@ -88,11 +106,12 @@ def stream(snapshots: Iterable[Snapshot], alerts: Alerts, *, as_json: bool, reco
     """
     known: set[tuple[str, str, AlertKind]] = set()
     for snapshot in snapshots:
-        current = alerts.update(snapshot)
+        probes = ask(snapshot)
+        current = alerts.update(snapshot, probes.figures, probes.ended)
         if recorder is not None:
             recorder.add(snapshot)
         if as_json:
-            _print_json(report.snapshot_json(snapshot, current))
+            _print_json(report.snapshot_json(snapshot, current, probes))
         else:
             lines = [*report.gpu_lines(snapshot), *(report.alert_line(new) for new in current if new.key not in known)]
             print("\n".join(lines), flush=True)

@@ -214,7 +214,9 @@ class _Ring:
 
     def _turn_to(self, bucket: int) -> None:
         """Make a bucket the newest. A clock that was set back takes what lies in its future with it."""
-        if self._newest is None or abs(bucket - self._newest) >= self._length:
+        if self._newest is None:
+            emptied = range(0)  # it is empty
+        elif abs(bucket - self._newest) >= self._length:
             emptied = range(bucket, bucket + self._length)
         elif bucket > self._newest:
             emptied = range(self._newest + 1, bucket + 1)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -23,3 +24,35 @@ class ProbeFigures:
 
 Probes = Mapping[tuple[str, int], ProbeFigures]
 """By GPU uuid and pid: a process may use several GPUs."""
+
+
+@dataclass(frozen=True)
+class OutOfMemory:
+    """A watched process that ended because memory ran out.
+
+    Attributes:
+        gpu_uuid: where; empty if that is not known.
+        time_s: when, seconds since the epoch.
+        message: one line that names the process and what it asked for.
+    """
+
+    gpu_uuid: str
+    time_s: float
+    message: str
+
+
+@dataclass(frozen=True)
+class ProbeReport:
+    """What all probes of the machine say at one moment, for whoever prints it.
+
+    Attributes:
+        figures: for histories and alerts.
+        ended: processes that memory ran out under lately.
+        listed: a JSON object for each process that the driver may list, by GPU uuid and pid.
+        unlisted: the same of processes on no GPU, or on one that cannot be told.
+    """
+
+    figures: Probes = field(default_factory=dict)
+    ended: tuple[OutOfMemory, ...] = ()
+    listed: Mapping[tuple[str, int], dict[str, Any]] = field(default_factory=dict)
+    unlisted: tuple[dict[str, Any], ...] = ()

@@ -63,13 +63,14 @@ class HostProcesses:
 
     Args:
         proc: where control groups, namespaces and open files are read.
+        known_here: the pids are of our own namespace for sure, whether or not they use a GPU.
     """
 
-    def __init__(self, proc: Path = Path("/proc")) -> None:
+    def __init__(self, proc: Path = Path("/proc"), *, known_here: bool = False) -> None:
         self._proc = proc
         self._known: dict[int, _Known] = {}
         self._lock = threading.Lock()
-        self._is_contained = _link(proc / "self/ns/pid") not in ("", _HOST_NAMESPACE)
+        self._is_contained = not known_here and _link(proc / "self/ns/pid") not in ("", _HOST_NAMESPACE)
 
     def look(self, pids: Iterable[int]) -> dict[int, Reading[HostProcess]]:
         """The process of each pid, or why it cannot be told which one it is."""

@@ -10,6 +10,7 @@ from typing import Any
 
 from gpumem_tui.memory import GIB, Unknown, Value, format_bytes
 from gpumem_tui.monitor.alerts import Alert
+from gpumem_tui.monitor.probes import ProbeReport
 from gpumem_tui.monitor.snapshot import (
     GpuProcess,
     GpuReading,
@@ -99,8 +100,16 @@ def ledger_sizes(device: GpuReading | Instance) -> dict[Kind, Value]:
     return sizes
 
 
-def snapshot_json(snapshot: Snapshot, alerts: Sequence[Alert] = ()) -> dict[str, Any]:
-    """One object. What could not be read is null, with its reason under the nearest "unavailable"."""
+def snapshot_json(
+    snapshot: Snapshot, alerts: Sequence[Alert] = (), probes: ProbeReport | None = None
+) -> dict[str, Any]:
+    """One object. What could not be read is null, with its reason under the nearest "unavailable".
+
+    Args:
+        probes: a process with a probe gets what that says under "probe"; one that no GPU lists, among
+            "unlisted_probes".
+    """
+    probes = probes or ProbeReport()
     host = _Object()
     host.put_parts([field.name for field in fields(snapshot.host)], snapshot.host)
     top = _Object(schema=SCHEMA, time_s=snapshot.time_s, problem=snapshot.problem)
@@ -109,12 +118,24 @@ def snapshot_json(snapshot: Snapshot, alerts: Sequence[Alert] = ()) -> dict[str,
     return {
         **top.as_json(),
         "host": host.as_json(),
-        "gpus": [_gpu_json(gpu) for gpu in snapshot.gpus],
+        "gpus": [_gpu_json(gpu, probes) for gpu in snapshot.gpus],
+        "unlisted_probes": [*_strangers(snapshot, probes), *probes.unlisted],
         "alerts": [_alert_json(alert) for alert in alerts],
     }
 
 
-def _gpu_json(gpu: GpuReading) -> dict[str, Any]:
+def _strangers(snapshot: Snapshot, probes: ProbeReport) -> Iterator[dict[str, Any]]:
+    """Of processes on a GPU whose list they are not on, as in a container with pids of its own."""
+    shown = {
+        (gpu.uuid, process.pid)
+        for gpu in snapshot.gpus
+        if not isinstance(gpu.processes, Unknown)
+        for process in gpu.processes
+    }
+    return (body for place, body in probes.listed.items() if place not in shown)
+
+
+def _gpu_json(gpu: GpuReading, probes: ProbeReport) -> dict[str, Any]:
     body = _Object(
         index=gpu.index,
         uuid=gpu.uuid,
@@ -129,19 +150,21 @@ def _gpu_json(gpu: GpuReading) -> dict[str, Any]:
     body.put_parts(_MEMORY, gpu.memory)
     body.put_ledger(gpu)
     body.put_parts(_READINGS, gpu)
-    body.put("processes", _processes_json(gpu.processes))
-    return {**body.as_json(), "instances": [_instance_json(instance) for instance in gpu.instances]}
+    body.put("processes", _processes_json(gpu.processes, gpu.uuid, probes))
+    return {**body.as_json(), "instances": [_instance_json(instance, probes) for instance in gpu.instances]}
 
 
-def _instance_json(instance: Instance) -> dict[str, Any]:
+def _instance_json(instance: Instance, probes: ProbeReport) -> dict[str, Any]:
     body = _Object(index=instance.index, uuid=instance.uuid, name=instance.name)
     body.put_parts(_MEMORY, instance.memory)
     body.put_ledger(instance)
-    body.put("processes", _processes_json(instance.processes))
+    body.put("processes", _processes_json(instance.processes, instance.uuid, probes))
     return body.as_json()
 
 
-def _processes_json(processes: Reading[tuple[GpuProcess, ...]]) -> Reading[list[dict[str, Any]]]:
+def _processes_json(
+    processes: Reading[tuple[GpuProcess, ...]], uuid: str, probes: ProbeReport
+) -> Reading[list[dict[str, Any]]]:
     if isinstance(processes, Unknown):
         return processes
     listed = []
@@ -150,7 +173,8 @@ def _processes_json(processes: Reading[tuple[GpuProcess, ...]]) -> Reading[list[
         body.put("used_bytes", process.used_bytes)
         body.put("sm_percent", process.sm_percent)
         body.put_parts(_HOST_PROCESS, process.host)
-        listed.append(body.as_json())
+        probe = probes.listed.get((uuid, process.pid))
+        listed.append(body.as_json() if probe is None else {**body.as_json(), "probe": probe})
     return listed
 
 

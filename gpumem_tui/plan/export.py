@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from gpumem_tui.catalog.loader import gpus, models
+from gpumem_tui.errors import OptionError
 from gpumem_tui.formula.extras import NO_EXTRAS, Extras
 from gpumem_tui.formula.predict import DEFAULT_HEADROOM, FormulaPrediction, max_batch_size, predict
 from gpumem_tui.formula.recipe import Recipe
@@ -68,6 +69,22 @@ def command_line(plan: Plan) -> str | Unknown:
     for extra in sorted(plan.extras):
         words += ["--extra", extra]
     return shlex.join(words)
+
+
+def search_values(plan: Plan) -> dict[str, Any]:
+    """What `configuration.configure` needs to search with this plan's settings.
+
+    Raises:
+        OptionError: a model or a GPU that only this plan has.
+    """
+    draft = draft_of(plan)
+    if models().get(draft.base.name) != draft.base:
+        raise OptionError("the model is none of the catalog's: search it with --config")
+    device = _device_option(plan)
+    if isinstance(device, Unknown):
+        raise OptionError(device.reason)
+    shape = {"model": draft.base.name, **draft.changes}
+    return {**shape, **asdict(plan.recipe), "gpu": device, "headroom": plan.headroom}
 
 
 def _options(values: Iterable[tuple[str, object]]) -> list[str]:

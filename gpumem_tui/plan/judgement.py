@@ -129,7 +129,7 @@ def busy(plan: Plan) -> Judgement:
     text = (
         f"By a model of tiles and multiprocessors, not measured: micro-batch {plan.batch_size} keeps "
         f"{100 * share:.0f} % of the GPU busy, {saturated} all of it. Beyond, a larger micro-batch takes longer in "
-        f"proportion. {steps} accumulation step{'s cost' if steps != 1 else ' costs'} {steps} passes."
+        f"proportion. {steps} accumulation step{f's cost {steps} passes' if steps != 1 else ' costs 1 pass'}."
     )
     return Judgement("throughput", "Throughput against batch", text, "model of this program; NVIDIA matmul guide")
 

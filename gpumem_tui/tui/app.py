@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from types import FrameType
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from rich.segment import Segment
 from rich.style import Style
@@ -19,9 +19,16 @@ from textual.filter import LineFilter
 from textual.message import Message
 from textual.screen import Screen
 
+from gpumem_tui.errors import OptionError
+from gpumem_tui.tui.background import in_daemon_thread
 from gpumem_tui.tui.glyphs import to_ascii
 from gpumem_tui.tui.screens.main import MainScreen
-from gpumem_tui.tui.theme import THEME
+from gpumem_tui.tui.theme import PALETTE, THEME, THEMES
+
+if TYPE_CHECKING:
+    from gpumem_tui.plan.plan import Plan
+    from gpumem_tui.tui.screens.monitor import MonitorScreen
+    from gpumem_tui.tui.screens.plan import PlanScreen
 
 SignalHandler = Callable[[int, FrameType | None], object] | int | None
 _SIGNALS = (signal.SIGTERM, signal.SIGHUP)
@@ -35,6 +42,10 @@ SCREENS: tuple[ScreenName, ...] = ("monitor", "search", "plan")
 
 _OWN_COMMANDS = ("Theme", "Screenshot")
 """Of Textual's own commands, the ones that mean something here."""
+
+
+class Unavailable(Exception):
+    """A screen cannot be made now; one line says why."""
 
 
 class AsciiFilter(LineFilter):
@@ -57,9 +68,12 @@ class GpuMemApp(App[int]):
     """The main screens, one at a time.
 
     Args:
-        screens: how each is made; called when it is first shown. A screen that is absent has no key.
+        screens: how each is made; called when it is first shown, in a thread unless it is the first. It may take its
+            time, and raise `Unavailable`. A screen that is absent has no key.
         first: the one to open on.
         ascii_only: draw with ASCII characters only.
+        theme: the name of a theme; empty, or one that does not exist, for the program's own.
+        python: the interpreter that training runs in; None for the usual one.
     """
 
     TITLE = "gpumem-tui"
@@ -77,26 +91,29 @@ class GpuMemApp(App[int]):
             self.code = code
 
     def __init__(
-        self, screens: Mapping[ScreenName, Callable[[], MainScreen]], first: ScreenName, *, ascii_only: bool = False
+        self,
+        screens: Mapping[ScreenName, Callable[[], MainScreen]],
+        first: ScreenName,
+        *,
+        ascii_only: bool = False,
+        theme: str = "",
+        python: str | None = None,
     ) -> None:
-        # The first screen's styles by the program: Textual loads a screen's own only when it is pushed.
-        super().__init__(css_path=f"screens/{first}.tcss")
+        self.DEFAULT_MODE = first  # type: ignore[misc]  # Textual opens on it
+        super().__init__()
         self._handlers: dict[signal.Signals, SignalHandler] = {}
         self.left = threading.Event()  # set by whoever ran the app, when the terminal is restored too
         self._styled = StyleFilter()
         self._ascii = AsciiFilter(enabled=ascii_only)
         self._makers = screens
-        self._first = first
+        self._python = python
         self._made: dict[ScreenName, MainScreen] = {}
         for name in screens:
-            if name != first:
-                self.add_mode(name, partial(self.main_screen, name))
-        self.register_theme(THEME)
-        self.theme = THEME.name
-
-    def get_default_screen(self) -> Screen[None]:
-        """The one to open on."""
-        return self.main_screen(self._first)
+            self.add_mode(name, partial(self.main_screen, name))
+        for own in THEMES:
+            self.register_theme(own)
+        self._wanted_theme = theme or THEME.name
+        self.theme = self._wanted_theme if self._wanted_theme in self.available_themes else THEME.name
 
     def main_screen(self, name: ScreenName) -> MainScreen:
         """A main screen, made if need be.
@@ -114,13 +131,59 @@ class GpuMemApp(App[int]):
             return parameters[0] in self._makers and not self.screen.is_modal
         return True
 
-    async def action_show(self, name: ScreenName) -> None:
-        """Go to a main screen."""
-        await self.switch_mode(self.DEFAULT_MODE if name == self._first else name)
+    def action_show(self, name: ScreenName) -> None:
+        """Go to a main screen; to make it may take a while, and keys are answered meanwhile."""
+        self.run_worker(self._show(name), group="show", exclusive=True)
+
+    async def _show(self, name: ScreenName) -> None:
+        if name not in self._made:
+            try:
+                made = await in_daemon_thread(self._makers[name])
+            except Unavailable as error:
+                self.notify(str(error), title=name.capitalize(), severity="error")
+                return
+            self._made.setdefault(name, made)
+        await self.switch_mode(name)
+
+    def on_plan_screen_search_wanted(self, message: PlanScreen.SearchWanted) -> None:
+        """Search with a plan's settings."""
+        self.run_worker(self._search(message.plan), group="show", exclusive=True)
+
+    def on_monitor_screen_plan_wanted(self, message: MonitorScreen.PlanWanted) -> None:
+        """Plan for what a watched process trains."""
+        self.run_worker(self._plan(message.plan), group="show", exclusive=True)
+
+    async def _plan(self, plan: Plan) -> None:
+        from gpumem_tui.tui.screens.plan import PlanScreen
+
+        await self._show("plan")
+        screen = self._made.get("plan")
+        if isinstance(screen, PlanScreen):
+            screen.load(plan)
+
+    async def _search(self, plan: Plan) -> None:
+        from gpumem_tui.configuration import configure
+        from gpumem_tui.plan.export import search_values
+        from gpumem_tui.tui.screens.search import SearchScreen
+
+        try:
+            found = await in_daemon_thread(lambda: configure({**search_values(plan), "python": self._python}))
+        except OptionError as error:
+            self.notify(str(error), title="Search", severity="error")
+            return
+        await self._show("search")
+        screen = self._made.get("search")
+        if isinstance(screen, SearchScreen) and not screen.load(*found):
+            self.notify("another search is running: cancel it first", title="Search", severity="warning")
+
+    def get_theme_variable_defaults(self) -> dict[str, str]:
+        """What memory is drawn with, for themes that do not say."""
+        return PALETTE
 
     def get_line_filters(self) -> Sequence[LineFilter]:
         """Textual's between ours."""
-        return [self._styled, *super().get_line_filters(), *([self._ascii] if self._ascii.enabled else [])]
+        styled = [self._styled] if self.no_color else []
+        return [*styled, *super().get_line_filters(), *([self._ascii] if self._ascii.enabled else [])]
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
         """The keys that do something now, by name, and Textual's own where they make sense."""
@@ -138,6 +201,8 @@ class GpuMemApp(App[int]):
         """A signal must not leave the terminal in disorder nor a child process behind."""
         if threading.current_thread() is threading.main_thread():  # the only one that may install handlers
             self._handlers = {number: signal.signal(number, self._on_signal) for number in _SIGNALS}
+        if self.theme != self._wanted_theme:
+            self.notify(f"there is no theme {self._wanted_theme}; ctrl+p lists them", severity="warning")
 
     def on_unmount(self) -> None:
         """Give the signals back."""

@@ -6,9 +6,12 @@ import locale
 import unicodedata
 from collections.abc import Mapping
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 from gpumem_tui.memory import Bucket
-from gpumem_tui.search.events import Outcome
+
+if TYPE_CHECKING:
+    from gpumem_tui.search.events import Outcome
 
 OUTCOME_SYMBOLS: dict[Outcome, str] = {"fit": "✓", "oom": "✗", "error": "!"}
 OUTCOME_WORDS: dict[Outcome, str] = {"fit": "fits", "oom": "out of memory", "error": "failed"}
@@ -23,28 +26,38 @@ TRACED_COLOUR = "#56B4E9"
 TRIED_COLOUR = "#F0F0F0"
 CAPACITY_COLOUR = "#D55E00"
 
-BUCKET_LOOKS: dict[Bucket, tuple[str, str]] = {
-    Bucket.PARAMETERS: ("█", "#0072B2"),
-    Bucket.GRADIENTS: ("▓", "#56B4E9"),
-    Bucket.OPTIMIZER: ("▒", "#009E73"),
-    Bucket.ACTIVATIONS: ("▚", "#E69F00"),
-    Bucket.BATCH_DATA: ("┃", "#F0E442"),
-    Bucket.TEMPORARY: ("╱", "#CC79A7"),
-    Bucket.OTHER: ("╳", "#D55E00"),
-    Bucket.CACHE: ("░", "#9AA5B1"),
-    Bucket.CONTEXT: ("═", "#9AA5B1"),
-    Bucket.OTHER_PROCESSES: ("◆", "#9AA5B1"),
-    Bucket.DRIVER_RESERVED: ("▪", "#9AA5B1"),
-    Bucket.FREE: ("·", "#5C6773"),
+Look = tuple[str, str]
+"""A pattern and a colour of the theme. The patterns tell things apart without any colour."""
+
+BUCKET_LOOKS: dict[Bucket, Look] = {
+    Bucket.PARAMETERS: ("█", "$parameters"),
+    Bucket.GRADIENTS: ("▓", "$gradients"),
+    Bucket.OPTIMIZER: ("▒", "$optimizer"),
+    Bucket.ACTIVATIONS: ("▚", "$activations"),
+    Bucket.BATCH_DATA: ("┃", "$batch-data"),
+    Bucket.TEMPORARY: ("╱", "$temporary"),
+    Bucket.OTHER: ("╳", "$other"),
+    Bucket.CACHE: ("░", "$cache"),
+    Bucket.CONTEXT: ("═", "$cache"),
+    Bucket.OTHER_PROCESSES: ("◆", "$cache"),
+    Bucket.DRIVER_RESERVED: ("▪", "$cache"),
+    Bucket.FREE: ("·", "$free"),
 }
-"""Pattern and colour. The colours are Okabe and Ito's set (2008), which colour-blind readers can tell apart; the
-patterns tell the buckets apart without any colour."""
+
+PROCESS_LOOKS: tuple[Look, ...] = (("█", "$process-1"), ("▓", "$process-2"), ("▒", "$process-3"), ("▚", "$process-4"))
+"""In turn for the processes of a GPU whose share is not divided, the largest first: quieter than the buckets."""
+
+UNACCOUNTED_LOOK: Look = ("?", "$other")
+UTILIZATION_COLOUR = "$optimizer"
+
+EIGHTHS = " ▁▂▃▄▅▆▇█"
 
 _ASCII = {
     "✓": "+", "✗": "X", "●": "o", "·": "-", "╌": "=", "–": "-", "−": "-", "…": ".", "×": "x", "±": "~",
     "↑": "^", "↓": "v", "→": ">", "←": "<", "▶": ">", "▼": "v", "▲": "^", "⏸": "|", "■": "#",
     "█": "#", "▓": "%", "▒": "*", "▚": "@", "┃": "|", "╱": "/", "╳": "x", "░": ":", "═": "=", "◆": "&", "▪": "r",
-    "▔": "-", "▁": "_", "▂": "_", "▄": "_", "▀": "-",
+    "▔": "-", "▁": "_", "▂": "_", "▃": "_", "▄": "_", "▅": "=", "▆": "#", "▇": "#", "▀": "-",
+    "▸": ">", "▾": "v", "≈": "~", "⚠": "!", "°": "o", "├": "|", "└": "`", "│": "|", "─": "-",
 }  # fmt: skip
 
 

@@ -117,15 +117,15 @@ def case_lines(case: Case, now_s: float | None = None) -> list[str]:
     when = ago((time.time() if now_s is None else now_s) - found.wall_ns / 1e9)
     ending = "and ended" if found.fatal else "and may have gone on: the error was raised, not seen to end it"
     lines = [f"{case.process.title} ran out of memory in step {found.step + 1:,}, {when}, {ending}"]
-    lines += _request_lines(case)
+    lines += request_lines(found)
     lines += ["", *_ledger_lines(case)]
-    lines += _fragmentation_lines(found)
+    lines += fragmentation_lines(found)
     lines += ["", *_formula_lines(case)]
     return [printable(line) for line in lines]
 
 
-def _request_lines(case: Case) -> Iterator[str]:
-    found = case.post_mortem
+def request_lines(found: PostMortem) -> Iterator[str]:
+    """What was asked for, where, and what was free."""
     if found.requested_bytes is not None:
         about = "about " if found.requested_is_rounded else ""
         where = f" at {found.source}" if found.source else ""
@@ -136,23 +136,29 @@ def _request_lines(case: Case) -> Iterator[str]:
         yield f"the error: {found.message.splitlines()[0]}"
 
 
-def _ledger_lines(case: Case) -> Iterator[str]:
-    """What filled the device; the rows sum to its total."""
+def ledger_rows(case: Case) -> Iterator[tuple[Bucket, str, Value]]:
+    """What filled the device, row by row: they sum to its total. Each with the bucket that it is drawn as."""
     found = case.post_mortem
-    rows: list[tuple[str, Value]] = [(bucket.title, found.breakdown[bucket]) for bucket in FIXED]
-    rows.append(("activations, batch data and the rest", case.rest_bytes))
+    for bucket in FIXED:
+        yield bucket, bucket.title, found.breakdown[bucket]
+    yield Bucket.ACTIVATIONS, "activations, batch data and the rest", case.rest_bytes
     if found.allocated_bytes is not None and found.reserved_bytes is not None:
-        rows.append((Bucket.CACHE.title, max(0, found.reserved_bytes - found.allocated_bytes)))
-    rows.append(("other processes, CUDA contexts, driver", case.outside_bytes))
+        yield Bucket.CACHE, Bucket.CACHE.title, max(0, found.reserved_bytes - found.allocated_bytes)
+    yield Bucket.OTHER_PROCESSES, "other processes, CUDA contexts, driver", case.outside_bytes
     if found.device_free_bytes is not None:
-        rows.append((Bucket.FREE.title, found.device_free_bytes))
-    if found.device_total_bytes is not None:
-        rows.append(("= device", found.device_total_bytes))
+        yield Bucket.FREE, Bucket.FREE.title, found.device_free_bytes
+
+
+def _ledger_lines(case: Case) -> Iterator[str]:
+    rows = [(title, value) for _, title, value in ledger_rows(case)]
+    if case.post_mortem.device_total_bytes is not None:
+        rows.append(("= device", case.post_mortem.device_total_bytes))
     for title, value in rows:
         yield f"  {'–' if isinstance(value, Unknown) else format_bytes(value):>12}  {title}"
 
 
-def _fragmentation_lines(found: PostMortem) -> Iterator[str]:
+def fragmentation_lines(found: PostMortem) -> Iterator[str]:
+    """Whether the request failed only because what was free lay in pieces."""
     pieces_bytes, requested_bytes = found.inactive_split_bytes, found.requested_bytes
     if pieces_bytes is not None and requested_bytes is not None and pieces_bytes >= requested_bytes:
         yield (

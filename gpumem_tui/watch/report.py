@@ -8,9 +8,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from gpumem_tui.memory import ALLOCATED_BUCKETS, Bucket, Unknown, Value, format_bytes
+from gpumem_tui.monitor.probes import ProbeReport
 from gpumem_tui.probe.wire import CPU
 from gpumem_tui.watch.documents import Held, Look, LookedDevice
 from gpumem_tui.watch.hosts import printable
+from gpumem_tui.watch.published import Published
 from gpumem_tui.watch.records import ProbedProcess, Sample, State
 
 By = Literal["bucket", "module", "source"]
@@ -34,6 +36,11 @@ _NOWHERE = "(unknown)"
 
 
 def sample_json(process: ProbedProcess, sample: Sample) -> dict[str, Any]:
+    """One sample of one device, as a line of its own."""
+    return {"event": "sample", "schema": SCHEMA, **probe_json(process, sample)}
+
+
+def probe_json(process: ProbedProcess, sample: Sample) -> dict[str, Any]:
     """One sample of one device. A value that is not known is null, with its reason under `unavailable`."""
     unavailable: dict[str, str] = {}
 
@@ -47,12 +54,11 @@ def sample_json(process: ProbedProcess, sample: Sample) -> dict[str, Any]:
         return {bucket.value: known(f"{name}.{bucket.value}", value) for bucket, value in values.items()}
 
     return {
-        "event": "sample",
-        "schema": SCHEMA,
         "pid": process.files.pid if process.pid is None else process.pid,
         "rank": process.process.rank,
         "world_size": process.process.world_size,
         "step": sample.record.step,
+        "phase": sample.record.phase,
         "time_s": sample.record.wall_ns / 1e9,
         "device": sample.device,
         "device_uuid": sample.record.device_uuid or None,
@@ -65,6 +71,27 @@ def sample_json(process: ProbedProcess, sample: Sample) -> dict[str, Any]:
         "problem": process.problem or None,
         "unavailable": unavailable,
     }
+
+
+def probe_report(published: Published) -> ProbeReport:
+    """All that is published, for the Monitor's JSON and alerts."""
+    running = [watched for watched in published.processes if watched.is_running]
+    return ProbeReport(
+        figures=published.figures,
+        ended=published.out_of_memory,
+        listed={
+            (placed.gpu_uuid, watched.pid): probe_json(watched.process, placed.sample)
+            for watched in running
+            for placed in watched.placed
+            if isinstance(placed.gpu_uuid, str)
+        },
+        unlisted=tuple(
+            probe_json(watched.process, placed.sample)
+            for watched in running
+            for placed in watched.own
+            if not isinstance(placed.gpu_uuid, str)
+        ),
+    )
 
 
 def ended_json(process: ProbedProcess) -> dict[str, Any]:

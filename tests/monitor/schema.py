@@ -11,17 +11,44 @@ _MAYBE_TEXT = {"type": ["string", "null"]}
 _REASONS = {"type": "object", "additionalProperties": _TEXT}
 
 
-def _object(**properties: Any) -> dict[str, Any]:
-    """All of these and nothing else."""
+def _object(optional: dict[str, Any] | None = None, **properties: Any) -> dict[str, Any]:
+    """All of these, perhaps the optional ones, and nothing else."""
     return {
         "type": "object",
-        "properties": properties,
+        "properties": {**properties, **(optional or {})},
         "required": list(properties),
         "additionalProperties": False,
     }
 
 
+_BUCKETS = {"type": "object", "additionalProperties": _COUNT}
+_PROBE = _object(
+    pid={"type": "integer"},
+    rank=_COUNT,
+    world_size=_COUNT,
+    step=_COUNT,
+    phase=_TEXT,
+    time_s={"type": "number"},
+    device=_TEXT,
+    device_uuid=_MAYBE_TEXT,
+    buckets=_BUCKETS,
+    peak_buckets=_BUCKETS,
+    allocated_bytes=_COUNT,
+    reserved_bytes=_COUNT,
+    peak_allocated_bytes=_COUNT,
+    peak_reserved_bytes=_COUNT,
+    inactive_split_bytes=_COUNT,
+    retries=_COUNT,
+    ooms=_COUNT,
+    step_s=_NUMBER,
+    age_s=_NUMBER,
+    entry=_TEXT,
+    state=_TEXT,
+    problem=_MAYBE_TEXT,
+    unavailable=_REASONS,
+)
 _PROCESS = _object(
+    {"probe": _PROBE},
     pid={"type": "integer"},
     kind={"enum": ["C", "G", "C+G"]},
     instance=_TEXT,
@@ -99,5 +126,6 @@ MONITOR = _object(
         name=_TEXT, cpu_percent=_NUMBER, memory_used_bytes=_COUNT, memory_total_bytes=_COUNT, unavailable=_REASONS
     ),
     gpus={"type": "array", "items": _GPU},
+    unlisted_probes={"type": "array", "items": _PROBE},
     alerts={"type": "array", "items": _ALERT},
 )

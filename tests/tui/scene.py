@@ -33,7 +33,7 @@ from gpumem_tui.tui.search_state import SearchState, reduce, started
 
 REASON = "no NVIDIA driver on this machine"
 CONTEXT_BYTES = 426 * MIB
-READY = Ready("2.13.0", "3.11.7", False, "torch 2.13 sm_80", CONTEXT_BYTES)
+READY = Ready("2.13.0", False, "torch 2.13 sm_80", CONTEXT_BYTES, "measured on an A100")
 LARGEST = 40
 
 

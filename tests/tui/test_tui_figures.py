@@ -10,7 +10,8 @@ from gpumem_tui.memory import GIB, KIB, MIB, Unknown
 from gpumem_tui.tui.figures import compact_bytes, percent, signed, span_width, wrapped
 from gpumem_tui.tui.glyphs import BUCKET_LOOKS, OUTCOME_SYMBOLS, to_ascii, wants_ascii
 
-LARGEST_DEVICE = 999 * GIB
+LARGEST_DEVICE = 1 << 75
+"""What a formula can ask for when a user asks for a batch of a billion."""
 
 
 @given(st.integers(-LARGEST_DEVICE, LARGEST_DEVICE))
@@ -26,7 +27,17 @@ def test_percentages_fit_their_column(share: float) -> None:
 
 @pytest.mark.parametrize(
     ("size_bytes", "text"),
-    [(0, "0"), (512, "512 B"), (816 * KIB, "816 KiB"), (3 * MIB, "3.0 MiB"), (80 * GIB, "80.00"), (-GIB, "−1.00")],
+    [
+        (0, "0"),
+        (512, "512 B"),
+        (816 * KIB, "816 KiB"),
+        (3 * MIB, "3.0 MiB"),
+        (80 * GIB, "80.00"),
+        (-GIB, "−1.00"),
+        (9999 * GIB, "9999.00"),
+        (10000 * GIB, "10 TiB"),
+        (1 << 52, "4 PiB"),
+    ],
 )
 def test_small_figures_name_their_unit_and_gib_does_not(size_bytes: int, text: str) -> None:
     assert compact_bytes(size_bytes) == text

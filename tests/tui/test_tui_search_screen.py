@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
 
 from textual.pilot import Pilot
 from textual.widgets import Footer, Input, Select, Static
+from textual.widgets._footer import FooterKey
 
+from gpumem_tui.options import WorkloadOptions
 from gpumem_tui.search.runner import Control, SearchConfig, SearchEvent
 from gpumem_tui.tui.app import GpuMemApp
 from gpumem_tui.tui.screens.edit import EditScreen
@@ -323,3 +327,59 @@ async def test_the_same_gpu_keeps_the_reason_it_was_taken_for() -> None:
         config = screen_of(pilot).state.config
         assert config.workload.recipe.optimizer == "sgd"
         assert config.device.reason == scene.REASON
+
+
+def given_app(tmp_path: Path) -> GpuMemApp:
+    """The program started with a workload file on a real GPU."""
+    path = tmp_path / "train.py"
+    path.write_text("")
+    options = WorkloadOptions(workload=str(path))
+    device = replace(CONFIG.device, simulated=False, uuid="GPU-0", reason="")
+    own = replace(CONFIG, workload=options.spec(), device=device)
+
+    def screen() -> SearchScreen:
+        return SearchScreen(own, options, search_function=scene.missing_torch, clock=scene.noon)
+
+    return GpuMemApp({"search": screen}, "search")
+
+
+async def test_a_workload_file_decides_its_recipe_and_stays_to_be_had(tmp_path: Path) -> None:
+    async with given_app(tmp_path).run_test(size=SIZE) as pilot:
+        given = screen_of(pilot).state.config
+        form = await edit(pilot)
+        assert form.query_one("#precision", Select).disabled
+        assert form.query_one("#seq_len", Input).disabled
+        assert "the file decides" in str(form.query_one("#preview", Static).render())
+        form.query_one("#model", Select).value = "gpt2-medium"
+        form.query_one("#gpu", Select).value = "sim:t4-16gb"
+        await pilot.pause()
+        assert not form.query_one("#precision", Select).disabled
+        form.query_one("#precision", Select).value = "amp-fp16"
+        await pilot.pause()
+        await pilot.press("ctrl+s")
+        await pilot.pause()
+        changed = screen_of(pilot).state.config
+        assert (changed.workload.name, changed.device.gpu.name) == ("gpt2-medium", "t4-16gb")
+        form = await edit(pilot)
+        form.query_one("#model", Select).value = "own"
+        form.query_one("#gpu", Select).value = "own"
+        await pilot.pause()
+        await pilot.press("ctrl+s")
+        await pilot.pause()
+        assert screen_of(pilot).state.config == given
+
+
+async def test_the_footer_follows_the_width() -> None:
+    """The key that switches panes is offered where only one has room."""
+    app = scene.app(CONFIG, scene.missing_torch, autostart=False)
+    async with app.run_test(size=(120, 40)) as pilot:
+        footer = screen_of(pilot).query_one(Footer)
+
+        def offered() -> set[str]:
+            return {key.action for key in footer.query(FooterKey)}
+
+        assert "switch" not in offered()
+        await pilot.resize_terminal(80, 24)
+        await until(pilot, lambda: "switch" in offered())
+        await pilot.resize_terminal(120, 40)
+        await until(pilot, lambda: "switch" not in offered())

@@ -2,26 +2,15 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-from typing import Protocol
-
 import pytest
-from textual.app import App
 from textual.pilot import Pilot
 
 from gpumem_tui.tui.search_state import Stage
 from tests.tui import scene
+from tests.tui.pictures import SIZES, Compare, stands_still, until
 
 CONFIG = scene.config()
 BIG = scene.config("llama-2-7b", "t4-16gb")
-SIZES = {"80x24": (80, 24), "120x40": (120, 40), "200x60": (200, 60)}
-
-
-class Compare(Protocol):
-    """pytest-textual-snapshot's fixture."""
-
-    def __call__(self, app: App[int], *, terminal_size: tuple[int, int], run_before: object) -> bool: ...
 
 
 def settled(stage: Stage, *keys: str) -> object:
@@ -42,25 +31,6 @@ def settled(stage: Stage, *keys: str) -> object:
         await stands_still(pilot)
 
     return wait
-
-
-async def until(pilot: Pilot[int], there: Callable[[], bool]) -> None:
-    """Wait for a condition; however slow the machine is, the picture is the same."""
-    deadline = time.monotonic() + 30
-    while not there():
-        assert time.monotonic() < deadline, "the screen did not get there in 30 s"
-        await pilot.pause(0.02)
-
-
-async def stands_still(pilot: Pilot[int]) -> None:
-    """Wait until the picture has not changed for three looks."""
-    pictures: list[str] = []
-
-    def same() -> bool:
-        pictures.append(pilot.app.export_screenshot())
-        return len(pictures) >= 3 and pictures[-1] == pictures[-2] == pictures[-3]
-
-    await until(pilot, same)
 
 
 @pytest.mark.parametrize("size", SIZES.values(), ids=SIZES)

@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 from gpumem_tui.memory import ALLOCATED_BUCKETS, GIB, MIB, Bucket, Unknown
 from gpumem_tui.options import WorkloadOptions
 from gpumem_tui.search.runner import SearchConfig, TrialFinished
+from gpumem_tui.tui.figures import proportions
 from gpumem_tui.tui.search_state import SearchState, cancelling, held, reduce, selecting
-from gpumem_tui.tui.views.bar import bar_view, proportions
+from gpumem_tui.tui.views.bar import bar_view
 from gpumem_tui.tui.views.ledger import PEAK, RESERVED, USED, LedgerRow, ledger_view
 from gpumem_tui.tui.views.plot import clipped, plot_view
-from gpumem_tui.tui.views.verdict import remedy_columns, verdict_view
-from gpumem_tui.tui.views.workload import strategy_lines, workload_lines, workload_summary
+from gpumem_tui.tui.views.verdict import verdict_view
+from gpumem_tui.tui.views.workload import device_words, strategy_lines, workload_lines, workload_summary
 from gpumem_tui.workload.spec import WorkloadSpec
 from tests.tui import scene
 
@@ -184,21 +185,31 @@ def test_a_line_is_cut_where_it_leaves_the_chart() -> None:
 
 def test_a_verified_result_says_so_in_words() -> None:
     view = verdict_view(FOUND)
-    assert (view.badge, view.tone) == ("VERIFIED", "good")
+    assert (view.badge, view.tone) == ("VERIFIED IN SIMULATION", "good")
+    real = replace(FOUND, config=replace(CONFIG, device=replace(CONFIG.device, simulated=False)))
+    assert verdict_view(real).badge == "VERIFIED"
     assert "Largest batch 40" in view.headline
     assert view.details == ("3 trials, 1 out of memory · predicted: formula 51, traced 40",)
 
 
-def test_nothing_fits_names_the_obstacle_and_three_remedies() -> None:
+def test_nothing_fits_names_the_obstacle_and_what_would_help() -> None:
     big = scene.config("llama-2-7b", "t4-16gb")
     view = verdict_view(scene.folded(big, scene.nothing_fits(big)))
     assert view.badge == "NOTHING FITS"
-    assert "optimizer state alone needs 50.21 GiB" in view.headline
-    assert len(view.remedies) == 3
-    option, buys, costs = remedy_columns(view.remedies[0])
-    assert option.startswith("--")
-    assert buys.startswith("saves ")
-    assert costs
+    assert view.headline.startswith("optimizer state alone needs 50.21 GiB")
+    together, *single = view.advice
+    assert len(single) == 2
+    assert together.buys == "batch 1 fits"
+    assert together.option.count("--") > 1
+    assert all(one.buys.startswith("saves ") and one.buys.endswith("not enough alone") for one in single)
+    for one in view.advice:
+        assert ("predicted only" in one.cost) == ("--sharding" in one.option)
+
+
+def test_the_cap_and_the_moment_of_the_traced_peak_are_named() -> None:
+    capped = replace(CONFIG, limit_bytes=10 * GIB)
+    assert device_words(capped)[0] == "SIMULATED NVIDIA A100 80 GB · cap 10.00 GiB"
+    assert "traced peak: in backward of step 2" in ledger_view(FOUND).notes[1]
 
 
 def test_pause_and_cancel_stand_before_what_runs() -> None:

@@ -186,6 +186,16 @@ class SearchScreen(MainScreen):
         self.call_after_refresh(self._draw)
         self.call_after_refresh(self.refresh_bindings)  # the width decides which keys do something
 
+    def load(self, options: WorkloadOptions, config: SearchConfig) -> bool:
+        """Search something else, as if it had been opened with it; False while a search runs."""
+        if self._state.busy:
+            return False
+        self._options = options
+        self._notice = ""
+        self._enter(SearchState(config))
+        self.action_start()
+        return True
+
     # Keys
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:

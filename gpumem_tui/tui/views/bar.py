@@ -68,30 +68,6 @@ def running_title(running: RunningTrial, state: SearchState) -> str:
     return " · ".join(parts)
 
 
-def proportions(sizes: list[int], cells: int) -> list[int]:
-    """Whole cells for each size, summing to `cells`; what is there at all gets a cell while there is room.
-
-    >>> proportions([1, 500, 499], 10)
-    [1, 5, 4]
-    """
-    total = sum(sizes)
-    if not total or cells <= 0:
-        return [0] * len(sizes)
-    exact = [size * cells / total for size in sizes]
-    given = [max(int(share), 1 if size else 0) for share, size in zip(exact, sizes, strict=True)]
-    while sum(given) != cells:
-        too_many = sum(given) > cells
-        surplus = [have - want for have, want in zip(given, exact, strict=True)]
-        if too_many:
-            spare = [index for index, have in enumerate(given) if have > 1] or [
-                index for index, have in enumerate(given) if have
-            ]
-            given[max(spare, key=lambda index: surplus[index])] -= 1
-        else:
-            given[min(range(len(given)), key=lambda index: surplus[index])] += 1
-    return given
-
-
 def _live(sample: Sample | None) -> tuple[Breakdown, int]:
     """The sample's buckets, with what they do not explain as other; and the reserved bytes."""
     if sample is None:

@@ -10,6 +10,7 @@ from gpumem_tui.formula.predict import FormulaPrediction
 from gpumem_tui.memory import ALLOCATED_BUCKETS, GIB, Bucket, Unknown, Value
 from gpumem_tui.search.events import TrialDone
 from gpumem_tui.search.prediction import Traced
+from gpumem_tui.search.report import peak_line
 from gpumem_tui.tui.search_state import SearchState
 
 PEAK = "= allocated peak"
@@ -86,8 +87,14 @@ def ledger_view(state: SearchState) -> LedgerView:
         trial=shown.number if shown is not None else None,
         tried_title=tried_title,
         rows=tuple(LedgerRow(t, formula[t], traced[t], tried[t], *error_of(t)) for t in titles),
-        notes=(f"error is {compared} − {tried_title.lower()}", *_reasons(headed), *said),
+        notes=(f"error is {compared} − {tried_title.lower()}", *_moment(state, batch_size), *_reasons(headed), *said),
     )
+
+
+def _moment(state: SearchState, batch_size: int) -> Iterable[str]:
+    """Of when the traced column is: a bucket that is empty at that moment counts nothing."""
+    if not isinstance(state.traced, Unknown):
+        yield peak_line(state.traced, batch_size)
 
 
 def traced_error(state: SearchState, result: TrialDone) -> Value:

@@ -6,14 +6,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from gpumem_tui.formula.predict import FormulaPrediction, largest_obstacle
-from gpumem_tui.formula.remedies import Remedy, remedies
-from gpumem_tui.memory import Unknown, format_bytes
+from gpumem_tui.memory import Unknown
+from gpumem_tui.search.advice import Advice, advise
 from gpumem_tui.search.prediction import Traced
 from gpumem_tui.search.runner import Verdict
 from gpumem_tui.tui.search_state import SearchState, Stage
 from gpumem_tui.tui.views.bar import running_title
-
-BEST_REMEDIES = 3
 
 Tone = Literal["calm", "busy", "good", "warning", "bad"]
 
@@ -31,7 +29,7 @@ class VerdictView:
     tone: Tone
     headline: str
     details: tuple[str, ...] = ()
-    remedies: tuple[Remedy, ...] = ()
+    advice: tuple[Advice, ...] = ()
 
 
 def verdict_view(state: SearchState, notice: str = "", *, short: bool = False) -> VerdictView:
@@ -94,7 +92,8 @@ def _ended(state: SearchState, verdict: Verdict) -> VerdictView:
     if verdict.outcome == "nothing_fits":
         return _nothing_fits(state, message)
     if verdict.outcome == "found":
-        badge = "VERIFIED" if verdict.verified else "NOT VERIFIED"
+        verified = "VERIFIED IN SIMULATION" if state.config.device.simulated else "VERIFIED"
+        badge = verified if verdict.verified else "NOT VERIFIED"
         return VerdictView(badge, "good" if verdict.verified else "warning", message, (summary,))
     if verdict.outcome == "cancelled":
         return VerdictView("CANCELLED", "warning", message, (f"{summary} · s starts over",))
@@ -102,7 +101,7 @@ def _ended(state: SearchState, verdict: Verdict) -> VerdictView:
 
 
 def _nothing_fits(state: SearchState, message: str) -> VerdictView:
-    """The obstacle, and the best remedies, by the closed form."""
+    """The obstacle, and what would help most, by the closed form."""
     config = state.config
     shape = config.workload.shape
     if shape is None:
@@ -111,15 +110,8 @@ def _nothing_fits(state: SearchState, message: str) -> VerdictView:
     prediction = state.formula.at(1)
     assert isinstance(prediction, FormulaPrediction), "a shape has a closed form"
     obstacle = largest_obstacle(prediction, total_bytes)
-    headline = obstacle.message[:1].upper() + obstacle.message[1:] if obstacle is not None else message
-    best = remedies(shape, config.workload.recipe, total_bytes, config.headroom)[:BEST_REMEDIES]
-    return VerdictView("NOTHING FITS", "bad", headline, (), tuple(best))
-
-
-def remedy_columns(remedy: Remedy) -> tuple[str, str, str]:
-    """What to type, what it buys, what it costs."""
-    then = f"batch {remedy.max_batch_size:,} fits" if remedy.max_batch_size else "not enough alone"
-    return remedy.option, f"saves {format_bytes(remedy.saved_bytes)}, {then}", remedy.cost
+    headline = obstacle.message.removeprefix("nothing fits: ") if obstacle is not None else message
+    return VerdictView("NOTHING FITS", "bad", headline, (), advise(config))
 
 
 def _predictions(state: SearchState) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 from gpumem_tui.formula.parameters import count_parameters
 from gpumem_tui.memory import Unknown, format_bytes
 from gpumem_tui.search.prediction import Traced
-from gpumem_tui.search.runner import Device, SearchConfig
+from gpumem_tui.search.runner import SearchConfig
 from gpumem_tui.tui.search_state import SearchState
 
 
@@ -64,9 +64,11 @@ def workload_summary(config: SearchConfig) -> str:
     return " · ".join(part for part in parts if part)
 
 
-def device_words(device: Device) -> tuple[str, str]:
-    """The device's name, in capitals that it is simulated if it is, and why it was taken."""
-    return f"{'SIMULATED ' if device.simulated else ''}{device.gpu.title}", device.reason
+def device_words(config: SearchConfig) -> tuple[str, str]:
+    """The device's name, in capitals that it is simulated if it is, with a cap on it; and why it was taken."""
+    device = config.device
+    cap = f" · cap {format_bytes(config.limit_bytes)}" if config.limit_bytes is not None else ""
+    return f"{'SIMULATED ' if device.simulated else ''}{device.gpu.title}{cap}", device.reason
 
 
 def _short_file(config: SearchConfig) -> str:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from textual.app import ComposeResult
 from textual.containers import Vertical
 from textual.content import Content
 from textual.reactive import reactive
 from textual.widgets import Static
-from textual_plot import HiResMode, PlotWidget
+from textual_plot import HiResMode, NumericAxisFormatter, PlotWidget
 
 from gpumem_tui.tui.figures import Span, wrapped
 from gpumem_tui.tui.glyphs import (
@@ -31,6 +31,17 @@ _EDGE = 1e-6
 """Keeps the tick at 0 off the frame's corner."""
 
 
+class _ShortLabels(NumericAxisFormatter):
+    """Large numbers in thousands and so on: what is left of the frame has room for four characters."""
+
+    def get_labels_for_ticks(self, ticks: Sequence[float]) -> list[str]:
+        """The labels of ticks at equal distances."""
+        for size, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+            if ticks and max(map(abs, ticks)) >= 10 * size:
+                return [f"{tick / size:.0f}{unit if round(tick) else ''}" for tick in ticks]
+        return super().get_labels_for_ticks(ticks)
+
+
 class _Chart(PlotWidget, can_focus=False):
     """The axes; its keys would hide the log's."""
 
@@ -49,7 +60,10 @@ class BatchPlot(Vertical):
     def compose(self) -> ComposeResult:
         """The legend and the chart."""
         yield Static(id="plot-legend")
-        yield _Chart(allow_pan_and_zoom=False)
+        chart = _Chart(allow_pan_and_zoom=False)
+        chart.set_x_formatter(_ShortLabels())
+        chart.set_y_formatter(_ShortLabels())
+        yield chart
 
     def show(self, state: SearchState) -> None:
         """Render a state; a chart takes tens of milliseconds, so only when it changed."""

@@ -27,7 +27,7 @@ class HeaderLine(Widget):
     def show(self, state: SearchState, time: str) -> None:
         """Render a state at a time of day."""
         torch = f"torch {state.predicted.ready.torch_version}" if state.predicted is not None else ""
-        shown = (device_words(state.config.device), torch, time)
+        shown = (device_words(state.config), torch, time)
         if shown != (self._device, self._torch, self._time):
             self._device, self._torch, self._time = shown
             self.refresh()

@@ -5,10 +5,10 @@ from __future__ import annotations
 from textual.content import Content
 from textual.widget import Widget
 
-from gpumem_tui.tui.figures import Span, compact_bytes, wrapped
+from gpumem_tui.tui.figures import Span, compact_bytes, proportions, wrapped
 from gpumem_tui.tui.glyphs import BUCKET_LOOKS
 from gpumem_tui.tui.search_state import SearchState
-from gpumem_tui.tui.views.bar import ORDER, BarView, bar_view, proportions
+from gpumem_tui.tui.views.bar import ORDER, BarView, bar_view
 
 _LEGEND_TITLE_WIDTH = 15
 _LEGEND_VALUE_WIDTH = 8

@@ -9,7 +9,7 @@ from gpumem_tui.memory import Unknown, Value
 from gpumem_tui.tui.figures import MUTED, Span, compact_bytes, percent, signed
 from gpumem_tui.tui.search_state import SearchState
 from gpumem_tui.tui.views.ledger import LedgerRow, LedgerView, ledger_view
-from gpumem_tui.tui.views.verdict import Tone, VerdictView, remedy_columns, verdict_view
+from gpumem_tui.tui.views.verdict import Tone, VerdictView, verdict_view
 from gpumem_tui.tui.views.workload import strategy_lines, workload_lines, workload_summary
 
 _KEY_WIDTH = 10
@@ -17,6 +17,7 @@ _TITLE_WIDTH = 16
 _WIDTHS = (8, 8, 10)
 _ERROR_WIDTH = 9
 _SHARE_WIDTH = 7
+_OPTION_WIDTH = 32
 _TONE_COLOURS: dict[Tone, str] = {
     "calm": "$secondary",
     "busy": "$primary",
@@ -84,7 +85,7 @@ class VerdictPanel(LinesPanel):
             lines[0].append((f" · {elapsed_s} s", MUTED))
         if not short:
             lines += [[(line, MUTED)] for line in view.details]
-        self.show_lines([*lines, *_remedies(view, short=short)])
+        self.show_lines([*lines, *_advice(view, short=short)])
 
 
 def _pair(pair: tuple[str, str]) -> list[Span]:
@@ -118,12 +119,12 @@ def _style(value: Value, weight: str) -> str:
     return weight
 
 
-def _remedies(view: VerdictView, *, short: bool) -> list[list[Span]]:
-    columns = [remedy_columns(remedy) for remedy in view.remedies]
-    width = max((len(option) for option, _, _ in columns), default=0)
+def _advice(view: VerdictView, *, short: bool) -> list[list[Span]]:
+    """What to type and what it buys side by side, in columns but for several changes together."""
+    width = max((len(one.option) for one in view.advice if len(one.option) <= _OPTION_WIDTH), default=0)
     lines: list[list[Span]] = []
-    for option, buys, costs in columns:
-        lines.append([(f"{option:<{width}}", "bold"), (f"  {buys}", "")])
+    for one in view.advice:
+        lines.append([(f"{one.option:<{width}}", "bold"), (f"  {one.buys}", "")])
         if not short:
-            lines.append([(f"{'':<{width}}  cost: {costs}", MUTED)])
+            lines.append([(f"  cost: {one.cost}", MUTED)])
     return lines

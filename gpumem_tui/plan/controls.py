@@ -1,0 +1,328 @@
+"""The Plan screen's controls as data: what each one sets, its range, its steps, and what it refuses.
+
+`plan_of` turns what they say into a `Plan`, or tells which control is in the way. Nudges only ever offer values that go
+together with the others; typed ones may not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+from gpumem_tui.catalog.loader import gpus, models
+from gpumem_tui.catalog.shapes import ShapeError
+from gpumem_tui.formula.extras import Extras, why_not
+from gpumem_tui.formula.parameters import count_parameters
+from gpumem_tui.formula.recipe import ATTENTIONS, OPTIMIZERS, PRECISIONS, RECOMPUTES, SHARDINGS, Recipe
+from gpumem_tui.memory import GIB
+from gpumem_tui.plan.draft import SHAPE_FIELDS, Draft, has_field
+from gpumem_tui.plan.plan import Plan
+from gpumem_tui.plan.steps import (
+    ALIGNMENT,
+    Steps,
+    by,
+    divisor,
+    double,
+    heads_fit,
+    hidden_unit,
+    image_unit,
+    multiple,
+    power,
+)
+
+
+class PlanError(ValueError):
+    """The controls contradict each other. `control` is the key of the one to mend, the message says how."""
+
+    def __init__(self, control: str, message: str) -> None:
+        super().__init__(message)
+        self.control = control
+
+
+@dataclass(frozen=True)
+class Option:
+    """One value of a choice, and what helps to choose it."""
+
+    value: str
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A control with named values."""
+
+    key: str
+    label: str
+    group: str
+    hint: str
+    options: Callable[[Draft], tuple[Option, ...]]
+    get: Callable[[Draft], str]
+    put: Callable[[Draft, str], Draft]
+
+    def text(self, draft: Draft) -> str:
+        """The value as the control shows it."""
+        return self.get(draft)
+
+    def stepped(self, draft: Draft, way: int, *, jump: bool) -> Draft:
+        """The option before (`way` −1) or after (+1) the present one, or with `jump` the first or last."""
+        values = [option.value for option in self.options(draft)]
+        here = values.index(self.get(draft))
+        there = (0 if way < 0 else len(values) - 1) if jump else min(max(0, here + way), len(values) - 1)
+        return self.put(draft, values[there])
+
+
+@dataclass(frozen=True)
+class Number:
+    """A control with a whole number in a range.
+
+    Attributes:
+        nudge, jump: the next value for an arrow key alone and with shift.
+        optional: nothing (None) is a value too; it lies below `least`.
+        show: the value as the control shows it, where that is more than the number.
+    """
+
+    key: str
+    label: str
+    group: str
+    hint: str
+    most: int
+    nudge: Steps
+    jump: Steps
+    get: Callable[[Draft], int | None]
+    put: Callable[[Draft, int | None], Draft]
+    least: int = 1
+    optional: bool = False
+    show: Callable[[Draft], str] | None = None
+
+    def text(self, draft: Draft) -> str:
+        """The value as the control shows it."""
+        value = self.get(draft)
+        if self.show is not None:
+            return self.show(draft)
+        return "none" if value is None else f"{value:,}"
+
+    def stepped(self, draft: Draft, way: int, *, jump: bool) -> Draft:
+        """The next value below (`way` −1) or above (+1), as far as the range goes."""
+        wanted = (self.jump if jump else self.nudge)(draft, self.get(draft) or 0, way)
+        if wanted < self.least:
+            return self.put(draft, None) if self.optional else draft
+        return self.put(draft, min(wanted, self.most))
+
+    def check(self, draft: Draft) -> None:
+        """Raise PlanError if the value is out of the range."""
+        value = self.get(draft)
+        if value is None:
+            return
+        if value < self.least:
+            raise PlanError(self.key, f"must be at least {self.least:,}, not {value:,}")
+        if value > self.most:
+            raise PlanError(self.key, f"must be at most {self.most:,}, not {value:,}")
+
+
+Control = Choice | Number
+
+
+def controls(draft: Draft) -> tuple[Control, ...]:
+    """The controls of a draft, from top to bottom; those that its model has nothing to set for are left out."""
+    return tuple(c for c in _CONTROLS if c.key not in SHAPE_FIELDS or has_field(draft.base, c.key))
+
+
+def control_of(draft: Draft, key: str) -> Control:
+    """The control with that key.
+
+    Raises:
+        KeyError: the draft has none.
+    """
+    found = [control for control in controls(draft) if control.key == key]
+    if not found:
+        raise KeyError(key)
+    return found[0]
+
+
+def plan_of(draft: Draft) -> Plan:
+    """The plan that a draft describes.
+
+    Raises:
+        PlanError: a number out of its range, or numbers that do not go together.
+    """
+    for control in controls(draft):
+        if isinstance(control, Number):
+            control.check(draft)
+    try:
+        shape = draft.base.overridden(**draft.changes)
+        shape.check()
+    except ShapeError as error:
+        key = error.option.removeprefix("--").replace("-", "_")
+        raise PlanError(key, str(error).removeprefix(f"{error.option}: ")) from error
+    target, samples = draft.target_batch, draft.pass_samples
+    if target is not None and target < samples:
+        gpus = f"{draft.recipe.gpus:,} GPU{'s' if draft.recipe.gpus > 1 else ''}"
+        raise PlanError(
+            "target_batch", f"{target:,} is less than one pass of {samples:,} ({draft.batch_size:,} × {gpus})"
+        )
+    return Plan(shape, draft.recipe, draft.gpu, draft.batch_size, draft.headroom, target, draft.extras)
+
+
+def remarks(plan: Plan) -> Iterator[tuple[str, str]]:
+    """What is allowed but may not be meant: the control's key and one line."""
+    shape, recipe = plan.shape, plan.recipe
+    known = models().get(shape.name)
+    trained = known.max_seq_len if known is not None else shape.max_seq_len
+    if 0 < trained < shape.seq_len:
+        yield "seq_len", f"longer than the {trained:,} it was trained at"
+    if recipe.attention == "flash" and recipe.precision == "fp32":
+        yield "attention", "flash kernels take 16-bit values; in fp32 PyTorch uses efficient"
+    if recipe.sharding != "none" and recipe.gpus == 1:
+        yield "sharding", "one GPU: there is nothing to shard over"
+    for extra in sorted(plan.extras):
+        control = "loss" if extra == "chunked-loss" else "offload"
+        yield control, why_not(extra, shape, recipe) or "formula only: cannot be traced or searched"
+    if recipe.sharding == "none" and recipe.gpus > 1:
+        yield "gpus", "without sharding each GPU holds everything"
+
+
+def _shape_number(name: str, label: str, group: str, hint: str, most: int, nudge: Steps, jump: Steps) -> Number:
+    def put(draft: Draft, value: int | None) -> Draft:
+        changes = {**draft.changes, name: value or 0}
+        if changes[name] == getattr(draft.base, name):
+            del changes[name]
+        return replace(draft, changes=changes)
+
+    return Number(name, label, group, hint, most, nudge, jump, lambda draft: draft.shape_value(name), put)
+
+
+def _recipe_choice(name: str, group: str, hint: str, notes: Mapping[str, str], values: tuple[str, ...]) -> Choice:
+    options = tuple(Option(value, notes.get(value, "")) for value in values)
+    return Choice(
+        name, name, group, hint, lambda draft: options,
+        lambda draft: cast(str, getattr(draft.recipe, name)),
+        lambda draft, value: replace(draft, recipe=_with(draft.recipe, name, value)),
+    )  # fmt: skip
+
+
+def _with(recipe: Recipe, name: str, value: Any) -> Recipe:
+    return replace(recipe, **{name: value})
+
+
+def _model_options(draft: Draft) -> tuple[Option, ...]:
+    listed = models()
+    own = () if draft.base.name in listed else (draft.base,)
+    return tuple(Option(m.name, f"{_short_count(count_parameters(m))} parameters") for m in (*own, *listed.values()))
+
+
+def _put_model(draft: Draft, name: str) -> Draft:
+    """Another model comes with its own shape: the changes were meant for the one that was."""
+    return draft if name == draft.base.name else replace(draft, base=models()[name], changes={})
+
+
+def _gpu_options(draft: Draft) -> tuple[Option, ...]:
+    listed = gpus()
+    own = () if draft.gpu.name in listed else (draft.gpu,)
+    return tuple(Option(gpu.name, f"{gpu.total_bytes / GIB:.1f} GiB, {gpu.sm}") for gpu in (*own, *listed.values()))
+
+
+def _put_gpu(draft: Draft, name: str) -> Draft:
+    return draft if name == draft.gpu.name else replace(draft, gpu=gpus()[name])
+
+
+def _loss(draft: Draft) -> str:
+    return "chunked" if "chunked-loss" in draft.extras else "whole"
+
+
+def _put_loss(draft: Draft, value: str) -> Draft:
+    chunked: Extras = frozenset({"chunked-loss"})
+    return replace(draft, extras=draft.extras | chunked if value == "chunked" else draft.extras - chunked)
+
+
+_OFFLOADS: Mapping[str, Extras] = {
+    "none": frozenset(),
+    "optimizer": frozenset({"offload-optimizer"}),
+    "activations": frozenset({"offload-activations"}),
+    "both": frozenset({"offload-optimizer", "offload-activations"}),
+}
+
+
+def _offload(draft: Draft) -> str:
+    moved = draft.extras & _OFFLOADS["both"]
+    return next(name for name, extras in _OFFLOADS.items() if extras == moved)
+
+
+def _put_offload(draft: Draft, value: str) -> Draft:
+    return replace(draft, extras=draft.extras - _OFFLOADS["both"] | _OFFLOADS[value])
+
+
+def _short_count(count: int) -> str:
+    for unit, size in (("B", 10**9), ("M", 10**6), ("k", 10**3)):
+        if count >= size:
+            return f"{count / size:.3g} {unit}"
+    return str(count)
+
+
+def _percent(draft: Draft) -> int:
+    return round(draft.headroom * 100)
+
+
+def _show_percent(draft: Draft) -> str:
+    return f"{draft.headroom * 100:g} %"
+
+
+_LOSSES = (Option("whole", "all logits at once"), Option("chunked", "the sequence in pieces; formula only"))
+_OFFLOAD_OPTIONS = (
+    Option("none", "everything stays on the GPU"),
+    Option("optimizer", "optimizer state in host memory; formula only"),
+    Option("activations", "activations in host memory; formula only"),
+    Option("both", "optimizer state and activations; formula only"),
+)
+_MODEL, _BATCH, _TRAINING, _HARDWARE = "Model", "Batch", "Training", "Hardware"
+
+_CONTROLS: tuple[Control, ...] = (
+    Choice("model", "model", _MODEL, "Enter picks from the catalog", _model_options, lambda d: d.base.name, _put_model),
+    _shape_number("layers", "layers", _MODEL, "Transformer blocks", 10_000, by(1), double),
+    _shape_number("hidden", "hidden", _MODEL, "Width of the residual stream; the feed-forward width follows",
+                  1_000_000, multiple(hidden_unit), double),
+    _shape_number("heads", "heads", _MODEL, "Attention heads; they divide the hidden size", 10_000,
+                  divisor(lambda d: d.shape_value("hidden"), heads_fit), double),
+    _shape_number("kv_heads", "kv heads", _MODEL, "Key/value heads; they divide the heads", 10_000,
+                  divisor(lambda d: d.shape_value("heads"), lambda d, n: True), double),
+    _shape_number("ffn", "ffn", _MODEL, "Inner width of the feed-forward network", 10_000_000,
+                  multiple(lambda d: ALIGNMENT), double),
+    _shape_number("vocab", "vocab", _MODEL, "Vocabulary: the output head's width", 10_000_000,
+                  multiple(lambda d: ALIGNMENT), double),
+    _shape_number("image_size", "image px", _MODEL, "Pixels a side", 10_000, multiple(image_unit), double),
+    Number("batch_size", "micro-batch", _BATCH, "Samples of one forward and backward on one GPU", 1_000_000,
+           by(1), power, lambda d: d.batch_size, lambda d, v: replace(d, batch_size=v or 0)),
+    _shape_number("seq_len", "sequence", _BATCH, "Tokens a sample", 10_000_000,
+                  multiple(lambda d: ALIGNMENT), power),
+    Number("target_batch", "target", _BATCH, "Samples wanted per optimizer step over all GPUs; 0 for no wish",
+           1_000_000_000, multiple(lambda d: max(1, d.pass_samples)), power, lambda d: d.target_batch,
+           lambda d, v: replace(d, target_batch=v or None), optional=True),
+    _recipe_choice("precision", _TRAINING, "What weights, gradients and activations are kept in", {
+        "fp32": "4 bytes a value", "amp-bf16": "autocast: fp32 weights, bfloat16 compute",
+        "amp-fp16": "autocast: fp32 weights, fp16 compute, loss scaling", "bf16": "everything in bfloat16",
+    }, PRECISIONS),
+    _recipe_choice("optimizer", _TRAINING, "What it keeps per parameter between steps", {
+        "adamw": "two moments", "adam": "two moments", "sgd": "nothing", "sgd-momentum": "one buffer",
+        "adafactor": "row and column sums", "adagrad": "one sum", "rmsprop": "one mean", "lion": "one momentum",
+        "adamw-8bit": "two moments in 8 bits; needs bitsandbytes",
+    }, OPTIMIZERS),
+    _recipe_choice("recompute", _TRAINING, "What backward computes again instead of keeping", {
+        "none": "keep every activation", "selective": "the attention core", "full": "every block",
+    }, RECOMPUTES),
+    _recipe_choice("attention", _TRAINING, "The scaled-dot-product kernel", {
+        "auto": "PyTorch's choice", "flash": "fused, 16-bit only", "efficient": "fused", "math": "keeps the scores",
+    }, ATTENTIONS),
+    Choice("loss", "loss", _TRAINING, "How much of the logits is there at once", lambda d: _LOSSES, _loss, _put_loss),
+    Choice("offload", "offload", _TRAINING, "What waits in host memory", lambda d: _OFFLOAD_OPTIONS, _offload,
+           _put_offload),
+    Choice("gpu", "GPU", _HARDWARE, "Enter picks from the catalog", _gpu_options, lambda d: d.gpu.name, _put_gpu),
+    Number("gpus", "GPU count", _HARDWARE, "GPUs that train together", 100_000, by(1), power,
+           lambda d: d.recipe.gpus, lambda d, v: replace(d, recipe=replace(d.recipe, gpus=v or 0))),
+    _recipe_choice("sharding", _HARDWARE, "What is spread over the GPUs (ZeRO)", {
+        "none": "each GPU holds everything", "zero1": "optimizer state", "zero2": "+ gradients",
+        "zero3": "+ parameters (FSDP)",
+    }, SHARDINGS),
+    Number("headroom", "headroom", _HARDWARE, "Share of the GPU that the formula leaves free", 90, by(1),
+           multiple(lambda d: 5), _percent, lambda d, v: replace(d, headroom=(v or 0) / 100), least=0,
+           show=_show_percent),
+)  # fmt: skip

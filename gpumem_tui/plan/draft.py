@@ -1,0 +1,75 @@
+"""What the Plan screen's controls say, whether or not that can exist."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import cast
+
+from gpumem_tui.catalog.loader import models
+from gpumem_tui.catalog.shapes import Gpu, ModelShape, ShapeError
+from gpumem_tui.formula.extras import NO_EXTRAS, Extras
+from gpumem_tui.formula.recipe import Recipe
+from gpumem_tui.plan.plan import Plan
+
+SHAPE_FIELDS = ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "seq_len", "image_size")
+"""What can be changed of a model's shape, where its family has it."""
+
+
+@dataclass(frozen=True)
+class Draft:
+    """What the controls say.
+
+    Attributes:
+        base: the model that was picked. `changes`: fields of its shape that were set to something else.
+        headroom: share of the GPU that the formula leaves free.
+        target_batch: samples wanted per optimizer step over all GPUs; None for no wish.
+        extras: techniques that only the formula knows.
+    """
+
+    base: ModelShape
+    recipe: Recipe
+    gpu: Gpu
+    batch_size: int
+    headroom: float
+    target_batch: int | None
+    changes: Mapping[str, int] = field(default_factory=dict)
+    extras: Extras = NO_EXTRAS
+
+    @property
+    def pass_samples(self) -> int:
+        """Samples of one forward and backward over all GPUs."""
+        return self.batch_size * self.recipe.gpus
+
+    def shape_value(self, name: str) -> int:
+        """A field of the shape as the controls have it, followed through from the others where they go together."""
+        try:
+            return cast(int, getattr(self.base.overridden(**self.changes), name))
+        except ShapeError:
+            return self.changes.get(name, getattr(self.base, name))
+
+
+def draft_of(plan: Plan) -> Draft:
+    """The controls that describe a plan: its model by catalog name and changes where that is what it is."""
+    base, changes = plan.shape, dict[str, int]()
+    known = models().get(plan.shape.name)
+    if known is not None and known.family == plan.shape.family:
+        differing = {
+            name: value
+            for name in SHAPE_FIELDS
+            if has_field(known, name) and (value := getattr(plan.shape, name)) != getattr(known, name)
+        }
+        with suppress(ShapeError):  # a shape that cannot exist is nothing but itself
+            if known.overridden(**differing) == plan.shape:
+                base, changes = known, differing
+    return Draft(base, plan.recipe, plan.gpu, plan.batch_size, plan.headroom, plan.target_batch, changes, plan.extras)
+
+
+def has_field(shape: ModelShape, name: str) -> bool:
+    """Whether a model of this family has the field, so that it can be set."""
+    try:
+        shape.overridden(**{name: getattr(shape, name)})
+    except ShapeError:
+        return False
+    return True

@@ -1,0 +1,454 @@
+"""The Plan screen: what-if. Every control changes every number at once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from functools import partial
+from typing import ClassVar, Protocol, cast
+
+from textual import on
+from textual.app import App, ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Container, Horizontal, Vertical
+from textual.events import Resize
+from textual.message import Message
+from textual.widgets import Footer, Static
+
+from gpumem_tui.memory import Unknown
+from gpumem_tui.plan.answers import answer
+from gpumem_tui.plan.controls import Choice, control_of
+from gpumem_tui.plan.judgement import MeasuredRate
+from gpumem_tui.plan.plan import Plan
+from gpumem_tui.plan.state import PlanState, chosen, entered, nudged, opened, paused, redone, replaced, undone
+from gpumem_tui.plan.store import PlanStore, SavedPlan
+from gpumem_tui.plan.tracing import Failed, Pending, Ready, Tracer, TraceState
+from gpumem_tui.search.prediction import Traced
+from gpumem_tui.tui.background import in_daemon_thread
+from gpumem_tui.tui.screens.help import HelpScreen
+from gpumem_tui.tui.screens.main import MainScreen
+from gpumem_tui.tui.screens.plan_dialogs import PickScreen, TextScreen
+from gpumem_tui.tui.screens.plan_files import export_plan, pick_plan, save_plan, why_no_search
+from gpumem_tui.tui.views.plan_explain import control_help, explanation, plan_help
+from gpumem_tui.tui.views.plan_header import PANES, header_row
+from gpumem_tui.tui.views.plan_layout import SMALLEST, layout_classes
+from gpumem_tui.tui.views.plan_numbers import fact_rows, ledger_rows, verdict_rows
+from gpumem_tui.tui.views.plan_panes import PaneContent, PaneRequest, pane_content
+from gpumem_tui.tui.views.plan_rows import no_rows
+from gpumem_tui.tui.widgets.plan_controls import PlanControls
+from gpumem_tui.tui.widgets.plan_rows import FixedRows, RowList
+from gpumem_tui.tui.widgets.plan_tabs import PaneNames
+
+AS_OPENED = "as opened"
+"""What the plan that the screen began with is called."""
+
+_ROOMY_FOOTER = 100
+_SETTLE_S = 0.03
+"""The pane follows the numbers by this much, so that it never holds them up."""
+_CLOCK_S = 1.0
+_FAREWELL_S = 1.0
+
+Clock = Callable[[], datetime]
+
+
+class PlanTracer(Protocol):
+    """What `tracing.Tracer` does for the screen."""
+
+    def want(self, plan: Plan) -> TraceState:
+        """What is known of a plan now; later news comes by the callback it was made with."""
+
+    def close(self, timeout_s: float = ...) -> None:
+        """End whatever runs."""
+
+
+MakeTracer = Callable[[Callable[[TraceState], None]], PlanTracer]
+
+
+class PlanScreen(MainScreen):
+    """One plan at a time.
+
+    Args:
+        plan: to begin with.
+        tracer: makes what traces plans, given where its news go.
+        measured: throughput that a search or a watched process measured, for the judgement.
+        store: where plans are saved; None for the user's data folder.
+        clock: the time of day.
+
+    Raises:
+        PlanError: the plan's numbers do not go together.
+    """
+
+    CSS_PATH = "plan.tcss"
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("n", "pane('numbers')", "numbers", show=False),
+        Binding("t", "pane('techniques')", "what helps", show=False),
+        Binding("v", "pane('curves')", "curves", show=False),
+        Binding("j", "pane('judgement')", "judgement", show=False),
+        Binding("c", "pane('compare')", "compare", show=False),
+        Binding("escape", "controls", "controls", show=False),
+        Binding("u", "undo", "undo", tooltip="Take the last change back"),
+        Binding("ctrl+r", "redo", "redo", show=False, tooltip="Make it again"),
+        Binding("w", "save", "save", tooltip="Save the plan under a name"),
+        Binding("o", "open", "open", tooltip="Open a saved plan"),
+        Binding("x", "export", "export", tooltip="As Markdown, as a command line or as JSON"),
+        Binding("h", "explain", "explain", tooltip="The formula, the numbers in it, the source and the limits"),
+        Binding("s", "search", "search", tooltip="Search the largest batch with these settings"),
+        Binding("question_mark", "help", "help", key_display="?", tooltip="The keys and what the columns mean"),
+        Binding("q", "app.quit", "quit", tooltip="Leave"),
+        Binding("ctrl+c", "app.quit", "quit", show=False),
+        Binding("f1", "app.show('monitor')", show=False),
+        Binding("f2", "app.show('search')", show=False),
+        Binding("f3", "app.show('plan')", show=False),
+    ]
+
+    class SearchWanted(Message):
+        """The user wants to search with the settings of a plan."""
+
+        def __init__(self, plan: Plan) -> None:
+            super().__init__()
+            self.plan = plan
+
+    class TraceArrived(Message):
+        """The tracer knows more."""
+
+        def __init__(self, traced: TraceState) -> None:
+            super().__init__()
+            self.traced = traced
+
+    def __init__(
+        self,
+        plan: Plan,
+        *,
+        tracer: MakeTracer = Tracer,
+        measured: Sequence[MeasuredRate] = (),
+        store: PlanStore | None = None,
+        clock: Clock = datetime.now,
+    ) -> None:
+        super().__init__()
+        self._state = opened(plan)
+        self._answer = answer(plan)
+        self._tracer = tracer(self._on_trace)
+        self._traced: TraceState = Pending(plan)
+        self._measured = tuple(measured)
+        self._store = store or PlanStore()
+        self._clock = clock
+        self._called = ""
+        self._saved = plan
+        self._first = plan
+        self._other = (AS_OPENED, plan)
+        self._pane = "numbers"
+        self._content = PaneContent(no_rows)
+        self._shown: PaneRequest | None = None
+        self._working = False
+
+    @property
+    def state(self) -> PlanState:
+        """What the controls say."""
+        return self._state
+
+    @property
+    def traced(self) -> TraceState:
+        """What the trace says of the plan."""
+        return self._traced
+
+    @property
+    def tracer(self) -> PlanTracer:
+        """What traces the plan."""
+        return self._tracer
+
+    @property
+    def settled(self) -> bool:
+        """Nothing is being worked out any more."""
+        return not isinstance(self._traced, Pending) and self._shown == self._request() and not self._working
+
+    # What is on it
+
+    def compose(self) -> ComposeResult:
+        """Header, controls, numbers, pane, footer; and what a tiny terminal gets instead."""
+        yield FixedRows(id="plan-header")
+        with Horizontal(id="body"):
+            yield PlanControls()
+            with Container(id="right"):
+                yield PaneNames(classes="top")
+                with Vertical(id="numbers") as numbers:
+                    numbers.border_title = "Memory of one GPU"
+                    yield FixedRows(id="verdict")
+                    with Container(id="figures"):
+                        yield RowList(id="ledger")
+                        yield RowList(id="facts")
+                        yield FixedRows(id="step")
+                with Vertical(id="pane-box"):
+                    yield PaneNames(classes="inner")
+                    yield RowList(id="pane")
+        yield Footer()
+        yield Static(id="too-small")
+
+    def on_mount(self) -> None:
+        """The numbers at once; the trace and the pane follow."""
+        self.query_one(PlanControls).focus()
+        self._traced = self._tracer.want(self._state.plan)
+        self.set_interval(_CLOCK_S, self._draw_header)
+        self._draw()
+
+    def on_resize(self, event: Resize) -> None:
+        """One pane, two, or three beside each other; a tiny terminal gets one line that says what is needed."""
+        width, height = event.size
+        for name, there in layout_classes(width, height).items():
+            self.set_class(there, name)
+        footer = self.query_one(Footer)
+        footer.compact = width < _ROOMY_FOOTER
+        footer.show_command_palette = width >= _ROOMY_FOOTER
+        needed, given = "×".join(map(str, SMALLEST)), f"{width}×{height}"
+        self.query_one("#too-small", Static).update(f"needs {needed}, this is {given}")
+        self.call_after_refresh(self._draw)
+
+    # The controls
+
+    def on_plan_controls_nudged(self, message: PlanControls.Nudged) -> None:
+        """A step."""
+        self._enter(nudged(self._state, message.key, message.way, jump=message.jump))
+
+    def on_plan_controls_typed(self, message: PlanControls.Typed) -> None:
+        """A digit more or less; a number is one step of the history from its first digit to its last."""
+        before = paused(self._state) if message.first else self._state
+        self._enter(entered(before, message.key, message.value))
+
+    def on_plan_controls_abandoned(self, message: PlanControls.Abandoned) -> None:
+        """The number typed is not to be."""
+        if self._state.by == message.key:
+            self._enter(undone(self._state))
+
+    def on_plan_controls_picking(self, message: PlanControls.Picking) -> None:
+        """The list of a choice."""
+        key = message.key
+        control = control_of(self._state.draft, key)
+        assert isinstance(control, Choice), "numbers are typed"
+
+        def picked(value: str | None) -> None:
+            if value is not None:
+                self._enter(chosen(paused(self._state), key, value))
+
+        options, current = control.options(self._state.draft), control.get(self._state.draft)
+        title = control.label[:1].upper() + control.label[1:]
+        self.app.push_screen(PickScreen(title, options, current), picked)
+
+    def on_row_list_moved(self, message: RowList.Moved) -> None:
+        """Another control: the next change is a step of its own."""
+        if isinstance(message.rows, PlanControls):
+            self._enter(paused(self._state))
+
+    def action_undo(self) -> None:
+        """Back by one change."""
+        self._enter(undone(self._state))
+
+    def action_redo(self) -> None:
+        """Forward again."""
+        self._enter(redone(self._state))
+
+    # The panes
+
+    def action_pane(self, pane: str) -> None:
+        """Show a pane from its top and give it the keys."""
+        self._pane = pane
+        self.query_one("#pane", RowList).begin()
+        self._draw_panes()
+        self.query_one("#ledger" if pane == "numbers" else "#pane", RowList).focus()
+
+    def action_turn(self, way: int) -> None:
+        """The pane before or after the one that is shown."""
+        panes = self._panes()
+        self.action_pane(panes[(panes.index(self._visible_pane()) + way) % len(panes)])
+
+    def action_controls(self) -> None:
+        """Give the keys back to the controls."""
+        self.query_one(PlanControls).focus()
+
+    def on_pane_names_wanted(self, message: PaneNames.Wanted) -> None:
+        """A pane's name was clicked."""
+        self.action_pane(message.pane)
+
+    @on(RowList.Chosen, "#pane")
+    def _act_on_pane(self, message: RowList.Chosen) -> None:
+        """Apply a technique; pick another plan to compare with; explain anything else."""
+        found = self._content.help
+        plan = found.plan_of(message.key) if found is not None else None
+        if plan is not None:
+            self._enter(replaced(self._state, plan))
+        elif self._visible_pane() == "compare":
+            self.run_worker(self._choose_other())
+        else:
+            self.action_explain()
+
+    @on(RowList.Chosen, "#ledger,#facts")
+    def _act_on_numbers(self) -> None:
+        self.action_explain()
+
+    def action_explain(self) -> None:
+        """The row under the cursor: its formula, the numbers in it, its source and its limits."""
+        rows = self.focused
+        if isinstance(rows, PlanControls):
+            title, lines = control_help(self._state, rows.key)
+        elif isinstance(rows, RowList) and (found := explanation(self._state.plan, rows.key)) is not None:
+            title, lines = found
+        else:
+            return
+        self.app.push_screen(TextScreen(title, lines))
+
+    def action_help(self) -> None:
+        """On a row, what it means; elsewhere the keys."""
+        if isinstance(self.focused, RowList) and not isinstance(self.focused, PlanControls):
+            self.action_explain()
+        else:
+            self.app.push_screen(HelpScreen(plan_help()))
+
+    # Saved plans, and what else leaves the screen
+
+    def action_save(self) -> None:
+        """Under a name."""
+        self.run_worker(self._save())
+
+    async def _save(self) -> None:
+        plan = self._state.plan
+        name = await save_plan(self._program, self._store, plan, self._called)
+        if name is not None:
+            self._called, self._saved = name, plan
+            self._draw_header()
+
+    def action_open(self) -> None:
+        """A saved one."""
+        self.run_worker(self._open())
+
+    async def _open(self) -> None:
+        found = await pick_plan(self._program, self._store, "Open a plan", self._called)
+        if found is not None:
+            self._called, self._saved = found.name, found.plan
+            self._enter(replaced(self._state, found.plan))
+            self._draw_header()
+
+    async def _choose_other(self) -> None:
+        also = (SavedPlan(AS_OPENED, self._first),)
+        found = await pick_plan(self._program, self._store, "Compare with", self._other[0], also)
+        if found is not None:
+            self._other = (found.name, found.plan)
+            self._draw_panes()
+
+    def action_export(self) -> None:
+        """As text."""
+        traced = self._traced
+        match traced:
+            case Ready():
+                known: Traced | Unknown = traced.traced
+            case Failed(_, reason):
+                known = Unknown(reason)
+            case Pending():
+                known = Unknown("the step was still being traced")
+        name = self._called or self._state.plan.shape.name
+        self.run_worker(export_plan(self._program, self._state.plan, known, name))
+
+    def load(self, plan: Plan) -> None:
+        """Go on from another plan; undo leads back."""
+        self._enter(replaced(self._state, plan))
+
+    def action_search(self) -> None:
+        """With these settings, if a search can have them."""
+        why_not = why_no_search(self._state.plan)
+        if why_not:
+            self.notify(why_not, severity="warning")
+        else:
+            self.post_message(self.SearchWanted(self._state.plan))
+
+    @property
+    def _program(self) -> App[int]:
+        return cast("App[int]", self.app)
+
+    # The trace
+
+    def _on_trace(self, traced: TraceState) -> None:
+        """From the tracer's thread."""
+        self.post_message(self.TraceArrived(traced))
+
+    def on_plan_screen_trace_arrived(self, message: TraceArrived) -> None:
+        """News of a plan that is still on the screen."""
+        if message.traced.plan == self._state.plan:
+            self._traced = message.traced
+            self._draw_numbers()
+            self._draw_panes()
+
+    def cancel(self) -> None:
+        """End the trace; safe to call from any thread."""
+        self._tracer.close(0.0)
+
+    async def end(self) -> int:
+        """End the trace, and wait until its process is gone."""
+        await in_daemon_thread(partial(self._tracer.close, _FAREWELL_S))
+        return 0
+
+    # Drawing
+
+    def _enter(self, state: PlanState) -> None:
+        """Show another state: controls and numbers now, the trace and the pane when they are there."""
+        before, self._state = self._state, state
+        self.query_one(PlanControls).show_state(state)
+        if state.plan != before.plan:
+            self._answer = answer(state.plan)
+            self._traced = self._tracer.want(state.plan)
+            self._draw_numbers()
+            self._draw_panes()
+        elif state.now.problem != before.now.problem:
+            self._draw_header()
+
+    def _draw(self) -> None:
+        self.query_one(PlanControls).show_state(self._state)
+        self._draw_numbers()
+        self._draw_panes()
+
+    def _draw_header(self) -> None:
+        name = self._called + (" *" if self._called and self._saved != self._state.plan else "")
+        time = f"{self._clock():%H:%M}"
+        found, traced, stale = self._answer, self._traced, self._state.now.problem is not None
+        self.query_one("#plan-header", RowList).show(
+            lambda width, selected: [header_row(found, traced, name, time, width, stale=stale)]
+        )
+
+    def _draw_numbers(self) -> None:
+        self._draw_header()
+        found, traced = self._answer, self._traced
+        self.query_one("#verdict", RowList).show(lambda width, selected: verdict_rows(found, traced, width))
+        self.query_one("#ledger", RowList).show(lambda width, selected: ledger_rows(found, traced, width))
+        self.query_one("#facts", RowList).show(lambda width, selected: fact_rows(found, traced, width))
+
+    def _draw_panes(self) -> None:
+        self.set_class(self._visible_pane() == "numbers", "-on-numbers")
+        for names in self.query(PaneNames):
+            names.show_panes(self._panes(), self._visible_pane())
+        if not self._working and self._shown != self._request():
+            self._working = True
+            self.run_worker(self._work_on_pane())
+
+    async def _work_on_pane(self) -> None:
+        """Work the pane out away from the screen, again while the plan has changed meanwhile."""
+        try:
+            while (wanted := self._request()) != self._shown:
+                await asyncio.sleep(_SETTLE_S)
+                if wanted != self._request():
+                    continue
+                content = await in_daemon_thread(partial(pane_content, wanted, self._measured))
+                if wanted.pane == self._visible_pane():
+                    self._content = content
+                    self.query_one("#pane", RowList).show(content.view)
+                    self.query_one("#step", RowList).show(content.step)
+                self._shown = wanted
+        finally:
+            self._working = False
+
+    def _request(self) -> PaneRequest:
+        ready = self._traced if isinstance(self._traced, Ready) else None
+        step = self.has_class("-step")
+        return PaneRequest(self._visible_pane(), self._state.plan, self._other, step, ready is not None, ready)
+
+    def _panes(self) -> list[str]:
+        return [pane for pane in PANES if pane != "numbers" or self.has_class("-single")]
+
+    def _visible_pane(self) -> str:
+        return self._pane if self._pane in self._panes() else "techniques"

@@ -1,0 +1,262 @@
+"""Opens the program on one of its screens. A screen's modules are imported when it is first shown."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING
+
+from gpumem_tui.errors import OptionError
+from gpumem_tui.monitor.snapshot import Snapshot, Source
+from gpumem_tui.settings import Settings
+
+if TYPE_CHECKING:
+    from gpumem_tui.options import WorkloadOptions
+    from gpumem_tui.plan.plan import Plan
+    from gpumem_tui.search.runner import SearchConfig
+    from gpumem_tui.tui.app import ScreenName
+    from gpumem_tui.tui.screens.main import MainScreen
+
+_DECIDE_S = 1.0
+"""A driver that has not said anything by then is there, and hangs."""
+
+_NO_DRIVER = "no NVIDIA driver on this machine"
+"""How the sampler's problem begins where there is nothing to wait for."""
+
+
+def open_program(settings: Settings | None = None) -> int:
+    """Open on the Monitor if a GPU or a probe answers, else on Search with the simulated GPU; returns the exit code.
+
+    Raises:
+        OptionError: the environment asks for what cannot be searched.
+    """
+    settings = settings or Settings()
+    source = _sampler(settings)
+    source.start()  # reads while Textual is imported
+    from gpumem_tui.tui import app as _  # noqa: F401
+
+    snapshot = source.wait(None, _DECIDE_S)
+    if _worth_watching(snapshot) or _anything_publishes():
+        return _watch(source, settings)
+    source.stop()
+    from gpumem_tui.configuration import configure
+
+    options, config = configure({})
+    return open_search(options, config, autostart=False, settings=settings)
+
+
+def open_monitor(
+    *,
+    source: Source,
+    settings: Settings | None = None,
+    read_only: bool = False,
+    bell: bool = False,
+    notice: str = "",
+    is_here: bool = True,
+) -> int:
+    """Open on the Monitor and return the exit code.
+
+    Args:
+        source: where snapshots come from; started here, and stopped at the end.
+        read_only, bell: besides what the settings say.
+        notice: the header's first words, such as the name of a recording.
+        is_here: the snapshots are of this machine now, so that the probes of its processes go with them.
+    """
+    source.start()
+    return _watch(source, settings or Settings(), read_only=read_only, bell=bell, notice=notice, is_here=is_here)
+
+
+def open_search(
+    options: WorkloadOptions, config: SearchConfig, *, autostart: bool, settings: Settings | None = None
+) -> int:
+    """Open on the Search screen and return the exit code.
+
+    Args:
+        autostart: begin the search at once.
+    """
+    settings = settings or Settings()
+
+    def search() -> MainScreen:
+        return _search_screen(options, config, autostart=autostart)
+
+    def plan() -> MainScreen:
+        return _plan_screen(_plan_of(config), config)
+
+    return _run(
+        {"monitor": partial(_own_monitor, settings), "search": search, "plan": plan}, "search", settings, config.python
+    )
+
+
+def open_plan(plan: Plan, config: SearchConfig, *, settings: Settings | None = None) -> int:
+    """Open on the Plan screen and return the exit code.
+
+    Args:
+        config: how the plan is traced.
+
+    Raises:
+        OptionError: the plan's numbers do not go together.
+    """
+    from gpumem_tui.options import OptionError
+    from gpumem_tui.plan.controls import PlanError, plan_of
+    from gpumem_tui.plan.draft import draft_of
+
+    try:
+        plan_of(draft_of(plan))
+    except PlanError as error:
+        raise OptionError(f"--{error.control.replace('_', '-')}: {error}") from error
+    settings = settings or Settings()
+
+    return _run(
+        {
+            "monitor": partial(_own_monitor, settings),
+            "search": _default_search,
+            "plan": lambda: _plan_screen(plan, config),
+        },
+        "plan",
+        settings,
+        config.python,
+    )
+
+
+def _watch(
+    source: Source,
+    settings: Settings,
+    *,
+    read_only: bool = False,
+    bell: bool = False,
+    notice: str = "",
+    is_here: bool = True,
+) -> int:
+    def monitor() -> MainScreen:
+        return _monitor_screen(source, settings, read_only=read_only, bell=bell, notice=notice, is_here=is_here)
+
+    return _run({"monitor": monitor, "search": _default_search, "plan": _default_plan}, "monitor", settings)
+
+
+def _run(
+    screens: Mapping[ScreenName, Callable[[], MainScreen]],
+    first: ScreenName,
+    settings: Settings,
+    python: str | None = None,
+) -> int:
+    from gpumem_tui.tui.app import GpuMemApp, run_app
+    from gpumem_tui.tui.glyphs import wants_ascii
+
+    ascii_only = settings.ascii or wants_ascii(os.environ)
+    return run_app(GpuMemApp(screens, first, ascii_only=ascii_only, theme=settings.theme, python=python))
+
+
+def _monitor_screen(
+    source: Source,
+    settings: Settings,
+    *,
+    read_only: bool = False,
+    bell: bool = False,
+    notice: str = "",
+    is_here: bool = True,
+) -> MainScreen:
+    from gpumem_tui.monitor.alerts import Alerts, Limits
+    from gpumem_tui.monitor.history import History
+    from gpumem_tui.tui.screens.monitor import MonitorScreen
+    from gpumem_tui.watch.live import LiveProbes
+
+    probes = LiveProbes() if is_here else None
+    if probes is not None:
+        probes.start()
+    limits = Limits(settings.near_full_percent, settings.temperature_margin_c, settings.temperature_limit_c)
+    return MonitorScreen(
+        source,
+        history=History(settings.interval_s, settings.history_hours),
+        alerts=Alerts(limits),
+        chart_s=settings.chart_minutes * 60,
+        read_only=read_only or settings.read_only,
+        bell=bell or settings.bell,
+        notice=notice,
+        probes=probes,
+    )
+
+
+def _own_monitor(settings: Settings) -> MainScreen:
+    """The Monitor of this machine."""
+    source = _sampler(settings)
+    source.start()
+    return _monitor_screen(source, settings)
+
+
+def _search_screen(options: WorkloadOptions, config: SearchConfig, *, autostart: bool = False) -> MainScreen:
+    from gpumem_tui.search import report
+    from gpumem_tui.tui.screens.search import SearchScreen
+
+    return SearchScreen(config, options, report.device_line(config.device), autostart=autostart)
+
+
+def _default_search() -> MainScreen:
+    """Search as the bare command has it.
+
+    Raises:
+        Unavailable: the environment asks for what cannot be searched.
+    """
+    from gpumem_tui.configuration import configure
+    from gpumem_tui.tui.app import Unavailable
+
+    try:
+        return _search_screen(*configure({}))
+    except OptionError as error:
+        raise Unavailable(str(error)) from error
+
+
+def _plan_screen(plan: Plan, config: SearchConfig) -> MainScreen:
+    from gpumem_tui.plan.tracing import TraceOptions, Tracer
+    from gpumem_tui.tui.screens.plan import PlanScreen
+
+    options = TraceOptions(config.python, config.steps, config.allocator)
+    return PlanScreen(plan, tracer=lambda on_change: Tracer(on_change, options))
+
+
+def _plan_of(config: SearchConfig) -> Plan:
+    """A search's settings as a plan; a workload file has no shape, so it is the default model's then."""
+    from gpumem_tui.catalog.loader import find_model
+    from gpumem_tui.options import DEFAULT_MODEL
+    from gpumem_tui.plan.plan import Plan
+
+    shape = config.workload.shape or find_model(DEFAULT_MODEL)
+    return Plan(shape, config.workload.recipe, config.device.gpu, headroom=config.headroom)
+
+
+def _default_plan() -> MainScreen:
+    """Plan as the bare command has it.
+
+    Raises:
+        Unavailable: the environment asks for what cannot be traced.
+    """
+    from gpumem_tui.configuration import configure
+    from gpumem_tui.options import OptionError
+    from gpumem_tui.tui.app import Unavailable
+
+    try:
+        _, config = configure({})
+    except OptionError as error:
+        raise Unavailable(str(error)) from error
+    return _plan_screen(_plan_of(config), config)
+
+
+def _sampler(settings: Settings) -> Source:
+    from gpumem_tui.monitor.sampler import Sampler
+
+    return Sampler(settings.interval_s)
+
+
+def _worth_watching(snapshot: Snapshot | None) -> bool:
+    """A GPU answers, or a driver is there and something is wrong with it."""
+    if snapshot is None or snapshot.gpus:
+        return True
+    return bool(snapshot.problem) and not snapshot.problem.startswith(_NO_DRIVER)
+
+
+def _anything_publishes() -> bool:
+    """A probe inside a running process answers."""
+    from gpumem_tui.watch.reader import Watcher
+    from gpumem_tui.watch.records import State
+
+    return any(process.state is State.RUNNING for process in Watcher().processes())

@@ -1,0 +1,34 @@
+"""The curves: a line each, the chosen one drawn with its numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gpumem_tui.plan.curves import Curve
+from gpumem_tui.tui.figures import MUTED
+from gpumem_tui.tui.views.plan_chart import chart_rows, value_rows
+from gpumem_tui.tui.views.plan_rows import Row, paragraph, row
+
+_LINES = ((90, 19), (60, 13), (0, 9))
+"""Height of a plot from so many cells of width upward; odd, so that the middle of the axis is a line."""
+
+
+def curve_rows(curves: Sequence[Curve], width: int, selected: str) -> list[Row]:
+    """Every curve's title, and the one under the cursor open."""
+    lines: list[Row] = []
+    for curve in curves:
+        here = curve.key == selected
+        lines.append(
+            row(("▾ " if here else "▸ ", MUTED), (curve.title, "bold $primary" if here else ""), key=curve.key)
+        )
+        if here:
+            lines += open_curve(curve, width)
+    return lines
+
+
+def open_curve(curve: Curve, width: int) -> list[Row]:
+    """The chart, its note and its points."""
+    height = next(lines for needs, lines in _LINES if width >= needs)
+    note = paragraph(curve.note, width) if curve.note else []
+    values = [] if curve.stacked else value_rows(curve, width)
+    return [*chart_rows(curve, width, height), *note, *values, row()]

@@ -1,0 +1,61 @@
+"""The Search screen's help: keys, columns, marks, buckets."""
+
+from __future__ import annotations
+
+from gpumem_tui.memory import Bucket
+from gpumem_tui.tui.figures import MUTED, Span
+from gpumem_tui.tui.glyphs import BUCKET_LOOKS, FIT_MARK, OUTCOME_SYMBOLS
+from gpumem_tui.tui.views.bar import ORDER
+from gpumem_tui.tui.views.help import entry, heading
+
+_KEYS = (
+    ("s", "start a search, or start over after its end"),
+    ("p", "hold the search after the step that runs; p again goes on"),
+    ("c", "cancel: the running trial is killed, what was found stays"),
+    ("e", "edit the workload, the GPU and the strategy"),
+    ("v", "plot or table, where there is room for one"),
+    ("↑ ↓", "look at another trial of the log"),
+    ("1 2 3", "Monitor, Search, Plan"),
+    ("ctrl+p", "all commands by name"),
+    ("q", "leave; a running search is cancelled"),
+)
+_MEANINGS = {
+    Bucket.ACTIVATIONS: "kept by forward for backward",
+    Bucket.TEMPORARY: "workspaces, copies, what lives within one phase",
+    Bucket.OTHER: "allocated but not attributed, and slack of blocks",
+    Bucket.CACHE: "reserved from the device, not allocated now",
+    Bucket.CONTEXT: "what CUDA and its libraries take for themselves",
+    Bucket.DRIVER_RESERVED: "of the device's total, never given to CUDA",
+}
+
+
+def search_help(tried_title: str) -> list[list[Span]]:
+    """The lines of the help.
+
+    Args:
+        tried_title: what the third column is called here.
+    """
+    ran = "the step on the simulated GPU" if tried_title == "Simulated" else "the step on this GPU"
+    columns = (
+        ("Formula", "the textbook's closed form; knows no cache and no context"),
+        ("Traced", "a real step recorded without a GPU, replayed at any size"),
+        (tried_title, f"{ran}, in a process of its own"),
+        ("error", f"traced − {tried_title.lower()}, in bytes and of the trial's figure"),
+    )
+    marks = (
+        (FIT_MARK, "a trial that fits, at the memory the device then held"),
+        (OUTCOME_SYMBOLS["oom"], "a batch size that was out of memory"),
+        (OUTCOME_SYMBOLS["error"], "a trial that failed for another reason"),
+    )
+    return [
+        heading("Keys"), *(entry(key, what) for key, what in _KEYS), [],
+        heading("Columns"), *(entry(name, what) for name, what in columns),
+        entry("", "figures without a unit are GiB; – is unknown, never 0"), [],
+        heading("Chart"), *(entry(mark, what) for mark, what in marks), [],
+        heading("Buckets"), *(_bucket(bucket) for bucket in ORDER),
+    ]  # fmt: skip
+
+
+def _bucket(bucket: Bucket) -> list[Span]:
+    pattern, colour = BUCKET_LOOKS[bucket]
+    return [(pattern * 2, colour), (f" {bucket.title:<17}", ""), (_MEANINGS.get(bucket, ""), MUTED)]

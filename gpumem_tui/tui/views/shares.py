@@ -1,0 +1,153 @@
+"""A device's ledger as stretches of a bar and lines of a legend."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from rich.cells import cell_len
+
+from gpumem_tui.memory import ALLOCATED_BUCKETS, Bucket, Unknown, Value
+from gpumem_tui.monitor.snapshot import DeviceLedger, GpuProcess, GpuReading, Kind
+from gpumem_tui.tui.figures import MUTED, Span, compact_bytes, proportions, span_width, wrapped
+from gpumem_tui.tui.glyphs import BUCKET_LOOKS, PROCESS_LOOKS, UNACCOUNTED_LOOK, Look
+from gpumem_tui.tui.monitor_state import Parts, ProcessParts, device_key
+from gpumem_tui.tui.views.readings import fit
+
+_LEGEND_LABEL_WIDTH = 17
+_LEGEND_VALUE_WIDTH = 6
+_LEGEND_GAP = 2
+
+
+@dataclass(frozen=True)
+class Share:
+    """One stretch of the bar.
+
+    Attributes:
+        label: what the legend calls it; `short` is written into the bar.
+        note: why it is there, or why its size is unknown.
+    """
+
+    label: str
+    short: str
+    size_bytes: Value
+    look: Look
+    note: str = ""
+
+
+def shares(gpu: GpuReading, parts: Parts) -> tuple[Share, ...]:
+    """The stretches from left to right, which sum to the device as its ledger does; none where that is unknown."""
+    return tuple(_shares(gpu.ledger, device_key(gpu), parts)) if isinstance(gpu.ledger, DeviceLedger) else ()
+
+
+def _shares(ledger: DeviceLedger, device: str, parts: Parts) -> Iterator[Share]:
+    turn = 0
+    for row in ledger.rows:
+        if row.kind is Kind.PROCESS and row.process is not None:
+            divided = parts.get((device, row.process.pid))
+            if divided is not None and isinstance(row.size_bytes, int) and divided.reserved_bytes <= row.size_bytes:
+                yield from divided_share(row.process, row.size_bytes, divided)
+            else:
+                name = process_name(row.process)
+                look = PROCESS_LOOKS[turn % len(PROCESS_LOOKS)]
+                turn += 1
+                yield Share(f"{row.process.pid} {name}", name, row.size_bytes, look, _why(row.size_bytes, row.note))
+        elif row.kind is Kind.DRIVER_RESERVED:
+            look = BUCKET_LOOKS[Bucket.DRIVER_RESERVED]
+            yield Share("driver reserved", "driver", row.size_bytes, look, _why(row.size_bytes, row.note))
+        elif row.kind is Kind.UNACCOUNTED:
+            yield Share("unaccounted", "unaccounted", row.size_bytes, UNACCOUNTED_LOOK, _why(row.size_bytes, row.note))
+        else:
+            yield Share("free", "free", row.size_bytes, BUCKET_LOOKS[Bucket.FREE], _why(row.size_bytes, row.note))
+
+
+def divided_share(process: GpuProcess, used_bytes: int, parts: ProcessParts) -> Iterator[Share]:
+    """What a probe says of a process: its CUDA context, its allocator's cache and its buckets."""
+    sizes = {Bucket.CONTEXT: used_bytes - parts.reserved_bytes, Bucket.CACHE: parts.cache_bytes}
+    sizes.update({bucket: parts.breakdown[bucket] for bucket in ALLOCATED_BUCKETS})
+    for bucket, size_bytes in sizes.items():
+        if size_bytes:
+            yield Share(f"{process.pid} {bucket.title}", bucket.title, size_bytes, BUCKET_LOOKS[bucket])
+
+
+def process_name(process: GpuProcess) -> str:
+    """The program's name, or "?" for a pid that cannot be matched."""
+    return process.host.name if not isinstance(process.host, Unknown) else "?"
+
+
+def bar(stretches: Sequence[Share], width: int) -> list[Span]:
+    """The bar, each stretch in its pattern, with its name and GiB written in where there is room."""
+    drawn = [share for share in stretches if isinstance(share.size_bytes, int) and share.size_bytes > 0]
+    sizes = [share.size_bytes for share in drawn if isinstance(share.size_bytes, int)]
+    spans: list[Span] = []
+    for share, cells in zip(drawn, proportions(sizes, width), strict=True):
+        spans += _stretch(share, cells)
+    return spans
+
+
+def _stretch(share: Share, cells: int) -> Iterator[Span]:
+    pattern, colour = share.look
+    size = compact_bytes(share.size_bytes)
+    texts = (f"{share.label} {size}", f"{share.short} {size}", size)
+    text = next((text for text in texts if len(text) + 4 <= cells and text.isascii()), "")
+    if not text:
+        yield pattern * cells, colour
+        return
+    is_free = share.label == "free"
+    yield pattern, colour
+    yield f" {text} ", MUTED if is_free else f"bold $background on {colour}"
+    yield pattern * (cells - len(text) - 3), colour
+
+
+def legend(stretches: Sequence[Share], width: int, lines: int) -> list[list[Span]]:
+    """The numbers of the bar in at most `lines` lines; what does not fit is summed up, the reasons come last."""
+    gap = _LEGEND_GAP
+    label_width = min(_LEGEND_LABEL_WIDTH, max((cell_len(share.label) for share in stretches), default=0))
+    cell = min(label_width + _LEGEND_VALUE_WIDTH + 3, width)
+    columns = max(1, (width + gap) // (cell + gap))
+    shown = list(stretches)
+    notes = [share for share in shown if share.note]
+    needed = -(-len(shown) // columns)
+    room_for_notes = max(0, min(len(notes), lines - needed))
+    if needed > lines:
+        shown = _summed(shown, columns * lines)
+    items = [_legend_item(share, cell) for share in shown]
+    return [*wrapped(items, width, gap), *(_note(share, width) for share in notes[:room_for_notes])][:lines]
+
+
+def _summed(stretches: list[Share], most: int) -> list[Share]:
+    """At most `most` of them: the driver's, the largest, the rest in one, and free."""
+    if most < 4 or len(stretches) <= most:
+        return stretches[:most]
+    inner, last = stretches[1:-1], stretches[-1]
+    kept = sorted(inner, key=lambda share: share.size_bytes if isinstance(share.size_bytes, int) else -1, reverse=True)
+    kept = kept[: most - 3]
+    rest = [share for share in inner if share not in kept]
+    sizes = [share.size_bytes for share in rest]
+    known = [size for size in sizes if isinstance(size, int)]
+    total: Value = sum(known) if len(known) == len(sizes) else Unknown("some of them are unknown")
+    return [
+        stretches[0],
+        *(share for share in inner if share in kept),
+        Share(f"+{len(rest)} more", f"+{len(rest)}", total, BUCKET_LOOKS[Bucket.OTHER_PROCESSES]),
+        last,
+    ]
+
+
+def _legend_item(share: Share, cell: int) -> list[Span]:
+    pattern, colour = share.look
+    size = compact_bytes(share.size_bytes)
+    return [
+        (pattern, colour),
+        (f" {fit(share.label, cell - 3 - _LEGEND_VALUE_WIDTH)} ", ""),
+        (f"{size:>{_LEGEND_VALUE_WIDTH}}", "bold"),
+    ]
+
+
+def _note(share: Share, width: int) -> list[Span]:
+    line: list[Span] = [(share.look[0], share.look[1]), (f" {share.label}: ", MUTED)]
+    return [*line, (fit(share.note, max(0, width - span_width(line))), MUTED)]
+
+
+def _why(size_bytes: Value, note: str) -> str:
+    return note or (size_bytes.reason if isinstance(size_bytes, Unknown) else "")

@@ -1,0 +1,74 @@
+"""The history of one GPU, with a cursor for the mouse and the arrow keys."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from textual.binding import Binding, BindingType
+from textual.events import Blur, Focus, Leave, MouseMove
+from textual.message import Message
+
+from gpumem_tui.monitor.history import Series
+from gpumem_tui.monitor.snapshot import GpuReading
+from gpumem_tui.tui.views.history import column_at, history_view, time_at
+from gpumem_tui.tui.widgets.lines import Lines
+
+
+class HistoryChart(Lines, can_focus=True):
+    """Stacked areas. The cursor is a moment: it moves with the picture until that has left it."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("left", "step(-1)", "look back", key_display="← →", tooltip="The values at an earlier moment"),
+        Binding("right", "step(1)", show=False),
+        Binding("shift+left", "step(-10)", show=False),
+        Binding("shift+right", "step(10)", show=False),
+        Binding("escape", "step(0)", show=False),
+    ]
+
+    class Changed(Message):
+        """The cursor or the focus moved: the picture is another one."""
+
+    def __init__(self, *, id: str | None = None) -> None:  # noqa: A002  as Textual names it
+        super().__init__(id=id)
+        self._cursor_s: float | None = None
+        self._series: Series | None = None
+
+    def show(self, gpu: GpuReading, series: Series, width: int, height: int) -> None:
+        """Render the buckets of a GPU."""
+        self._series = series
+        cursor = column_at(series, self._cursor_s)
+        self.show_rows(history_view(gpu, series, width, height, cursor, focused=self.has_focus))
+
+    def action_step(self, step: int) -> None:
+        """The cursor goes to an earlier or a later bucket; 0 puts it away."""
+        series = self._series
+        if series is None:
+            return
+        newest_s = series.start_s + (len(next(iter(series.peaks.values()))) - 0.5) * series.step_s
+        moved_s = (self._cursor_s if column_at(series, self._cursor_s) is not None else newest_s) or newest_s
+        moved_s += step * series.step_s
+        self._point(None if not step or moved_s > newest_s else max(moved_s, series.start_s))
+
+    def on_mouse_move(self, event: MouseMove) -> None:
+        """The cursor follows the mouse."""
+        offset = event.get_content_offset(self)
+        if self._series is not None and offset is not None:
+            self._point(time_at(self._series, offset.x))
+
+    def on_leave(self, event: Leave) -> None:
+        """No mouse, no cursor."""
+        self._point(None)
+
+    def on_focus(self, event: Focus) -> None:
+        """The heading shows who has the keys."""
+        self.post_message(self.Changed())
+
+    def on_blur(self, event: Blur) -> None:
+        """The heading shows who has the keys."""
+        self._point(None)
+        self.post_message(self.Changed())
+
+    def _point(self, time_s: float | None) -> None:
+        if time_s != self._cursor_s:
+            self._cursor_s = time_s
+            self.post_message(self.Changed())

@@ -1,0 +1,123 @@
+"""Collects what probes publish, and what else is known of those processes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpumem_tui.memory import Bucket, Unknown
+from gpumem_tui.monitor.processes import HostProcesses
+from gpumem_tui.monitor.snapshot import GpuReading, Reading
+from gpumem_tui.monitor.visible import Candidate
+from gpumem_tui.probe.files import WireError
+from gpumem_tui.watch.cleaning import clean
+from gpumem_tui.watch.devices import gpu_uuid, probe_figures
+from gpumem_tui.watch.documents import read_trained
+from gpumem_tui.watch.expected import FIXED, Expected, expect
+from gpumem_tui.watch.postmortem import Case, open_case
+from gpumem_tui.watch.published import Key, Placed, Published, WatchedProcess
+from gpumem_tui.watch.reader import Watcher
+from gpumem_tui.watch.records import ProbedProcess, State
+
+
+@dataclass(frozen=True)
+class _Derived:
+    """What the formula expects, and of which files and bytes it was derived."""
+
+    version: tuple[int, Mapping[Bucket, int]]
+    expected: Reading[Expected]
+
+
+class Collector:
+    """Everything that is published, on the GPUs where it belongs. For one thread at a time.
+
+    Args:
+        watcher: finds the processes.
+        proc: where they are looked up.
+    """
+
+    def __init__(self, watcher: Watcher | None = None, proc: Path = Path("/proc")) -> None:
+        self._watcher = watcher or Watcher()
+        self._hosts = HostProcesses(proc, known_here=True)
+        self._derived: dict[Key, _Derived] = {}
+        self._cases: dict[Key, Case] = {}
+        self._is_clean = False
+
+    def collect(self, gpus: Sequence[GpuReading], followed: Key | None = None) -> Published:
+        """Look again. What ended long ago is forgotten at the first look."""
+        found = self._watcher.read()
+        if not self._is_clean:
+            self._is_clean = True
+            clean(found.processes)
+        candidates = [_candidate(gpu) for gpu in gpus]
+        hosts = self._hosts.look(process.pid for process in found.processes if process.pid is not None)
+        watched = []
+        for process in found.processes:
+            placed = tuple(Placed(sample, gpu_uuid(process, sample, candidates)) for sample in process.samples)
+            watched.append(
+                WatchedProcess(
+                    process,
+                    placed,
+                    hosts[process.pid] if process.pid is not None else Unknown(process.state.value),
+                    self._expected(process),
+                    self._case(process),
+                    self._watcher.history(process) if process.key == followed else (),
+                )
+            )
+        keys = {process.key for process in found.processes}
+        self._derived = {key: derived for key, derived in self._derived.items() if key in keys}
+        self._cases = {key: case for key, case in self._cases.items() if key in keys}
+        return Published(tuple(watched), found.refused, probe_figures(found.processes, candidates))
+
+    def _expected(self, process: ProbedProcess) -> Reading[Expected]:
+        """Derived anew when the document or the bytes change, which is seldom."""
+        if process.state is not State.RUNNING:
+            return Unknown(process.state.value)
+        found = fixed_bytes(process)
+        try:
+            version = (process.files.model.stat().st_mtime_ns, found)
+        except OSError:
+            return Unknown("the probe has not listed the parameters yet")
+        known = self._derived.get(process.key)
+        if known is None or known.version != version:
+            known = self._derived[process.key] = _Derived(version, _derive(process, found))
+        return known.expected
+
+    def _case(self, process: ProbedProcess) -> Case | None:
+        if process.state is not State.OUT_OF_MEMORY:
+            return None
+        if process.key not in self._cases:
+            try:
+                case = open_case(process)
+            except WireError:  # the process's `problem` says so
+                return None
+            if case is None:
+                return None
+            self._cases[process.key] = case
+        return self._cases[process.key]
+
+
+def fixed_bytes(process: ProbedProcess) -> dict[Bucket, int]:
+    """Parameters, gradients and optimizer state over all devices, as far as they are known."""
+    found: dict[Bucket, int] = {}
+    for sample in process.samples:
+        for bucket in FIXED:
+            size_bytes = sample.buckets[bucket]
+            if isinstance(size_bytes, int):
+                found[bucket] = found.get(bucket, 0) + size_bytes
+    return found
+
+
+def _derive(process: ProbedProcess, found: Mapping[Bucket, int]) -> Reading[Expected]:
+    try:
+        trained = read_trained(process.files, process.uid)
+    except WireError as error:
+        return Unknown(str(error))
+    if trained is None:
+        return Unknown("the probe has not listed the parameters yet")
+    return expect(trained, found, process.process.world_size)
+
+
+def _candidate(gpu: GpuReading) -> Candidate:
+    return Candidate(gpu.index, gpu.uuid, gpu.name, tuple(instance.uuid for instance in gpu.instances))

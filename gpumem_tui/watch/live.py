@@ -1,0 +1,66 @@
+"""What probes publish now, read in a thread of its own whenever somebody asks."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from gpumem_tui.monitor.snapshot import GpuReading
+from gpumem_tui.watch.published import Key, Published
+
+
+class LiveProbes:
+    """The live `published.ProbeSource`. It may take its time: asked again meanwhile, it reads once more, no oftener.
+
+    Args:
+        directories: the folders to look into; by default those of `Watcher`.
+    """
+
+    def __init__(self, directories: Iterable[Path] | None = None) -> None:
+        self._directories = directories
+        self._wanted: tuple[Sequence[GpuReading], Key | None] = ((), None)
+        self._asked = threading.Event()
+        self._is_collecting = False
+        self._stopped = False
+        self._latest = Published()
+
+    def start(self) -> None:
+        """Begin; returns at once."""
+        threading.Thread(target=self._run, name="probe-collector", daemon=True).start()
+
+    @property
+    def is_reading(self) -> bool:
+        """What was asked for is still to come."""
+        return self._asked.is_set() or self._is_collecting
+
+    def ask(self, gpus: Sequence[GpuReading], followed: Key | None) -> None:
+        """Read again."""
+        self._wanted = (gpus, followed)
+        self._asked.set()
+
+    def latest(self) -> Published:
+        """What was read last."""
+        return self._latest
+
+    def stop(self) -> None:
+        """End; returns at once."""
+        self._stopped = True
+        self._asked.set()
+
+    def _run(self) -> None:
+        self._asked.wait()
+        from gpumem_tui.watch.collector import Collector  # only here: the first frame does not wait for it
+        from gpumem_tui.watch.reader import Watcher
+
+        collector = Collector(Watcher(self._directories))
+        while True:
+            self._asked.wait()
+            if self._stopped:
+                return
+            self._is_collecting = True
+            self._asked.clear()
+            published = collector.collect(*self._wanted)
+            if published != self._latest:
+                self._latest = published
+            self._is_collecting = False

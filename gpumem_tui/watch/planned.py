@@ -1,0 +1,51 @@
+"""A running training process as a plan: what it is, on the GPU that it runs on."""
+
+from __future__ import annotations
+
+from gpumem_tui.catalog.loader import find_gpu
+from gpumem_tui.catalog.shapes import Gpu
+from gpumem_tui.memory import Bucket, Unknown
+from gpumem_tui.monitor.devices import RealGpu
+from gpumem_tui.monitor.snapshot import GpuReading, Reading
+from gpumem_tui.options import DEFAULT_SIMULATED_GPU
+from gpumem_tui.plan.plan import Plan
+from gpumem_tui.watch.published import WatchedProcess
+from gpumem_tui.watch.records import Sample
+
+
+def plan_of(watched: WatchedProcess, sample: Sample | None, gpu: GpuReading | None) -> Reading[Plan]:
+    """The plan, or why there is none.
+
+    Its batch is as many samples as the activations at the peak hold by the formula, at least one.
+
+    Args:
+        gpu: the GPU that it trains on; for None the one that is planned for by default.
+    """
+    expected = watched.expected
+    if isinstance(expected, Unknown):
+        return expected
+    kind = find_gpu(DEFAULT_SIMULATED_GPU) if gpu is None else _kind(gpu)
+    if isinstance(kind, Unknown):
+        return kind
+    activation_bytes = Unknown("no step") if sample is None else sample.peak_buckets[Bucket.ACTIVATIONS]
+    samples = 1 if isinstance(activation_bytes, Unknown) else expected.samples_held(activation_bytes)
+    return Plan(expected.shape, expected.recipe, kind, batch_size=max(1, samples))
+
+
+def _kind(gpu: GpuReading) -> Reading[Gpu]:
+    """A GPU as plans know it; the others' use of it is not its property."""
+    if isinstance(gpu.memory, Unknown):
+        return gpu.memory
+    if isinstance(gpu.compute_capability, Unknown):
+        return gpu.compute_capability
+    memory = gpu.memory
+    return RealGpu(
+        index=gpu.index,
+        uuid=gpu.uuid,
+        name=gpu.name,
+        total_bytes=memory.total_bytes,
+        reserved_bytes=memory.reserved_bytes if isinstance(memory.reserved_bytes, int) else 0,
+        used_bytes=memory.used_bytes,
+        compute_capability=gpu.compute_capability,
+        pids=(),
+    ).describe()

@@ -1,0 +1,137 @@
+"""All that probes publish at one moment, put where it belongs: on a GPU of this machine, or in host memory.
+
+Imports little: the Monitor's first frame waits for this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Protocol
+
+from gpumem_tui.memory import Unknown, format_bytes
+from gpumem_tui.monitor.probes import OutOfMemory, Probes
+from gpumem_tui.monitor.snapshot import NOT_LOOKED_UP_YET, GpuReading, HostProcess, Reading
+from gpumem_tui.probe.wire import CPU
+from gpumem_tui.watch.records import ProbedProcess, RefusedFile, Sample, State
+
+if TYPE_CHECKING:
+    from gpumem_tui.watch.expected import Expected
+    from gpumem_tui.watch.postmortem import Case
+
+Key = tuple[int, int]
+"""`ProbedProcess.key`."""
+
+NOT_DERIVED_YET = Unknown("not derived yet")
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A sample and the device it is of. `gpu_uuid`: as NVML writes it, or why it is no GPU's."""
+
+    sample: Sample
+    gpu_uuid: Reading[str]
+
+
+@dataclass(frozen=True)
+class WatchedProcess:
+    """One process that publishes, or did, with what else is known of it.
+
+    Attributes:
+        placed: its newest sample of every device.
+        host: the process as the operating system knows it.
+        expected: what the formula expects of it, or why that cannot be told.
+        case: its post-mortem; None unless memory ran out under it.
+        history: every sample that is left of it; empty unless it was asked for.
+    """
+
+    process: ProbedProcess
+    placed: tuple[Placed, ...]
+    host: Reading[HostProcess] = NOT_LOOKED_UP_YET
+    expected: Reading[Expected] = NOT_DERIVED_YET
+    case: Case | None = None
+    history: tuple[Sample, ...] = ()
+
+    @property
+    def pid(self) -> int:
+        """As we know it; of one that has ended, as it knew itself."""
+        process = self.process
+        return process.files.pid if process.pid is None else process.pid
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it is alive."""
+        return self.process.state is State.RUNNING
+
+    @property
+    def own(self) -> tuple[Placed, ...]:
+        """Where it trains: on its GPUs, without the few bytes that optimizers keep in host memory, or there alone."""
+        on_gpus = tuple(placed for placed in self.placed if placed.sample.record.device != CPU)
+        return on_gpus or self.placed
+
+    @property
+    def ended_s(self) -> float | None:
+        """When memory ran out, seconds since the epoch; None if it did not."""
+        return None if self.case is None else self.case.post_mortem.wall_ns / 1e9
+
+
+@dataclass(frozen=True)
+class Published:
+    """Every process that publishes on this machine, the running first.
+
+    Attributes:
+        figures: what their allocators say, for histories and alerts.
+    """
+
+    processes: tuple[WatchedProcess, ...] = ()
+    refused: tuple[RefusedFile, ...] = ()
+    figures: Probes = field(default_factory=dict)
+
+    @cached_property
+    def by_place(self) -> Mapping[tuple[str, int], tuple[WatchedProcess, Sample]]:
+        """The running ones by GPU uuid and pid."""
+        return {
+            (placed.gpu_uuid, watched.pid): (watched, placed.sample)
+            for watched in self.processes
+            if watched.is_running
+            for placed in watched.placed
+            if isinstance(placed.gpu_uuid, str)
+        }
+
+    @cached_property
+    def by_key(self) -> Mapping[Key, WatchedProcess]:
+        """All by what names them for ever."""
+        return {watched.process.key: watched for watched in self.processes}
+
+    @cached_property
+    def out_of_memory(self) -> tuple[OutOfMemory, ...]:
+        """Those that memory ran out under."""
+        return tuple(_out_of_memory(watched) for watched in self.processes if watched.case is not None)
+
+
+class ProbeSource(Protocol):
+    """Whatever tells what probes publish. Nothing in it waits."""
+
+    @property
+    def is_reading(self) -> bool:
+        """What was asked for is still to come."""
+
+    def ask(self, gpus: Sequence[GpuReading], followed: Key | None) -> None:
+        """Read again. `followed`: the process whose history is wanted too."""
+
+    def latest(self) -> Published:
+        """What was read last; a new object only if something changed."""
+
+    def stop(self) -> None:
+        """End; returns at once."""
+
+
+def _out_of_memory(watched: WatchedProcess) -> OutOfMemory:
+    assert watched.case is not None
+    found = watched.case.post_mortem
+    asked = "" if found.requested_bytes is None else f" asking for {format_bytes(found.requested_bytes)}"
+    where = f" at {found.source}" if found.source else ""
+    return OutOfMemory(
+        found.device_uuid, found.wall_ns / 1e9, f"{watched.process.title} ran out of memory{asked}{where}"
+    )

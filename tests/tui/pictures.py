@@ -1,0 +1,37 @@
+"""What tests of pictures share: when a picture may be taken, however slow the machine is."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from textual.app import App
+from textual.pilot import Pilot
+
+SIZES = {"80x24": (80, 24), "120x40": (120, 40), "200x60": (200, 60)}
+
+
+class Compare(Protocol):
+    """pytest-textual-snapshot's fixture."""
+
+    def __call__(self, app: App[int], *, terminal_size: tuple[int, int], run_before: object) -> bool: ...
+
+
+async def until(pilot: Pilot[int], there: Callable[[], bool]) -> None:
+    """Wait for a condition; however slow the machine is, the picture is the same."""
+    deadline = time.monotonic() + 30
+    while not there():
+        assert time.monotonic() < deadline, "the screen did not get there in 30 s"
+        await pilot.pause(0.02)
+
+
+async def stands_still(pilot: Pilot[int]) -> None:
+    """Wait until the picture has not changed for three looks."""
+    pictures: list[str] = []
+
+    def same() -> bool:
+        pictures.append(pilot.app.export_screenshot())
+        return len(pictures) >= 3 and pictures[-1] == pictures[-2] == pictures[-3]
+
+    await until(pilot, same)

@@ -1,0 +1,176 @@
+"""A Plan screen without torch: traces made by hand, and a tracer that answers when the test lets it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from textual.app import App
+from textual.pilot import Pilot
+
+from gpumem_tui.catalog.loader import find_gpu, find_model
+from gpumem_tui.formula.recipe import Recipe
+from gpumem_tui.memory import Bucket, Unknown
+from gpumem_tui.plan.answers import predicted, traced_answer
+from gpumem_tui.plan.plan import Plan
+from gpumem_tui.plan.store import PlanStore
+from gpumem_tui.plan.tracing import Failed, Pending, Ready, TraceKey, TraceState, trace_key
+from gpumem_tui.search.prediction import Traced
+from gpumem_tui.simulator.replay import AffineTrace
+from gpumem_tui.simulator.timeline import Phase, Timeline, TimelineRecorder
+from gpumem_tui.tui.app import GpuMemApp
+from gpumem_tui.tui.screens.plan import PlanScreen
+from gpumem_tui.tui.widgets.plan_controls import PlanControls
+from gpumem_tui.tui.widgets.plan_rows import RowList
+from tests.tui.pictures import until
+from tests.tui.scene import CONTEXT_BYTES, READY, noon
+
+GPT2 = Plan(find_model("gpt2"), Recipe(), find_gpu("a100-80gb"), batch_size=8, target_batch=64)
+LLAMA = Plan(
+    find_model("llama-3-8b"), Recipe("amp-bf16", sharding="zero3", gpus=4), find_gpu("rtx-4090-24gb"), target_batch=64
+)
+FITS = replace(LLAMA, recipe=Recipe("bf16", "adamw", "full", "auto", "zero3", 4))
+RESNET = Plan(find_model("resnet-50"), Recipe("amp-bf16"), find_gpu("t4-16gb"), batch_size=8)
+
+
+def timeline(plan: Plan, batch_size: int) -> Timeline:
+    """Two steps that take what the closed form says, the gradients only after half the activations are gone."""
+    sizes = predicted(plan, batch_size).breakdown
+    recorder = TimelineRecorder()
+
+    def allocate(bucket: Bucket, size_bytes: int) -> int:
+        number = recorder.allocate(size_bytes)
+        recorder.tag(number, bucket)
+        return number
+
+    recorder.mark(0, Phase.BUILD)
+    allocate(Bucket.PARAMETERS, sizes[Bucket.PARAMETERS])
+    for step in (1, 2):
+        recorder.mark(step, Phase.BATCH)
+        batch = allocate(Bucket.BATCH_DATA, sizes[Bucket.BATCH_DATA])
+        recorder.mark(step, Phase.FORWARD)
+        kept = [allocate(Bucket.ACTIVATIONS, sizes[Bucket.ACTIVATIONS] // 4) for _ in range(4)]
+        recorder.mark(step, Phase.BACKWARD)
+        scratch = allocate(Bucket.TEMPORARY, sizes[Bucket.TEMPORARY])
+        recorder.release(scratch)
+        gradients = []
+        for number in kept:
+            gradients.append(allocate(Bucket.GRADIENTS, sizes[Bucket.GRADIENTS] // 4))
+            recorder.release(number)
+        recorder.mark(step, Phase.OPTIMIZER)
+        if step == 1:
+            allocate(Bucket.OPTIMIZER, sizes[Bucket.OPTIMIZER])
+        for number in (*gradients, batch):
+            recorder.release(number)
+    return recorder.finish()
+
+
+def traced_of(plan: Plan) -> Traced:
+    """What a trace of the plan would say."""
+    trace = AffineTrace.fit((4, timeline(plan, 4)), (8, timeline(plan, 8)))
+    return Traced(trace, plan.gpu.cuda_total_bytes - CONTEXT_BYTES, None, READY.profile, CONTEXT_BYTES, 2.5)
+
+
+class HandTracer:
+    """Answers at once, or not before `release`; counts the traces that a real one would have made."""
+
+    def __init__(self, on_change: Callable[[TraceState], None], *, holds: bool = False) -> None:
+        self.traces = 0
+        self.wanted: list[Plan] = []
+        self.closed = False
+        self._on_change = on_change
+        self._holds = holds
+        self._known: dict[TraceKey, Traced] = {}
+
+    def want(self, plan: Plan) -> TraceState:
+        """The plan's answer, where it need not wait."""
+        self.wanted.append(plan)
+        key = trace_key(plan)
+        if isinstance(key, Unknown):
+            return Failed(plan, key.reason)
+        if self._holds:
+            return Pending(plan)
+        return self._answer(plan, key)
+
+    def release(self, plan: Plan) -> None:
+        """Say now what the plan's trace says."""
+        key = trace_key(plan)
+        assert isinstance(key, TraceKey)
+        self._on_change(self._answer(plan, key))
+
+    def fail(self, plan: Plan, reason: str) -> None:
+        """Say now that there is none."""
+        self._on_change(Failed(plan, reason))
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        """Nothing runs."""
+        self.closed = True
+
+    def _answer(self, plan: Plan, key: TraceKey) -> Ready:
+        if key not in self._known:
+            self.traces += 1
+            self._known[key] = traced_of(plan)
+        return Ready(plan, traced_answer(plan, self._known[key]), self._known[key])
+
+
+def app(plan: Plan, folder: Path, *, holds: bool = False, ascii_only: bool = False) -> GpuMemApp:
+    """The program on its Plan screen, with a tracer by hand and a clock that stands still."""
+
+    def plan_screen() -> PlanScreen:
+        return PlanScreen(
+            plan,
+            tracer=lambda on_change: HandTracer(on_change, holds=holds),
+            store=PlanStore(folder),
+            clock=noon,
+        )
+
+    return GpuMemApp({"plan": plan_screen}, "plan", ascii_only=ascii_only)
+
+
+def plan_screen(program: App[int]) -> PlanScreen:
+    """The program's Plan screen."""
+    assert isinstance(program, GpuMemApp)
+    screen = program.main_screen("plan")
+    assert isinstance(screen, PlanScreen)
+    return screen
+
+
+def tracer(program: App[int]) -> HandTracer:
+    """The tracer behind it."""
+    found = plan_screen(program).tracer
+    assert isinstance(found, HandTracer)
+    return found
+
+
+async def settled(pilot: Pilot[int]) -> PlanScreen:
+    """Wait until nothing is being worked out."""
+    screen = plan_screen(pilot.app)
+    await until(pilot, lambda: screen.settled)
+    await pilot.pause()
+    return screen
+
+
+def text_of(pilot: Pilot[int], name: str) -> str:
+    """What a list shows."""
+    return "\n".join(row.text for row in plan_screen(pilot.app).query_one(name, RowList).rows)
+
+
+def controls(pilot: Pilot[int]) -> PlanControls:
+    """The controls."""
+    return plan_screen(pilot.app).query_one(PlanControls)
+
+
+async def choose(pilot: Pilot[int], key: str) -> None:
+    """Walk to a control."""
+    await pilot.press("escape", "home")
+    for _ in range(30):
+        if controls(pilot).key == key:
+            return
+        await pilot.press("down")
+    raise AssertionError(f"there is no control {key}")
+
+
+def plan_now(pilot: Pilot[int]) -> Plan:
+    """The plan whose numbers are shown."""
+    return plan_screen(pilot.app).state.plan

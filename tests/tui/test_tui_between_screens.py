@@ -1,0 +1,67 @@
+"""From one main screen to another, with what the user had in hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from gpumem_tui.formula.recipe import Recipe
+from gpumem_tui.plan.store import PlanStore
+from gpumem_tui.tui.app import GpuMemApp
+from gpumem_tui.tui.screens.main import MainScreen
+from gpumem_tui.tui.screens.plan import PlanScreen
+from gpumem_tui.tui.screens.search import SearchScreen
+from gpumem_tui.tui.search_state import Stage
+from tests.tui import plan_scene, scene
+from tests.tui.pictures import until
+
+
+def _program(folder: Path) -> tuple[GpuMemApp, SearchScreen]:
+    """On the Plan screen, with a Search screen that has another model and never ends a search by itself."""
+    config = scene.config()
+    search = scene.search_screen(scene.app(config, scene.scripted(scene.running(config)), autostart=False))
+    plan: MainScreen = PlanScreen(
+        replace(plan_scene.GPT2, recipe=Recipe("amp-bf16")),
+        tracer=plan_scene.HandTracer,
+        store=PlanStore(folder),
+        clock=scene.noon,
+    )
+    return GpuMemApp({"search": lambda: search, "plan": lambda: plan}, "plan"), search
+
+
+async def test_a_plan_is_searched(tmp_path: Path) -> None:
+    app, search = _program(tmp_path)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await plan_scene.settled(pilot)
+        await pilot.press("s")
+        await until(pilot, lambda: app.screen is search and search.state.stage is Stage.RUNNING)
+        config = search.state.config
+        assert config.workload.shape == plan_scene.GPT2.shape
+        assert config.workload.recipe == Recipe("amp-bf16")
+        assert (config.device.gpu.name, config.device.simulated) == ("a100-80gb", True)
+
+
+async def test_a_running_search_is_not_replaced(tmp_path: Path) -> None:
+    app, search = _program(tmp_path)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await plan_scene.settled(pilot)
+        await pilot.press("f2")
+        await until(pilot, lambda: app.screen is search)
+        await pilot.press("s")
+        await until(pilot, lambda: search.state.stage is Stage.RUNNING)
+        before = search.state.config
+        await pilot.press("3")
+        await until(pilot, lambda: isinstance(app.screen, PlanScreen))
+        await pilot.press("s")
+        await until(pilot, lambda: any("cancel it first" in toast.message for toast in app._notifications))
+        assert search.state.config is before
+
+
+async def test_another_plan_is_taken_up_and_undo_leads_back(tmp_path: Path) -> None:
+    app = plan_scene.app(plan_scene.GPT2, tmp_path)
+    async with app.run_test(size=(120, 40)) as pilot:
+        screen = await plan_scene.settled(pilot)
+        screen.load(plan_scene.FITS)
+        assert screen.state.plan == plan_scene.FITS
+        await pilot.press("u")
+        assert screen.state.plan == plan_scene.GPT2

@@ -1,0 +1,222 @@
+"""Panes, dialogues and saved plans of the Plan screen."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from textual.widgets import Input
+
+from gpumem_tui.plan.answers import answer
+from gpumem_tui.plan.plan import Plan
+from gpumem_tui.plan.store import PlanStore
+from gpumem_tui.plan.techniques import Combination, cheapest_combination
+from gpumem_tui.tui.app import GpuMemApp
+from gpumem_tui.tui.screens.plan import PlanScreen
+from gpumem_tui.tui.screens.plan_dialogs import NameScreen, PickScreen, TextScreen
+from gpumem_tui.tui.widgets.plan_rows import RowList
+from tests.tui import plan_scene
+from tests.tui.pictures import SIZES, until
+from tests.tui.plan_scene import FITS, GPT2, LLAMA, choose, controls, plan_now, text_of
+
+MEDIUM, SMALL = SIZES["120x40"], SIZES["80x24"]
+
+
+# Panes
+
+
+async def test_every_pane_is_reachable_at_80x24(tmp_path: Path) -> None:
+    async with plan_scene.app(LLAMA, tmp_path).run_test(size=SMALL) as pilot:
+        screen = await plan_scene.settled(pilot)
+        for key, said in (
+            ("t", "Cheapest combination"),
+            ("v", "Largest batch by sequence"),
+            ("j", "Throughput against batch"),
+            ("c", "Compared with: as opened"),
+        ):
+            await pilot.press(key)
+            await plan_scene.settled(pilot)
+            assert said in text_of(pilot, "#pane")
+            assert screen.query_one("#pane").has_focus
+            assert not screen.query_one("#numbers").display
+        await pilot.press("right")
+        assert screen.query_one("#numbers").display
+        await pilot.press("left", "escape")
+        await plan_scene.settled(pilot)
+        assert "Compared" in text_of(pilot, "#pane")
+        assert controls(pilot).has_focus
+
+
+async def test_a_pane_can_be_clicked(tmp_path: Path) -> None:
+    async with plan_scene.app(GPT2, tmp_path).run_test(size=MEDIUM) as pilot:
+        await plan_scene.settled(pilot)
+        await pilot.click("PaneNames.inner", offset=(1 + len("techniques") + 2, 0))
+        await plan_scene.settled(pilot)
+        assert "Largest batch by model size" in text_of(pilot, "#pane")
+
+
+async def test_enter_applies_the_cheapest_combination(tmp_path: Path) -> None:
+    best = cheapest_combination(LLAMA)
+    assert isinstance(best, Combination)
+    async with plan_scene.app(LLAMA, tmp_path).run_test(size=MEDIUM) as pilot:
+        await plan_scene.settled(pilot)
+        await pilot.press("t", "home", "enter")
+        assert plan_now(pilot) == best.plan
+        assert answer(plan_now(pilot)).fits
+        await plan_scene.settled(pilot)
+        assert "It fits as it is" in text_of(pilot, "#pane")
+        await pilot.press("u")
+        assert plan_now(pilot) == LLAMA
+
+
+async def test_the_best_comes_first_until_the_cursor_is_moved(tmp_path: Path) -> None:
+    async with plan_scene.app(GPT2, tmp_path).run_test(size=MEDIUM) as pilot:
+        screen = await plan_scene.settled(pilot)
+        pane = screen.query_one("#pane", RowList)
+        assert pane.key == "shorter-sequence"
+        await choose(pilot, "batch_size")
+        await pilot.press("6", "0", "t")
+        await plan_scene.settled(pilot)
+        assert pane.key == "combination"
+        await pilot.press("down", "down")
+        there = pane.key
+        await pilot.press("escape", "right")
+        await plan_scene.settled(pilot)
+        assert pane.key == there
+        await pilot.press("t")
+        assert pane.key == "combination"
+
+
+async def test_enter_applies_a_single_technique(tmp_path: Path) -> None:
+    async with plan_scene.app(GPT2, tmp_path).run_test(size=MEDIUM) as pilot:
+        screen = await plan_scene.settled(pilot)
+        pane = screen.query_one("#pane", RowList)
+        await pilot.press("t")
+        pane.move_to("pure-bf16")
+        await pilot.press("enter")
+        assert plan_now(pilot).recipe.precision == "bf16"
+
+
+async def test_what_means_nothing_here_is_explained_instead(tmp_path: Path) -> None:
+    async with plan_scene.app(GPT2, tmp_path).run_test(size=MEDIUM) as pilot:
+        screen = await plan_scene.settled(pilot)
+        await pilot.press("t")
+        screen.query_one("#pane", RowList).move_to("fused-attention")
+        await pilot.press("enter")
+        assert isinstance(pilot.app.screen, TextScreen)
+        assert plan_now(pilot) == GPT2
+
+
+async def test_each_row_explains_itself(tmp_path: Path) -> None:
+    async with plan_scene.app(GPT2, tmp_path).run_test(size=MEDIUM) as pilot:
+        screen = await plan_scene.settled(pilot)
+        for name in ("#ledger", "#facts", "#pane"):
+            rows = screen.query_one(name, RowList)
+            for key in [row.key for row in rows.rows if row.key]:
+                rows.focus()
+                rows.move_to(key)
+                await pilot.press("question_mark")
+                assert isinstance(pilot.app.screen, TextScreen), (name, key)
+                await pilot.press("escape")
+        await choose(pilot, "sharding")
+        await pilot.press("h")
+        assert isinstance(pilot.app.screen, TextScreen)
+
+
+# Saved plans and what leaves the screen
+
+
+async def test_save_change_compare_and_open_again(tmp_path: Path) -> None:
+    async with plan_scene.app(GPT2, tmp_path).run_test(size=MEDIUM) as pilot:
+        await plan_scene.settled(pilot)
+        await pilot.press("w")
+        await until(pilot, lambda: isinstance(pilot.app.screen, NameScreen))
+        await pilot.press(*"../bad", "enter")
+        assert isinstance(pilot.app.screen, NameScreen)
+        pilot.app.screen.query_one(Input).value = "first try"
+        await pilot.press("enter")
+        await until(pilot, lambda: "first try" in text_of(pilot, "#plan-header"))
+        assert PlanStore(tmp_path).load("first try") == GPT2
+
+        await choose(pilot, "precision")
+        await pilot.press("right")
+        await pilot.pause()
+        assert "first try *" in text_of(pilot, "#plan-header")
+        await pilot.press("c", "enter")
+        await until(pilot, lambda: isinstance(pilot.app.screen, PickScreen))
+        await pilot.press(*"first", "enter")
+        await until(pilot, lambda: "Compared with: first try" in text_of(pilot, "#pane"))
+        compared = text_of(pilot, "#pane")
+        assert "amp-bf16" in compared
+        assert "fp32" in compared
+
+        await pilot.press("o")
+        await until(pilot, lambda: isinstance(pilot.app.screen, PickScreen))
+        await pilot.press("enter")
+        await until(pilot, lambda: plan_now(pilot) == GPT2)
+
+
+async def test_a_damaged_plan_is_named_below_the_list(tmp_path: Path) -> None:
+    (tmp_path / "broken.json").write_text("{")
+    PlanStore(tmp_path).save("good", FITS)
+    async with plan_scene.app(GPT2, tmp_path).run_test(size=MEDIUM) as pilot:
+        await plan_scene.settled(pilot)
+        await pilot.press("o")
+        await until(pilot, lambda: isinstance(pilot.app.screen, PickScreen))
+        complaint = pilot.app.screen.query_one("#complaints")
+        assert complaint.display
+        await pilot.press("enter")
+        await until(pilot, lambda: plan_now(pilot) == FITS)
+
+
+@pytest.mark.parametrize(
+    ("form", "ending", "check"),
+    [
+        ("markdown", ".md", lambda text: text.startswith("# Plan: gpt2")),
+        ("command", ".sh", lambda text: text.startswith("gpumem-tui plan --model gpt2 --batch-size 8")),
+        ("json", ".json", lambda text: json.loads(text)["workload"]["model"] == "gpt2"),
+    ],
+)
+async def test_exports_are_written_once(
+    form: str, ending: str, check: Callable[[str], bool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / f"gpt2{ending}"
+    async with plan_scene.app(GPT2, tmp_path / "plans").run_test(size=MEDIUM) as pilot:
+        await plan_scene.settled(pilot)
+        await pilot.press("x")
+        await until(pilot, lambda: isinstance(pilot.app.screen, PickScreen))
+        await pilot.press(*form, "enter")
+        await until(pilot, lambda: isinstance(pilot.app.screen, TextScreen))
+        await pilot.press("w")
+        assert check(path.read_text())
+        path.write_text("mine")
+        await pilot.press("w")
+        assert path.read_text() == "mine"
+        await pilot.press("y")
+        assert check(pilot.app.clipboard)
+
+
+async def test_the_search_gets_the_same_settings(tmp_path: Path) -> None:
+    wanted: list[Plan] = []
+
+    class Listening(GpuMemApp):
+        CSS_PATH = None
+
+        def on_plan_screen_search_wanted(self, message: PlanScreen.SearchWanted) -> None:
+            wanted.append(message.plan)
+
+    def screen() -> PlanScreen:
+        return PlanScreen(GPT2, tracer=plan_scene.HandTracer, store=PlanStore(tmp_path))
+
+    async with Listening({"plan": screen}, "plan").run_test(size=MEDIUM, notifications=True) as pilot:
+        await plan_scene.settled(pilot)
+        await pilot.press("s")
+        await until(pilot, lambda: wanted == [GPT2])
+        await choose(pilot, "sharding")
+        await pilot.press("right", "s")
+        await pilot.pause()
+        assert wanted == [GPT2]
+        await until(pilot, lambda: bool(pilot.app.screen.query("Toast")))

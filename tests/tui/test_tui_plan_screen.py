@@ -1,0 +1,278 @@
+"""Controls, numbers and the trace of the Plan screen."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from textual.events import MouseScrollDown, MouseScrollUp
+
+from gpumem_tui.catalog.loader import find_gpu, find_model
+from gpumem_tui.configuration import configure
+from gpumem_tui.memory import Bucket
+from gpumem_tui.options import OptionError
+from gpumem_tui.plan.answers import answer
+from gpumem_tui.plan.plan import Plan
+from gpumem_tui.plan.store import PlanStore
+from gpumem_tui.plan.techniques import cheapest_combination
+from gpumem_tui.plan.tracing import Failed, Pending, Ready, Tracer
+from gpumem_tui.search.prediction import Formula, Prediction
+from gpumem_tui.search.runner import Control, Predicted, SearchConfig
+from gpumem_tui.tui.app import GpuMemApp
+from gpumem_tui.tui.figures import compact_bytes
+from gpumem_tui.tui.screens.plan import PlanScreen
+from gpumem_tui.tui.screens.plan_dialogs import PickScreen
+from gpumem_tui.tui.start import open_plan
+from gpumem_tui.tui.views import plan_panes
+from gpumem_tui.tui.widgets.plan_controls import PlanControls
+from tests.tui import plan_scene
+from tests.tui.pictures import SIZES, until
+from tests.tui.plan_scene import FITS, GPT2, LLAMA, choose, controls, plan_now, text_of
+from tests.tui.scene import READY
+
+MEDIUM, SMALL = SIZES["120x40"], SIZES["80x24"]
+
+
+# Controls
+
+
+async def test_arrows_choose_and_change_and_the_numbers_follow(tmp_path: Path) -> None:
+    async with plan_scene.app(GPT2, tmp_path).run_test(size=MEDIUM) as pilot:
+        await plan_scene.settled(pilot)
+        await choose(pilot, "batch_size")
+        await pilot.press("right", "right")
+        assert plan_now(pilot).batch_size == 10
+        await pilot.press("shift+right")
+        assert plan_now(pilot).batch_size == 16
+        await pilot.press("shift+left", "left")
+        assert plan_now(pilot).batch_size == 7
+        expected = answer(replace(GPT2, batch_size=7)).breakdown[Bucket.ACTIVATIONS]
+        assert f"activations{compact_bytes(expected):>14}" in text_of(pilot, "#ledger")
+        assert "10 passes × 7" in text_of(pilot, "#facts")
+
+
+async def test_every_digit_counts_at_once(tmp_path: Path) -> None:
+    async with plan_scene.app(replace(GPT2, target_batch=None), tmp_path).run_test(size=MEDIUM) as pilot:
+        await plan_scene.settled(pilot)
+        await choose(pilot, "batch_size")
+        for digit, batch_size in (("1", 1), ("2", 12), ("8", 128)):
+            await pilot.press(digit)
+            assert plan_now(pilot).batch_size == batch_size
+        await pilot.press("backspace")
+        assert plan_now(pilot).batch_size == 12
+        await pilot.press("enter", "u")
+        assert plan_now(pilot).batch_size == 8
+        await pilot.press("ctrl+r")
+        assert plan_now(pilot).batch_size == 12
+
+
+async def test_escape_leaves_the_number_that_was(tmp_path: Path) -> None:
+    async with plan_scene.app(GPT2, tmp_path).run_test(size=MEDIUM) as pilot:
+        await plan_scene.settled(pilot)
+        await choose(pilot, "layers")
+        await pilot.press("right", "4", "0", "escape")
+        assert plan_now(pilot).shape.layers == 13
+
+
+async def test_what_cannot_be_is_explained_and_the_last_good_numbers_stay(tmp_path: Path) -> None:
+    async with plan_scene.app(GPT2, tmp_path).run_test(size=MEDIUM) as pilot:
+        await plan_scene.settled(pilot)
+        before = text_of(pilot, "#ledger")
+        await choose(pilot, "heads")
+        await pilot.press("7")
+        lines = [row.text for row in controls(pilot).rows]
+        heads = next(index for index, line in enumerate(lines) if line.startswith("heads"))
+        assert "7 heads do not divide" in lines[heads + 1]
+        assert plan_now(pilot) == GPT2
+        assert text_of(pilot, "#ledger") == before
+        assert "last plan that can be" in text_of(pilot, "#plan-header")
+        await pilot.press("backspace", "8")
+        assert plan_now(pilot).shape.heads == 8
+        assert "last plan" not in text_of(pilot, "#plan-header")
+
+
+@pytest.mark.parametrize(
+    ("key", "digits", "said"),
+    [
+        ("seq_len", "1025", "1024 positions"),
+        ("target_batch", "7", "less than one pass of 8"),
+        ("gpus", "0", "must be at least 1"),
+    ],
+)
+async def test_more_that_cannot_be(key: str, digits: str, said: str, tmp_path: Path) -> None:
+    async with plan_scene.app(replace(GPT2, target_batch=None), tmp_path).run_test(size=MEDIUM) as pilot:
+        await plan_scene.settled(pilot)
+        await choose(pilot, key)
+        await pilot.press(*digits)
+        assert said in text_of(pilot, "#controls").replace("\n ", "")
+        good = plan_now(pilot)
+        assert good.target_batch is None
+        assert good.shape.seq_len <= 1024
+        assert good.recipe.gpus == 1
+
+
+async def test_a_model_is_picked_by_filtering(tmp_path: Path) -> None:
+    async with plan_scene.app(GPT2, tmp_path).run_test(size=SMALL) as pilot:
+        await plan_scene.settled(pilot)
+        await pilot.press("enter")
+        await until(pilot, lambda: isinstance(pilot.app.screen, PickScreen))
+        await pilot.press(*"8b llama", "down", "up", "enter")
+        await until(pilot, lambda: plan_now(pilot).shape == find_model("llama-3-8b"))
+        assert "kv heads" in text_of(pilot, "#controls")
+        await pilot.press("u")
+        assert plan_now(pilot) == GPT2
+
+
+async def test_a_filter_without_a_match_picks_nothing(tmp_path: Path) -> None:
+    async with plan_scene.app(GPT2, tmp_path).run_test(size=SMALL) as pilot:
+        await plan_scene.settled(pilot)
+        await pilot.press("enter")
+        await until(pilot, lambda: isinstance(pilot.app.screen, PickScreen))
+        await pilot.press(*"none such", "down", "enter")
+        assert isinstance(pilot.app.screen, PickScreen)
+        await pilot.press("escape")
+        assert plan_now(pilot) == GPT2
+
+
+async def test_the_mouse_chooses_changes_and_turns(tmp_path: Path) -> None:
+    async with plan_scene.app(GPT2, tmp_path).run_test(size=SMALL) as pilot:
+        await plan_scene.settled(pilot)
+        lines = [row.key for row in controls(pilot).rows]
+        y = lines.index("batch_size") + 1  # below the border
+        await pilot.click(PlanControls, offset=(5, y))
+        assert controls(pilot).key == "batch_size"
+        await pilot.click(PlanControls, offset=(29, y))
+        assert plan_now(pilot).batch_size == 9
+        await pilot.click(PlanControls, offset=(13, y))
+        assert plan_now(pilot).batch_size == 8
+        for wheel, batch_size in ((MouseScrollUp, 9), (MouseScrollDown, 8)):
+            region = controls(pilot).region
+            turned = wheel(controls(pilot), 5, y, 0, 0, 0, False, False, False, region.x + 5, region.y + y)
+            controls(pilot).post_message(turned)
+            await until(pilot, lambda wanted=batch_size: plan_now(pilot).batch_size == wanted)  # type: ignore[misc]
+
+
+async def test_digits_are_the_programs_where_no_number_is_chosen(tmp_path: Path) -> None:
+    def search() -> PlanScreen:
+        return PlanScreen(FITS, tracer=plan_scene.HandTracer, store=PlanStore(tmp_path))
+
+    def plan() -> PlanScreen:
+        return PlanScreen(GPT2, tracer=plan_scene.HandTracer, store=PlanStore(tmp_path))
+
+    app = GpuMemApp({"search": search, "plan": plan}, "plan")
+    async with app.run_test(size=MEDIUM) as pilot:
+        await plan_scene.settled(pilot)
+        await choose(pilot, "batch_size")
+        await pilot.press("2")
+        assert pilot.app.screen is app.main_screen("plan")
+        assert plan_now(pilot).batch_size == 2
+        await choose(pilot, "precision")
+        await pilot.press("2")
+        await until(pilot, lambda: pilot.app.screen is not app.main_screen("plan"))
+
+
+# The trace
+
+
+async def test_the_traced_column_is_visibly_pending_and_then_there(tmp_path: Path) -> None:
+    async with plan_scene.app(GPT2, tmp_path, holds=True).run_test(size=MEDIUM) as pilot:
+        tracer = plan_scene.tracer(pilot.app)
+        await pilot.pause()
+        assert "tracing one step" in text_of(pilot, "#verdict")
+        assert text_of(pilot, "#ledger").count("…") >= 10
+        await choose(pilot, "batch_size")
+        await pilot.press("right")
+        tracer.release(GPT2)  # overtaken: the plan is another by now
+        await pilot.pause()
+        assert isinstance(plan_scene.plan_screen(pilot.app).traced, Pending)
+        tracer.release(plan_now(pilot))
+        await until(pilot, lambda: "…" not in text_of(pilot, "#ledger"))
+        assert isinstance(plan_scene.plan_screen(pilot.app).traced, Ready)
+        assert "left" in text_of(pilot, "#verdict")
+
+
+async def test_why_there_is_no_trace_stands_where_it_would_be(tmp_path: Path) -> None:
+    async with plan_scene.app(GPT2, tmp_path, holds=True).run_test(size=MEDIUM) as pilot:
+        plan_scene.tracer(pilot.app).fail(GPT2, "no torch in this Python: give --python")
+        await until(pilot, lambda: isinstance(plan_scene.plan_screen(pilot.app).traced, Failed))
+        assert "– no torch in this Python: give --python" in text_of(pilot, "#verdict")
+
+
+async def test_a_sweep_of_the_batch_needs_no_second_trace(tmp_path: Path) -> None:
+    traced: list[Plan] = []
+
+    def predict(config: SearchConfig, control: Control) -> Predicted:
+        traced.append(GPT2)
+        formula = Formula(config.workload, config.device.gpu.total_bytes, config.headroom)
+        return Predicted(Prediction(formula, plan_scene.traced_of(GPT2)), READY)
+
+    def screen() -> PlanScreen:
+        return PlanScreen(
+            replace(GPT2, target_batch=None),
+            tracer=lambda on_change: Tracer(on_change, predict=predict, settle_s=0.0),
+            store=PlanStore(tmp_path),
+        )
+
+    async with GpuMemApp({"plan": screen}, "plan").run_test(size=MEDIUM) as pilot:
+        await plan_scene.settled(pilot)
+        assert len(traced) == 1
+        await choose(pilot, "batch_size")
+        for _ in range(100):
+            await pilot.press("right")
+        assert plan_now(pilot).batch_size == 108
+        await choose(pilot, "headroom")
+        await pilot.press("right", "right")
+        shown = await plan_scene.settled(pilot)
+        assert isinstance(shown.traced, Ready)
+        assert shown.traced.answer.plan == plan_now(pilot)
+        assert len(traced) == 1
+
+
+async def test_leaving_ends_the_trace(tmp_path: Path) -> None:
+    async with plan_scene.app(GPT2, tmp_path, holds=True).run_test(size=MEDIUM) as pilot:
+        tracer = plan_scene.tracer(pilot.app)
+        await pilot.press("q")
+    assert tracer.closed
+
+
+async def test_a_slow_pane_never_holds_the_controls_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    go = threading.Event()
+
+    def slow(plan: Plan, *, traceable: bool = False) -> object:
+        assert go.wait(30)
+        return cheapest_combination(plan, traceable=traceable)
+
+    monkeypatch.setattr(plan_panes, "cheapest_combination", slow)
+    async with plan_scene.app(GPT2, tmp_path).run_test(size=MEDIUM) as pilot:
+        await pilot.pause(0.1)
+        await choose(pilot, "batch_size")
+        await pilot.press("right")
+        assert plan_now(pilot).batch_size == 9
+        assert "9" in text_of(pilot, "#facts")
+        assert not plan_scene.plan_screen(pilot.app).settled
+        go.set()
+        await plan_scene.settled(pilot)
+        assert "It fits as it is" in text_of(pilot, "#pane")
+
+
+# The screen as a whole
+
+
+async def test_any_size_at_any_moment(tmp_path: Path) -> None:
+    async with plan_scene.app(LLAMA, tmp_path).run_test(size=SMALL) as pilot:
+        screen = await plan_scene.settled(pilot)
+        for size in ((200, 60), (40, 10), (120, 40), (72, 18), (160, 24), (110, 36), (1, 1), (80, 24)):
+            await pilot.resize_terminal(*size)
+            await pilot.press("down", "right")
+            await pilot.pause()
+        await plan_scene.settled(pilot)
+        assert screen.query_one("#body").display
+
+
+def test_a_plan_that_cannot_be_is_refused_before_the_screen() -> None:
+    _, config = configure({"gpu": "sim:t4-16gb"})
+    impossible = Plan(find_model("gpt2"), config.workload.recipe, find_gpu("t4-16gb"), batch_size=8, target_batch=4)
+    with pytest.raises(OptionError, match="--target-batch: 4 is less than one pass of 8"):
+        open_plan(impossible, config)

@@ -1,0 +1,306 @@
+"""What the Plan screen's lists say, read as text."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from gpumem_tui.catalog.loader import find_gpu, find_model, models
+from gpumem_tui.formula.recipe import Recipe
+from gpumem_tui.memory import GIB
+from gpumem_tui.plan.answers import answer
+from gpumem_tui.plan.curves import Curve, Mark, Series, curves
+from gpumem_tui.plan.judgement import MeasuredRate, judgements, throughput
+from gpumem_tui.plan.plan import Plan
+from gpumem_tui.plan.state import entered, opened
+from gpumem_tui.plan.step_memory import memory_over_step
+from gpumem_tui.plan.tracing import Failed, Pending, Ready, TraceState
+from gpumem_tui.search.prediction import Traced
+from gpumem_tui.tui.figures import compact_bytes, signed, span_width
+from gpumem_tui.tui.views.plan_chart import chart_rows, nice_ceiling, value_rows
+from gpumem_tui.tui.views.plan_compare import compare_rows
+from gpumem_tui.tui.views.plan_controls import control_rows
+from gpumem_tui.tui.views.plan_explain import control_help, explanation
+from gpumem_tui.tui.views.plan_header import PANES, header_row, pane_places, pane_row
+from gpumem_tui.tui.views.plan_judgement import judgement_rows
+from gpumem_tui.tui.views.plan_numbers import fact_rows, ledger_rows, verdict_rows
+from gpumem_tui.tui.views.plan_panes import PaneRequest, pane_content
+from gpumem_tui.tui.views.plan_rows import said
+from tests.tui.plan_scene import FITS, GPT2, LLAMA, RESNET, HandTracer
+
+NARROW, ROOMY = 46, 90
+
+
+def traced(plan: Plan) -> TraceState:
+    return HandTracer(lambda state: None).want(plan)
+
+
+def requested(pane: str, plan: Plan) -> PaneRequest:
+    return PaneRequest(pane, plan, ("other", FITS), False, False, None)
+
+
+# Numbers
+
+
+@pytest.mark.parametrize("plan", [GPT2, LLAMA, FITS, RESNET], ids=["gpt2", "llama", "fits", "resnet"])
+def test_each_column_sums_to_the_gpus_memory(plan: Plan) -> None:
+    known = traced(plan)
+    assert isinstance(known, Ready)
+    total = plan.gpu.total_bytes / GIB
+    sums = [0.0, 0.0]
+    for line in said(ledger_rows(answer(plan), known, NARROW))[1:]:
+        if not line.strip().startswith("="):
+            figures = re.findall(r"(−?[\d.]+)( [MK]iB| B)?", line.split("%")[-1])[:2]
+            columns = [0, 1] if "–" not in line else ([0] if line.strip().startswith("headroom") else [1])
+            for column, (number, unit) in zip(columns, figures, strict=False):
+                scale = {"": 1, " MiB": 1024, " KiB": 1024**2, " B": 1024**3}[unit]
+                sums[column] += float(number.replace("−", "-")) / scale
+    assert sums[0] == pytest.approx(total, abs=0.05)
+    assert sums[1] == pytest.approx(total, abs=0.05)
+
+
+def test_the_verdict_says_by_how_much() -> None:
+    now = answer(LLAMA)
+    lines = said(verdict_rows(now, Pending(LLAMA), ROOMY))
+    assert lines[0] == f"formula  ✗ too large by {-now.spare_bytes / GIB:.2f} GiB of 21.59 GiB usable"
+    assert "tracing one step" in lines[2]
+    assert "– no torch" in said(verdict_rows(now, Failed(LLAMA, "no torch"), ROOMY))[2]
+    assert "✓ fits" in said(verdict_rows(answer(GPT2), traced(GPT2), NARROW))[2]
+
+
+@pytest.mark.parametrize("width", [1, 7, NARROW, ROOMY])
+@pytest.mark.parametrize("plan", [GPT2, LLAMA], ids=["fits", "too large"])
+def test_both_bars_fill_the_width_and_show_what_may_be_used(plan: Plan, width: int) -> None:
+    _, formula, _, by_trace = verdict_rows(answer(plan), traced(plan), width)
+    assert len(formula.text) == len(by_trace.text) == width
+    assert "│" in formula.text
+    assert ("│" in by_trace.text) == (plan is LLAMA)
+
+
+def test_a_missing_trace_is_a_dash_and_one_on_its_way_an_ellipsis() -> None:
+    now = answer(GPT2)
+    waiting, missing = (said(ledger_rows(now, s, ROOMY)) for s in (Pending(GPT2), Failed(GPT2, "why")))
+    assert sum("…" in line for line in waiting) == 12
+    assert not any("…" in line for line in missing)
+    assert sum("–" in line for line in missing) == 13
+
+
+def test_the_facts_say_how_a_step_is_made_up() -> None:
+    plan = replace(GPT2, batch_size=4, recipe=Recipe(gpus=8), target_batch=256)  # the documents' own example
+    lines = said(fact_rows(answer(plan), Pending(plan), ROOMY))
+    assert lines[1].split(maxsplit=2)[2] == "8 passes × 4 × 8 GPUs"
+    assert lines[2].endswith("256 samples, 262 k tokens")
+    odd = said(fact_rows(answer(replace(plan, target_batch=250)), Pending(plan), ROOMY))
+    assert "256 samples for 250" in odd[2]
+
+
+def test_what_is_in_the_way_is_named() -> None:
+    text = " ".join(said(fact_rows(answer(LLAMA), Pending(LLAMA), ROOMY)))
+    assert "activations alone needs 26.71 GiB" in text
+
+
+# Controls
+
+
+def test_the_problem_stands_under_its_control() -> None:
+    state = entered(opened(GPT2), "heads", 7)
+    lines = control_rows(state, 32, 20, selected="heads")
+    index = next(number for number, line in enumerate(lines) if line.key == "heads")
+    assert "7 *" in lines[index].text
+    assert "! 7 heads do not divide" in lines[index + 1].text
+    assert not lines[index + 1].key
+
+
+def test_groups_show_where_there_is_room() -> None:
+    state = opened(GPT2)
+    assert "Hardware" in said(control_rows(state, 32, 40))
+    compact = control_rows(state, 32, 20)
+    assert len(compact) <= 20
+    assert all(line.key for line in compact)
+
+
+def test_remarks_stand_beside_what_is_odd() -> None:
+    odd = opened(replace(GPT2, recipe=Recipe(sharding="zero3")))
+    assert any("nothing to shard over" in line for line in said(control_rows(odd, 60, 40)))
+
+
+def test_what_is_typed_shows_with_its_caret() -> None:
+    lines = control_rows(opened(GPT2), 32, 20, selected="batch_size", typed="12")
+    assert any("12▏" in line.text for line in lines)
+
+
+# Panes
+
+
+@pytest.mark.parametrize("model", models())
+@pytest.mark.parametrize("pane", [pane for pane in PANES if pane != "numbers"])
+def test_every_pane_of_every_model_keeps_to_its_width(model: str, pane: str) -> None:
+    plan = Plan(find_model(model), Recipe("amp-bf16"), find_gpu("t4-16gb"), batch_size=2)
+    content = pane_content(requested(pane, plan), ())
+    for width in (NARROW, ROOMY):
+        keys = [row.key for row in content.view(width, "") if row.key]
+        for selected in keys or [""]:
+            rows = content.view(width, selected)
+            assert rows
+            assert not [row.text for row in rows if len(row.text) > width]
+
+
+def test_the_cheapest_combination_says_what_it_comes_to() -> None:
+    content = pane_content(requested("techniques", LLAMA), ())
+    lines = said(content.view(ROOMY, ""))
+    assert lines[0] == "Cheapest combination that fits"
+    assert lines[2].strip().startswith("16 passes × 1 × 4 GPUs = 64 samples a step; peak")
+    assert content.help is not None
+    assert content.help.plan_of("combination") is not None
+    assert content.help.plan_of("no such") is None
+
+
+def test_the_cost_of_the_chosen_technique_shows_at_80_columns() -> None:
+    content = pane_content(requested("techniques", GPT2), ())
+    assert not any("costs:" in line for line in said(content.view(NARROW, "")))
+    chosen = said(content.view(NARROW, "full-recompute"))
+    assert any("30 to 40 % more time" in line for line in chosen)
+
+
+def test_comparing_shows_only_the_controls_that_differ() -> None:
+    this, other = answer(LLAMA), answer(FITS)
+    lines = said(compare_rows(this, other, "a long name of a plan", NARROW))
+    settings = lines[lines.index("") + 2 : lines.index("GiB by formula") - 1]
+    assert [line.split() for line in settings] == [["precision", "amp-bf16", "bf16"], ["recompute", "none", "full"]]
+    peak = next(line for line in lines if "= peak" in line)
+    assert peak.split()[2:] == [compact_bytes(n) for n in (this.peak_bytes, other.peak_bytes)] + [
+        signed(this.peak_bytes - other.peak_bytes)
+    ]
+    same = said(compare_rows(this, this, "x", NARROW))
+    assert "every control is the same" in same
+    assert "+" not in "".join(same)
+
+
+def test_measured_throughput_replaces_the_model() -> None:
+    measured = (MeasuredRate(8, 120.0), MeasuredRate(4, 100.0))
+    lines = said(judgement_rows(judgements(GPT2), throughput(GPT2, measured), ROOMY))
+    assert any("measured on this GPU" in line for line in lines)
+    assert any("samples/s" in line for line in lines)
+    modelled = said(judgement_rows(judgements(GPT2), throughput(GPT2), ROOMY))
+    assert any("model, not measured" in line for line in modelled)
+
+
+def test_batch_norm_under_16_is_a_warning() -> None:
+    small = said(judgement_rows(judgements(RESNET), throughput(RESNET), ROOMY))
+    assert any(line.startswith("! Batch norm") for line in small)
+    enough = replace(RESNET, batch_size=16)
+    lines = said(judgement_rows(judgements(enough), throughput(enough), ROOMY))
+    assert not any(line.startswith("! Batch norm") for line in lines)
+
+
+# Charts
+
+
+def test_a_line_begins_and_ends_where_its_points_do() -> None:
+    curve = Curve("k", "title", "x", "y", (Series("up", ((0, 0), (10, 10))), Series("flat", ((0, 5), (10, 5)))), "")
+    rows = said(chart_rows(curve, 50, 9))
+    plot = rows[1:10]
+    assert plot[0].startswith("     10 ┤")
+    assert plot[0].endswith("up")
+    assert plot[4].startswith("      5 ┤")
+    assert plot[4].endswith("flat")
+    assert plot[8].startswith("      0 ┤⣀")
+
+
+def test_doublings_are_equally_far_apart_on_a_logarithmic_axis() -> None:
+    points = tuple((float(2**power), 1.0) for power in range(5))
+    curve = Curve("k", "t", "x", "y", (Series("s", points),), "", log_x=True)
+    labels = said(chart_rows(curve, 60, 9))[11]
+    places = [labels.index(number) + (len(number) - 1) / 2 for number in (" 2 ", " 4 ", " 8 ")]
+    assert places[1] - places[0] == pytest.approx(places[2] - places[1], abs=1)
+
+
+def test_parts_of_a_sum_lie_on_one_another() -> None:
+    series = (Series("parameters", ((0, 5), (1, 5))), Series("activations", ((0, 0), (1, 5))))
+    curve = Curve("k", "t", "x", "GiB", series, "", stacked=True, marks=(Mark(0, "forward"), Mark(1, "backward")))
+    rows = said(chart_rows(curve, 40, 9))
+    plot = [row.split("┤")[-1].split("│")[-1] for row in rows[1:10]]
+    assert plot[8].startswith("█" * 20)
+    assert [line[-1:] for line in plot][:4] == ["▚"] * 4
+    assert "forward" in rows[11]
+    assert "parameters" in rows[12]
+
+
+def test_optimizer_state_appears_at_the_first_step_and_stays() -> None:
+    for curve in (memory_over_step(GPT2), memory_over_step(GPT2, _traced_of(GPT2))):
+        state = next(series for series in curve.series if series.name == "optimizer state")
+        heights = [y for _, y in state.points]
+        first = next(index for index, y in enumerate(heights) if y > 0)
+        assert first > 0
+        assert min(heights[first:]) > 0
+        assert "▒" in "".join(said(chart_rows(curve, NARROW, 9)))
+
+
+def _traced_of(plan: Plan) -> Traced:
+    known = traced(plan)
+    assert isinstance(known, Ready)
+    return known.traced
+
+
+def test_every_curve_has_its_numbers_and_the_plans_among_them() -> None:
+    for curve in curves(LLAMA):
+        lines = said(value_rows(curve, NARROW))
+        assert len(lines) >= 3
+        assert any("←" in line for line in lines), curve.key
+
+
+@pytest.mark.parametrize(
+    ("value", "ceiling"), [(0, 1), (0.9, 1), (1.2, 1.5), (23, 25), (100, 100), (101, 150), (999, 1000)]
+)
+def test_axes_end_at_round_numbers(value: float, ceiling: float) -> None:
+    assert nice_ceiling(value) == ceiling
+
+
+# Header and help
+
+
+@pytest.mark.parametrize("width", [20, 47, 60, 100, 200])
+def test_the_header_keeps_the_verdict_whatever_the_width(width: int) -> None:
+    line = header_row(answer(LLAMA), traced(LLAMA), "my plan", "12:00", width)
+    assert "✗ too large" in line.text
+    if width >= 60:
+        assert span_width(list(line.spans)) == width
+        assert "my plan" in line.text
+
+
+@pytest.mark.parametrize("width", [30, 36, 47, 80])
+def test_panes_are_where_their_names_are(width: int) -> None:
+    panes = list(PANES)
+    text = pane_row(panes, "numbers", width).text
+    assert len(text) <= width
+    for pane, first, after in pane_places(panes, width):
+        assert pane.startswith(text[first:after])
+        assert PANES[pane] in text[first:after]
+
+
+@pytest.mark.parametrize("model", ["gpt2", "llama-3-8b", "bert-base", "vit-b-16", "resnet-50", "mlp"])
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+def test_every_row_of_the_formula_is_explained_on_the_screen(model: str, recompute: str) -> None:
+    recipe = Recipe("amp-fp16", recompute=recompute, attention="math", sharding="zero3", gpus=4)  # type: ignore[arg-type]
+    plan = Plan(find_model(model), recipe, find_gpu("v100-16gb"), batch_size=4)
+    rows = answer(plan).prediction.rows
+    shown = {row.key for row in ledger_rows(answer(plan), traced(GPT2), NARROW)}
+    for row in rows:
+        assert row.bucket.value in shown
+        found = explanation(plan, row.bucket.value)
+        assert found is not None
+        text = "\n".join("".join(part for part, _ in line) for line in found[1])
+        assert row.expression in text
+        assert row.source in text
+
+
+def test_a_control_explains_its_values() -> None:
+    title, lines = control_help(opened(GPT2), "recompute")
+    text = "\n".join("".join(part for part, _ in line) for line in lines)
+    assert title == "recompute"
+    assert "keep every activation" in text
+    assert "from 1 to 1,000,000" in "".join(
+        part for line in control_help(opened(GPT2), "batch_size")[1] for part, _ in line
+    )
