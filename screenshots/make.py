@@ -1,6 +1,6 @@
 """Makes the pictures of this folder from the real screens: `python screenshots/make.py`.
 
-The searches and plans on them are real, on a simulated GPU; the Monitor shows the machines of tests/tui/monitor_scene.py.
+The searches and plans are real ones on a simulated GPU; the Monitor's machines are those of tests/tui/monitor_scene.
 """
 
 from __future__ import annotations

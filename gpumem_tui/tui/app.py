@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import threading
@@ -201,8 +202,16 @@ class GpuMemApp(App[int]):
         """A signal must not leave the terminal in disorder nor a child process behind."""
         if threading.current_thread() is threading.main_thread():  # the only one that may install handlers
             self._handlers = {number: signal.signal(number, self._on_signal) for number in _SIGNALS}
+        self.call_after_refresh(self._collect_garbage)
         if self.theme != self._wanted_theme:
             self.notify(f"there is no theme {self._wanted_theme}; ctrl+p lists them", severity="warning")
+
+    @staticmethod
+    def _collect_garbage() -> None:
+        """From the first frame on, and only in what came after it."""
+        if not gc.isenabled():
+            gc.freeze()
+            gc.enable()
 
     def on_unmount(self) -> None:
         """Give the signals back."""

@@ -35,7 +35,7 @@ class Feed:
         self._probes = probes
         self._followed: Key | None = None
         self._asked: Snapshot | None = None
-        self._asked_s = 0.0
+        self._held_since_s: float | None = None
 
     def look(self) -> bool:
         """Take in the newest snapshot and what probes say; False if nothing is new. Never waits."""
@@ -48,7 +48,7 @@ class Feed:
         if snapshot is self.latest and published is self.published:
             return False
         self.first = self.first or snapshot
-        self.latest, self.published = snapshot, published
+        self.latest, self.published, self._held_since_s = snapshot, published, None
         self._history.add(snapshot, published.figures)
         before = {alert.key for alert in self.alerts}
         self.alerts = self._judge.update(snapshot, published.figures, published.out_of_memory)
@@ -73,10 +73,12 @@ class Feed:
         if self._probes is None:
             return False
         if snapshot is not self._asked:
-            self._asked, self._asked_s = snapshot, monotonic()
+            self._asked = snapshot
             self._probes.ask(snapshot.gpus, self._followed)
-        waits = self._probes.is_reading and monotonic() - self._asked_s < _PATIENCE_S
-        return waits and self.latest is not None and snapshot is not self.latest
+            self._held_since_s = self._held_since_s or monotonic()
+        if self.latest is None or snapshot is self.latest or self._held_since_s is None:
+            return False
+        return self._probes.is_reading and monotonic() - self._held_since_s < _PATIENCE_S
 
     def seen_s(self, snapshot: Snapshot) -> float:
         """How long it had looked when a snapshot was made."""

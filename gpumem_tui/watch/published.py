@@ -132,6 +132,6 @@ def _out_of_memory(watched: WatchedProcess) -> OutOfMemory:
     found = watched.case.post_mortem
     asked = "" if found.requested_bytes is None else f" asking for {format_bytes(found.requested_bytes)}"
     where = f" at {found.source}" if found.source else ""
-    return OutOfMemory(
-        found.device_uuid, found.wall_ns / 1e9, f"{watched.process.title} ran out of memory{asked}{where}"
-    )
+    who, bracket, command = watched.process.title.partition(" (")
+    message = f"{who} ran out of memory{asked}{where}{bracket}{command}"
+    return OutOfMemory(found.device_uuid, found.wall_ns / 1e9, message)

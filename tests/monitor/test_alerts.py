@@ -9,7 +9,7 @@ import pytest
 
 from gpumem_tui.memory import GIB, Unknown
 from gpumem_tui.monitor.alerts import Alert, AlertKind, Alerts, Limits, Severity
-from gpumem_tui.monitor.probes import ProbeFigures
+from gpumem_tui.monitor.probes import OutOfMemory, ProbeFigures
 from gpumem_tui.monitor.snapshot import GpuReading, Instance, State
 from gpumem_tui.monitor.trend import Trend
 from tests.monitor.snapshots import START_S, gpu, machine, memory, process
@@ -243,3 +243,25 @@ class TestTrend:
         assert trend.seconds_to(1_000_000) is None
         trend.add(10, 5)  # the clock was set back
         assert trend.seconds_to(2000) is None
+
+
+class TestWatchedOutOfMemory:
+    """Told by the probe."""
+
+    def test_a_process_that_just_ended_is_an_alert_for_a_while(self) -> None:
+        alerts, ended = Alerts(), [OutOfMemory(_UUID, START_S, "PID 7 (python train.py) ran out of memory")]
+        assert alerts.update(machine([gpu()])) == ()
+        (alert,) = alerts.update(machine([gpu()], after_s=1), None, ended)
+        assert (alert.kind, alert.severity, alert.gpu_uuid) == (AlertKind.OOM, Severity.CRITICAL, _UUID)
+        assert alert.message == "GPU 0: PID 7 (python train.py) ran out of memory"
+        assert alerts.update(machine([gpu()], after_s=60), None, ended), "it stands until it was likely read"
+        assert alerts.update(machine([gpu()], after_s=150), None, ended) == ()
+
+    def test_one_that_ended_long_ago_is_none(self) -> None:
+        ended = [OutOfMemory(_UUID, START_S - 3600, "PID 7 ran out of memory")]
+        assert Alerts().update(machine([gpu()]), None, ended) == ()
+
+    def test_where_the_gpu_is_not_known_it_is_the_machines(self) -> None:
+        ended = [OutOfMemory("", START_S, "PID 7 ran out of memory"), OutOfMemory("GPU-x", START_S - 1, "PID 6")]
+        (alert,) = Alerts().update(machine([gpu()]), None, ended)
+        assert (alert.gpu_uuid, alert.message) == ("", "PID 7 ran out of memory")

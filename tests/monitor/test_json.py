@@ -13,8 +13,10 @@ from gpumem_tui.memory import GIB, MIB, Unknown
 from gpumem_tui.monitor.alerts import Alerts
 from gpumem_tui.monitor.report import gpu_lines, snapshot_json, table
 from gpumem_tui.monitor.snapshot import Snapshot, State
+from gpumem_tui.watch.report import probe_report
 from tests.monitor.schema import MONITOR
 from tests.monitor.snapshots import RESERVED_BYTES, anything, gpu, machine
+from tests.tui.watch_scene import on_cpu, published, record, watched
 
 _SCHEMA = jsonschema.Draft202012Validator(MONITOR)
 
@@ -66,6 +68,26 @@ def test_any_snapshot_makes_valid_json(snapshot: Snapshot) -> None:
     body = _plain(snapshot)
     _SCHEMA.validate(body)
     assert _unexplained(body) == []
+
+
+def test_what_probes_say_stands_under_their_processes() -> None:
+    snapshot = machine([gpu(0), gpu(1)])
+    on_gpu = watched(4000, (record(), gpu(0).uuid))
+    hidden = watched(7, (record(), gpu(1).uuid))
+    in_host_memory = watched(4200, (on_cpu(), ""))
+    probes = probe_report(published(on_gpu, hidden, in_host_memory))
+    body: dict[str, Any] = json.loads(json.dumps(snapshot_json(snapshot, (), probes), allow_nan=False))
+    _SCHEMA.validate(body)
+    (watched_process,), (unwatched,) = (each["processes"] for each in body["gpus"])
+    assert "probe" not in unwatched
+    probe = watched_process["probe"]
+    assert (probe["step"], probe["phase"], probe["peak_allocated_bytes"]) == (12_340, "optimizer", 14 * GIB)
+    assert sum(size for size in probe["buckets"].values() if size) == probe["allocated_bytes"]
+    assert sum(size for size in probe["peak_buckets"].values() if size) == probe["peak_allocated_bytes"]
+    assert [each["pid"] for each in body["unlisted_probes"]] == [7, 4200]
+    cpu = body["unlisted_probes"][1]
+    assert (cpu["device"], cpu["allocated_bytes"]) == ("cpu", None)
+    assert cpu["unavailable"]["allocated_bytes"] == "host memory has no caching allocator"
 
 
 def test_what_is_not_a_number_is_unknown() -> None:

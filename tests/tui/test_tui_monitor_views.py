@@ -168,7 +168,7 @@ def test_a_process_with_a_probe_is_divided_into_its_buckets() -> None:
     stretches = shares(gpu, {(gpu.uuid, 4100): scene.parts()})
     labels = {share.label: share.size_bytes for share in stretches}
     assert labels["4100 activations"] == 5 * GIB
-    assert labels["4100 allocator cache"] == GIB
+    assert labels["4100 cache"] == GIB
     assert labels["4100 CUDA context"] == 16 * GIB - scene.parts().reserved_bytes
     assert sum(size for label, size in labels.items() if label.startswith("4100") and isinstance(size, int)) == 16 * GIB
 

@@ -20,9 +20,9 @@ from tests.tui.pictures import SIZES, Compare, stands_still, until
 Scene = tuple[Snapshot, Published]
 
 
-def app_of(shown: Scene, **options: object) -> App[int]:
+def app_of(shown: Scene, *, ascii_only: bool = False, **options: object) -> App[int]:
     snapshot, published = shown
-    return scene.app(snapshot, probes=watch_scene.Said(published), **options)
+    return scene.app(snapshot, ascii_only=ascii_only, theme="", probes=watch_scene.Said(published), **options)
 
 
 def settled(*keys: str, prepare: Callable[[Pilot[int]], None] = lambda pilot: None) -> object:
@@ -44,7 +44,9 @@ def cpu_training() -> Scene:
     """A machine without a GPU on which two processes train."""
     first = watch_scene.watched(4100, (watch_scene.on_cpu(), ""), expected=watch_scene.EXPECTED)
     history = tuple(
-        replace(sample, record=watch_scene.on_cpu(step=sample.record.step - 12_000, wall_ns=sample.record.wall_ns))
+        replace(
+            sample, record=watch_scene.on_cpu(step=max(1, sample.record.step - 12_000), wall_ns=sample.record.wall_ns)
+        )
         for sample in watch_scene.history()
     )
     second = watch_scene.watched(4101, (watch_scene.on_cpu(step=12), ""))

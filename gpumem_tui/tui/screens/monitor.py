@@ -15,13 +15,14 @@ from textual.events import Resize
 from textual.geometry import Size
 from textual.message import Message
 
+from gpumem_tui.memory import Unknown
 from gpumem_tui.monitor.alerts import Alerts
 from gpumem_tui.monitor.history import History
 from gpumem_tui.monitor.snapshot import Source
 from gpumem_tui.tui.monitor_feed import Feed
 from gpumem_tui.tui.monitor_state import MonitorState, focused_on, seen, sorted_by, sorted_on
 from gpumem_tui.tui.screens.process_actions import ProcessActions
-from gpumem_tui.tui.views.entries import charted, count, moved
+from gpumem_tui.tui.views.entries import charted, count, entry_of, moved
 from gpumem_tui.tui.views.history import SPANS_S, chart_columns
 from gpumem_tui.tui.views.monitor_header import alert_row, header_row
 from gpumem_tui.tui.views.monitor_layout import SMALLEST, Layout, layout
@@ -70,14 +71,16 @@ class MonitorScreen(ProcessActions):
     AUTO_FOCUS = "ProcessTable"
     BLANK = True  # nothing of its own behind its widgets
     BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("p", "peak", "peak", tooltip="Processes with a probe as at their peak, or as now"),
+        Binding("h", "chart", "its history", tooltip="History of the process, or of the GPU"),
         Binding("slash", "filter", "filter", key_display="/", tooltip="List only the processes that match"),
         Binding("s", "sort(1)", "sort", tooltip="Sort by the next column"),
         Binding("t", "tree", "tree", tooltip="Children below their parents"),
         Binding("g", "gpu(1)", "GPU", tooltip="Ledger and history of the next GPU"),
         Binding("f", "only", "this GPU", tooltip="Only the processes of the GPU in focus"),
         Binding("v", "switch", "history", tooltip="History or processes"),
-        Binding("p", "peak", "peak", tooltip="Processes with a probe as at their peak, or as now"),
-        Binding("h", "chart", "its history", tooltip="History of the process, or of the GPU"),
+        Binding("T", "end('terminate')", "terminate", tooltip="Ask the process to end (SIGTERM)"),
+        Binding("K", "end('kill')", "kill", tooltip="End the process at once (SIGKILL)"),
         Binding("space", "pause", "pause", tooltip="Hold the picture, or go on"),
         Binding("question_mark", "help", "help", key_display="?", tooltip="The keys and what the columns mean"),
         Binding("q", "app.quit", "quit", tooltip="Leave"),
@@ -344,7 +347,7 @@ class MonitorScreen(ProcessActions):
         watched = charted(state)
         self.feed.follow(watched.process.key if watched is not None else None)
         self._draw()
-        if (before.cursor, before.filter, len(before.gpus)) != (state.cursor, state.filter, len(state.gpus)):
+        if _offered(before) != _offered(state):
             self.refresh_bindings()
 
     def _draw(self) -> None:
@@ -405,3 +408,11 @@ class MonitorScreen(ProcessActions):
         snapshot = self._state.snapshot
         seen_s = self._past_s + (self.feed.seen_s(snapshot) if snapshot is not None else 0.0)
         return min(self._chart_s, next((span_s for span_s in self._spans_s if span_s > seen_s), self._chart_s))
+
+
+def _offered(state: MonitorState) -> tuple[object, ...]:
+    """What decides which keys do something."""
+    chosen = entry_of(state, state.cursor)
+    watched = chosen.watched if chosen is not None else None
+    derived = watched is not None and not isinstance(watched.expected, Unknown)
+    return state.cursor, state.filter, len(state.gpus), bool(state.parts), chosen is None, watched is None, derived

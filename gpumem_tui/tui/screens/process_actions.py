@@ -45,8 +45,6 @@ class ProcessActions(MainScreen):
         Binding("a", "attach", "attach", tooltip="Put a probe into this Python process"),
         Binding("R", "ranks", "ranks", tooltip="The ranks of its job side by side"),
         Binding("o", "plan", "plan", tooltip="Plan with its model on its GPU"),
-        Binding("T", "end('terminate')", "terminate", tooltip="Ask the process to end (SIGTERM)"),
-        Binding("K", "end('kill')", "kill", tooltip="End the process at once (SIGKILL)"),
     ]
 
     def __init__(self, feed: Feed, *, read_only: bool) -> None:

@@ -46,7 +46,7 @@ def _device_rows(state: MonitorState, entry: Entry) -> Iterator[Row]:
     if parts is not None and isinstance(process.used_bytes, int) and parts.reserved_bytes <= process.used_bytes:
         context_bytes = process.used_bytes - parts.reserved_bytes
         reserved, context = format_bytes(parts.reserved_bytes), format_bytes(context_bytes)
-        yield fact("", f"{reserved} reserved by the allocator, {context} CUDA context and libraries", MUTED)
+        yield fact("", f"{reserved} reserved by the allocator, {context} CUDA context", MUTED)
     yield fact("SM share", _said(process.sm_percent, "%"))
 
 

@@ -28,7 +28,7 @@ _NOWHERE = {
     "module": "from before the step, or in no module",
     "source": "from before the step, or no line of the program",
 }
-_REST = Band("the rest: activations, gradients, temporary", "$activations")
+_REST = Band("the rest", "$activations")
 _STANDING = {
     Bucket.PARAMETERS: Band(Bucket.PARAMETERS.title, "$parameters"),
     Bucket.OPTIMIZER: Band(Bucket.OPTIMIZER.title, "$optimizer"),
@@ -57,9 +57,8 @@ def place_page(look: Look, by: Place, width: int) -> list[Row]:
 
 
 def look_title(look: Look) -> str:
-    """Which step, and how long the recording made it."""
-    method = f" by {look.method}" if look.method else ""
-    return f"step {look.step:,}, {seconds(look.step_s)} with the recording{method}"
+    """Which step, and how long it took with the recording."""
+    return f"step {look.step:,}, recorded in {seconds(look.step_s)}"
 
 
 def _device_heading(device: LookedDevice, width: int) -> Row:
@@ -199,5 +198,8 @@ def _size_row(sizes: dict[Bucket, int], name: str, peak_bytes: int, width: int) 
 
 
 def _reasons(look: Look) -> Iterator[Row]:
+    """How it was recorded, and what is not known."""
+    if look.method:
+        yield [(f"recorded by the {look.method}", MUTED)]
     for what, why in look.unavailable.items():
         yield [(f"no {what}: ", "$warning"), (printable(why), MUTED)]

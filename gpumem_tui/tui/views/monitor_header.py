@@ -21,6 +21,7 @@ def header_row(state: MonitorState, width: int, clock: Callable[[float], str], n
     snapshot = state.snapshot
     left: Row = [(PROGRAM, "bold $primary")]
     right: Row = [(" PAUSED ", "bold $background on $warning"), (" ", "")] if state.paused else []
+    right += [(" AT PEAK ", "bold $background on $activations"), (" ", "")] if state.at_peak else []
     if snapshot is not None:
         right.append((clock(snapshot.time_s), MUTED))
     facts = [notice] if notice else []

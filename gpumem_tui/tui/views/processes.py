@@ -121,9 +121,6 @@ def _gpu_cell(entry: Entry, now_s: float) -> str:
 
 def _command_cell(entry: Entry, now_s: float) -> str:
     host, watched = entry.process.host, entry.watched
-    if watched is not None and watched.ended_s is not None and entry.has_ended:
-        ago = age(now_s - watched.ended_s)
-        return f"{entry.branch}✗ out of memory {ago} ago: {' '.join(watched.process.process.command)}"
     rank = None if watched is None else watched.process.process.rank
     lead = entry.branch if rank is None else f"{entry.branch}rank {rank}: "
     return f"{lead}{host.reason if isinstance(host, Unknown) else host.command or host.name}"
@@ -163,6 +160,8 @@ _COLUMNS = (
         beside_probes=125,
     ),
 )  # fmt: skip
+_NAMING = 2
+"""The first columns say which process it is."""
 _CONTAINER = _Column("CONTAINER", 18, _host_cell(lambda host, now_s: host.container), needs=140, right=False, lead=2)
 
 
@@ -193,6 +192,9 @@ def _heading(columns: Iterable[_Column], state: MonitorState) -> tuple[Row, tupl
 
 def _row(entry: Entry, columns: Iterable[_Column], now_s: float, *, chosen: bool) -> Row:
     """Neighbours of one style are one span: what is written to the terminal is short."""
+    columns = tuple(columns)
+    if entry.has_ended:
+        columns = (*columns[:_NAMING], _Column("", sum(c.width for c in columns[_NAMING:]), _ended_cell, right=False))
     row: Row = []
     for column in columns:
         text = column.write(entry, now_s)
@@ -205,6 +207,17 @@ def _row(entry: Entry, columns: Iterable[_Column], now_s: float, *, chosen: bool
     if chosen and row:
         row[0] = (f"▸{row[0][0][1:]}", row[0][1])
     return row
+
+
+def _ended_cell(entry: Entry, now_s: float) -> str:
+    """How it ended, in the place of all its readings."""
+    watched = entry.watched
+    if watched is None or watched.case is None or watched.ended_s is None:
+        return ""
+    asked_bytes = watched.case.post_mortem.requested_bytes
+    asked = "" if asked_bytes is None else f", {format_bytes(asked_bytes)} asked for"
+    command = " ".join(watched.process.process.command)
+    return f" ✗ out of memory {age(now_s - watched.ended_s)} ago{asked}: {command}"
 
 
 def _style(column: _Column, entry: Entry) -> str:

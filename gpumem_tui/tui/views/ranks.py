@@ -38,13 +38,14 @@ _COLUMNS = (
     _Column("PARAMS", _bucket(Bucket.PARAMETERS), 1),
     _Column("GRADS", _bucket(Bucket.GRADIENTS), 2),
     _Column("OPTIM", _bucket(Bucket.OPTIMIZER), 3),
-    _Column("ACTIV@PEAK", lambda sample: sample.peak_buckets[Bucket.ACTIVATIONS], 4),
+    _Column("ACTIV PEAK", lambda sample: sample.peak_buckets[Bucket.ACTIVATIONS], 4),
     _Column("OTHER", _bucket(Bucket.OTHER), 7),
     _Column("ALLOC", total_bytes, 5),
     _Column("RESERVED", lambda sample: sample.reserved_bytes, 6),
     _Column("PEAK", lambda sample: sample.peak_allocated_bytes, 0),
 )
-_LEAD_WIDTH = 39
+_ROOMY = 90
+"""Cells from which pid and step time are shown."""
 _RETRIES_WIDTH = 9
 
 
@@ -54,11 +55,17 @@ def ranks_rows(job: Job, gpu_name: Callable[[Placed], str], width: int) -> list[
     Args:
         gpu_name: the device as the Monitor numbers it.
     """
-    columns = _fitting(width)
+    roomy = width >= _ROOMY
+    heading = _lead("RANK", "PID", "DEVICE", "STEP", "STEP TIME", roomy=roomy)
+    columns = _fitting(width - len(heading) - _RETRIES_WIDTH)
     worst = job.worst
-    rows: list[Row] = [[(_heading(columns), f"bold {MUTED}")]]
-    rows += [_row(rank, gpu_name, columns, worst=rank is worst) for rank in job.ranks]
-    rows += [[], _spread_row("spread", columns, job), _spread_row("", columns, job, share=True), []]
+    titles = "".join(f"{column.title:>{column.width}}" for column in columns)
+    rows: list[Row] = [[(f"{heading}{titles}{'RETRIES':>{_RETRIES_WIDTH}}", f"bold {MUTED}")]]
+    rows += [_row(rank, gpu_name, columns, worst=rank is worst, roomy=roomy) for rank in job.ranks]
+    rows.append([])
+    for title, share in (("spread", False), ("", True)):
+        rows.append([(f"{title:>6}".ljust(len(heading)) + _spread(columns, job, share=share), MUTED)])
+    rows.append([])
     if worst is not None:
         rows.append([(_WORST, "bold $warning"), (f" rank {worst.number} holds the most: it runs out first", "")])
     if job.absent:
@@ -68,9 +75,8 @@ def ranks_rows(job: Job, gpu_name: Callable[[Placed], str], width: int) -> list[
     return rows
 
 
-def _fitting(width: int) -> list[_Column]:
+def _fitting(room: int) -> list[_Column]:
     """The columns that there is room for."""
-    room = width - _LEAD_WIDTH - _RETRIES_WIDTH
     chosen: set[str] = set()
     for column in sorted(_COLUMNS, key=lambda column: column.rank):
         if column.width > room:
@@ -80,34 +86,30 @@ def _fitting(width: int) -> list[_Column]:
     return [column for column in _COLUMNS if column.title in chosen]
 
 
-def _heading(columns: list[_Column]) -> str:
-    lead = f"{'RANK':>6}{'PID':>9}  {'DEVICE':<7}{'STEP':>8} {'STEP S':>7}"
-    titles = "".join(f"{column.title:>{column.width}}" for column in columns)
-    return f"{fit(lead, _LEAD_WIDTH)}{titles}{'RETRIES':>{_RETRIES_WIDTH}}"
+def _lead(rank: str, pid: str, device: str, step: str, pace: str, *, roomy: bool) -> str:
+    """What stands left of the figures."""
+    if roomy:
+        return f"{rank:>6}{pid:>9}  {fit(device, 7)}{step:>8}{pace:>10}"
+    return f"{rank:>6}  {fit(device, 7)}{step:>8}"
 
 
-def _row(rank: Rank, gpu_name: Callable[[Placed], str], columns: list[_Column], *, worst: bool) -> Row:
+def _row(rank: Rank, gpu_name: Callable[[Placed], str], columns: list[_Column], *, worst: bool, roomy: bool) -> Row:
     mark = (_WORST if worst else " ", "bold $warning")
     style = "bold" if worst else ""
-    lead = f"{rank.number:>5}{rank.watched.pid:>9}  "
+    number, pid = str(rank.number), str(rank.watched.pid)
     if rank.placed is None:
-        return [mark, (f"{lead}no step has finished yet", MUTED)]
+        return [mark, (_lead(number, pid, "", "", "", roomy=roomy)[1:], ""), ("  no step has finished yet", MUTED)]
     sample = rank.placed.sample
-    device = fit(gpu_name(rank.placed), 7)
-    pace = seconds(sample.step_s).replace(" ", "")
-    lead += f"{device}{sample.record.step:>8,} {pace:>7}"
+    step, pace = f"{sample.record.step:,}", seconds(sample.step_s)
+    lead = _lead(number, pid, gpu_name(rank.placed), step, pace, roomy=roomy)[1:]
     sizes = "".join(f"{compact_bytes(column.figure(sample)):>{column.width}}" for column in columns)
     retries = sample.retries
     many = ABSENT if isinstance(retries, Unknown) else f"{retries:,}"
     hot = isinstance(retries, int) and retries > 0
-    return [
-        mark,
-        (f"{fit(lead, _LEAD_WIDTH - 1)}{sizes}", style),
-        (f"{many:>{_RETRIES_WIDTH}}", "bold $warning" if hot else style),
-    ]
+    return [mark, (f"{lead}{sizes}", style), (f"{many:>{_RETRIES_WIDTH}}", "bold $warning" if hot else style)]
 
 
-def _spread_row(title: str, columns: list[_Column], job: Job, *, share: bool = False) -> Row:
+def _spread(columns: list[_Column], job: Job, *, share: bool) -> str:
     """Most less least of each figure, in bytes or as a share of the most."""
     cells = []
     for column in columns:
@@ -119,4 +121,4 @@ def _spread_row(title: str, columns: list[_Column], job: Job, *, share: bool = F
             if share:
                 text = f"{apart_bytes / spread.most_bytes:.1%}" if spread.most_bytes else ""
         cells.append(f"{text:>{column.width}}")
-    return [(f"{title:>6}".ljust(_LEAD_WIDTH) + "".join(cells), MUTED)]
+    return "".join(cells)

@@ -14,8 +14,10 @@ from gpumem_tui.tui.glyphs import BUCKET_LOOKS, PROCESS_LOOKS, UNACCOUNTED_LOOK,
 from gpumem_tui.tui.monitor_state import Parts, ProcessParts, device_key
 from gpumem_tui.tui.views.readings import fit
 
-_LEGEND_LABEL_WIDTH = 17
+_LEGEND_LABEL_WIDTH = 18
 _LEGEND_VALUE_WIDTH = 6
+_SHORT_TITLES = {Bucket.CACHE: "cache", Bucket.OPTIMIZER: "optimizer", Bucket.OTHER: "other"}
+"""Beside a pid there is less room."""
 _LEGEND_GAP = 2
 
 
@@ -67,7 +69,8 @@ def divided_share(process: GpuProcess, used_bytes: int, parts: ProcessParts) -> 
     sizes.update({bucket: parts.breakdown[bucket] for bucket in ALLOCATED_BUCKETS})
     for bucket, size_bytes in sizes.items():
         if size_bytes:
-            yield Share(f"{process.pid} {bucket.title}", bucket.title, size_bytes, BUCKET_LOOKS[bucket])
+            title = _SHORT_TITLES.get(bucket, bucket.title)
+            yield Share(f"{process.pid} {title}", title, size_bytes, BUCKET_LOOKS[bucket])
 
 
 def process_name(process: GpuProcess) -> str:
