@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -57,6 +60,8 @@ plan.params = [option for option in plan.params if option.name not in _OF_A_SEAR
 
 def _parsed(values: dict[str, Any]) -> tuple[Plan, SearchConfig]:
     """The plan that the options describe, and how to trace it."""
+    from gpumem_tui.plan.controls import PlanError, plan_of
+    from gpumem_tui.plan.draft import draft_of
     from gpumem_tui.plan.plan import Plan
 
     batch_size, target_batch = values.pop("batch_size"), values.pop("target_batch")
@@ -69,7 +74,25 @@ def _parsed(values: dict[str, Any]) -> tuple[Plan, SearchConfig]:
         reason = why_not(extra, shape, recipe)
         if reason is not None:
             raise click.UsageError(f"--extra {extra}: {reason}")
-    return Plan(shape, recipe, config.device.gpu, batch_size, config.headroom, target_batch, extras), config
+    wanted = Plan(shape, recipe, config.device.gpu, batch_size, config.headroom, target_batch, extras)
+    try:
+        plan_of(draft_of(wanted))
+    except PlanError as error:
+        raise click.UsageError(f"--{error.control.replace('_', '-')}: {error}") from error
+    return wanted, config
+
+
+@contextmanager
+def _said(line: str) -> Iterator[None]:
+    """A line on stderr while something takes its time; nothing if nobody watches."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    click.echo(f"{line} …", nl=False, err=True)
+    try:
+        yield
+    finally:
+        click.echo("\r\x1b[K", nl=False, err=True)
 
 
 def _traced(wanted: Plan, config: SearchConfig) -> Traced | Unknown:
@@ -82,7 +105,8 @@ def _traced(wanted: Plan, config: SearchConfig) -> Traced | Unknown:
     if isinstance(key, Unknown):
         return key
     try:
-        return predict(config, batch_size=wanted.batch_size).prediction.traced
+        with _said(f"tracing one step of {wanted.shape.name} without a GPU: seconds, minutes for a large model"):
+            return predict(config, batch_size=wanted.batch_size).prediction.traced
     except Unusable as error:
         raise SystemExit(complain(str(error), error.exit_code)) from error
     except ChildDied as error:

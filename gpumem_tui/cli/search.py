@@ -74,6 +74,8 @@ def predict(batch_size: int, by: str | None, as_json: bool, **values: Any) -> in
     where = report.device_line(config.device, config.limit_bytes)
     click.echo(f"on {where}, torch {predicted.ready.torch_version}, profile {predicted.ready.profile}")
     click.echo(report.predicted_line(prediction))
+    if gap := report.gap_line(prediction):
+        click.echo(gap)
     for line in report.ledger_lines(config, prediction, None, batch_size):
         click.echo(line)
     if isinstance(prediction.traced, Traced):

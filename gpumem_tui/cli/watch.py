@@ -57,7 +57,8 @@ def attach(pid: int, yes: bool, timeout_s: float) -> int:
     watcher = _following(pid)
     watched = _find(watcher, pid)
     if watched is not None:
-        click.echo(f"{watched.title} publishes already, by {watched.process.entry}")
+        problem = f" ({watched.problem})" if watched.problem else ""
+        click.echo(f"{watched.title} publishes already, by {watched.process.entry}{problem}")
         return 0
     try:
         target = inspect(pid)

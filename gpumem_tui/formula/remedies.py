@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gpumem_tui.catalog.shapes import ModelShape
+from gpumem_tui.catalog.shapes import Gpu, ModelShape
 from gpumem_tui.formula.changes import SHARED_BY_DEFAULT, Change, Setup, changes
 from gpumem_tui.formula.predict import DEFAULT_HEADROOM, max_batch_size, predict
 from gpumem_tui.formula.recipe import Recipe
@@ -40,12 +40,19 @@ class Remedy:
     recipe: Recipe
 
 
-def remedies(shape: ModelShape, recipe: Recipe, total_bytes: int, headroom: float = DEFAULT_HEADROOM) -> list[Remedy]:
+def remedies(
+    shape: ModelShape,
+    recipe: Recipe,
+    total_bytes: int,
+    headroom: float = DEFAULT_HEADROOM,
+    gpu: Gpu | None = None,
+) -> list[Remedy]:
     """Every single change of a search's options that helps, the largest resulting batch first, then the most bytes.
 
     Args:
         total_bytes: memory of one GPU.
         headroom: share of it to leave free.
+        gpu: decides the 16-bit format; None for one that has bfloat16.
 
     Raises:
         ValueError: a headroom that is no share of the card.
@@ -54,7 +61,7 @@ def remedies(shape: ModelShape, recipe: Recipe, total_bytes: int, headroom: floa
     fitting = max_batch_size(shape, recipe, total_bytes, headroom)
     found = []
     setup = Setup(shape, recipe)
-    for change in changes(setup):
+    for change in changes(setup, gpu):
         if not isinstance(change, Change) or not _offered(change, recipe):
             continue
         new = change.applied(setup)

@@ -159,6 +159,9 @@ def traced_answer(plan: Plan, traced: Traced, finder: BatchFinder | None = None)
 
     Args:
         finder: of this very trace; what it found for one plan spares work on the next.
+
+    Raises:
+        NotAffine: the trace cannot be carried over to the plan's batch size.
     """
     here = on_gpu(plan, traced)
     replay = here.at(plan.batch_size)

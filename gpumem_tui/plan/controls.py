@@ -260,7 +260,8 @@ def _short_count(count: int) -> str:
 
 
 def _percent(draft: Draft) -> int:
-    return round(draft.headroom * 100)
+    percent = round(draft.headroom * 100)
+    return min(99, percent) if draft.headroom < 1 else percent
 
 
 def _show_percent(draft: Draft) -> str:
@@ -290,7 +291,7 @@ _CONTROLS: tuple[Control, ...] = (
     _shape_number("vocab", "vocab", _MODEL, "Vocabulary: the output head's width", 10_000_000,
                   multiple(lambda d: ALIGNMENT), double),
     _shape_number("image_size", "image px", _MODEL, "Pixels a side", 10_000, multiple(image_unit), double),
-    Number("batch_size", "micro-batch", _BATCH, "Samples of one forward and backward on one GPU", 1_000_000,
+    Number("batch_size", "micro-batch", _BATCH, "Samples of one forward and backward on one GPU", 1_000_000_000,
            by(1), power, lambda d: d.batch_size, lambda d, v: replace(d, batch_size=v or 0)),
     _shape_number("seq_len", "sequence", _BATCH, "Tokens a sample", 10_000_000,
                   multiple(lambda d: ALIGNMENT), power),
@@ -322,7 +323,7 @@ _CONTROLS: tuple[Control, ...] = (
         "none": "each GPU holds everything", "zero1": "optimizer state", "zero2": "+ gradients",
         "zero3": "+ parameters (FSDP)",
     }, SHARDINGS),
-    Number("headroom", "headroom", _HARDWARE, "Share of the GPU that the formula leaves free", 90, by(1),
+    Number("headroom", "headroom", _HARDWARE, "Share of the GPU that the formula leaves free", 99, by(1),
            multiple(lambda d: 5), _percent, lambda d, v: replace(d, headroom=(v or 0) / 100), least=0,
            show=_show_percent),
 )  # fmt: skip

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
-from functools import cached_property
+from dataclasses import asdict
 from typing import Any
 
 from gpumem_tui.catalog.loader import gpus, models
 from gpumem_tui.errors import OptionError
-from gpumem_tui.formula.extras import NO_EXTRAS, Extras
-from gpumem_tui.formula.predict import DEFAULT_HEADROOM, FormulaPrediction, max_batch_size, predict
+from gpumem_tui.formula.predict import DEFAULT_HEADROOM
 from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.memory import Unknown
 from gpumem_tui.plan.answers import answer, on_gpu
@@ -25,27 +23,6 @@ from gpumem_tui.search import report
 from gpumem_tui.search.prediction import Formula, Prediction, Traced
 from gpumem_tui.search.runner import Device, SearchConfig
 from gpumem_tui.workload.spec import WorkloadSpec
-
-
-@dataclass(frozen=True)
-class PlanFormula(Formula):
-    """The closed form of a plan, with the techniques that only it knows."""
-
-    extras: Extras = NO_EXTRAS
-
-    @cached_property
-    def max_batch_size(self) -> int | Unknown:
-        """As `Formula`'s."""
-        shape = self.workload.shape
-        assert shape is not None, "a plan has a shape"
-        return max_batch_size(shape, self.workload.recipe, self.total_bytes, self.headroom, self.extras)
-
-    def at(self, batch_size: int) -> FormulaPrediction | Unknown:
-        """As `Formula`'s."""
-        shape = self.workload.shape
-        assert shape is not None, "a plan has a shape"
-        return predict(shape, self.workload.recipe, batch_size, self.extras)
-
 
 # Command line
 
@@ -113,7 +90,7 @@ def plan_json(plan: Plan, traced: Traced | Unknown, device: Device | None = None
         traced = on_gpu(plan, traced)
     config = SearchConfig(WorkloadSpec(plan.recipe, shape=plan.shape), device or Device(plan.gpu, simulated=True))
     now, judged = answer(plan), techniques(plan)
-    formula = PlanFormula(config.workload, plan.gpu.total_bytes, plan.headroom, plan.extras)
+    formula = Formula(config.workload, plan.gpu.total_bytes, plan.headroom, plan.extras)
     body = report.prediction_json(config, Prediction(formula, traced), plan.batch_size)
     body["workload"]["extras"] = sorted(plan.extras)
     command = command_line(plan)

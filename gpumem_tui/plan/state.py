@@ -65,13 +65,12 @@ class PlanState:
 
 
 def opened(plan: Plan) -> PlanState:
-    """A plan without a history.
-
-    Raises:
-        PlanError: its numbers do not go together.
-    """
+    """A plan without a history. One that the controls could not make is shown with what to mend."""
     draft = draft_of(plan)
-    return PlanState(Setting(draft, plan_of(draft)))
+    try:
+        return PlanState(Setting(draft, plan_of(draft)))
+    except PlanError as error:
+        return PlanState(Setting(draft, plan, Problem(error.control, str(error))))
 
 
 def entered(state: PlanState, key: str, value: int | None) -> PlanState:

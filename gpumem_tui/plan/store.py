@@ -75,6 +75,22 @@ class PlanStore:
             raise StoreError(f"cannot save {path}: {error.strerror}") from error
         return path
 
+    def has(self, name: str) -> bool:
+        """Whether a plan of that name has been saved."""
+        return bool(_NAME.fullmatch(name)) and (self.folder / f"{name}{_SUFFIX}").exists()
+
+    def delete(self, name: str) -> None:
+        """Remove the plan of that name.
+
+        Raises:
+            StoreError: there is none, or it cannot be removed.
+        """
+        path = self._path(name)
+        try:
+            path.unlink()
+        except OSError as error:
+            raise StoreError(f"cannot delete {path}: {error.strerror}") from error
+
     def load(self, name: str) -> Plan:
         """The plan of that name.
 

@@ -10,7 +10,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from gpumem_tui.catalog.shapes import ModelShape
 from gpumem_tui.formula.recipe import Recipe
@@ -21,12 +21,16 @@ from gpumem_tui.search import runner
 from gpumem_tui.search.prediction import Traced
 from gpumem_tui.search.process import ChildDied, default_python
 from gpumem_tui.search.runner import Cancelled, Control, Device, Predicted, SearchConfig, Unusable
-from gpumem_tui.simulator.replay import BatchFinder
+from gpumem_tui.simulator.replay import BatchFinder, NotAffine
 from gpumem_tui.simulator.settings import AllocatorSettings
 from gpumem_tui.workload.spec import WorkloadSpec
 
 SETTLE_S = 0.3
 """A trace starts when the plan has not changed for this long: a child process for every key press would be waste."""
+
+REST_S = 0.2
+"""So long for an answer from a trace that is there: a replay holds up what the screen draws meanwhile, and arrow keys
+are pressed faster than this."""
 
 _TRACES = 16
 _ANSWERS = 512
@@ -109,13 +113,32 @@ class TraceOptions:
 Predict = Callable[[SearchConfig, Control], Predicted]
 
 
+class PlanTracer(Protocol):
+    """What the Plan screen wants of a tracer; all of it returns at once but `known` and `close`."""
+
+    def want(self, plan: Plan) -> TraceState:
+        """What is known of a plan now; later news comes by the callback it was made with."""
+
+    def again(self, plan: Plan) -> TraceState:
+        """As `want`, and a trace that failed is tried once more."""
+
+    def known(self, plan: Plan) -> TracedAnswer | None:
+        """What a trace that is there says of a plan, whatever plan is wanted; safe to call from any thread."""
+
+    def close(self, timeout_s: float = ...) -> None:
+        """End whatever runs."""
+
+
+MakeTracer = Callable[[Callable[[TraceState], None]], PlanTracer]
+
+
 class Tracer:
     """Answers plans from traces in a thread of its own.
 
     Args:
         on_change: called from that thread with every state that `want` did not return itself, unless overtaken.
         predict: what traces; `search.runner.predict`.
-        settle_s: seconds of rest before a trace starts.
+        settle_s: seconds of rest before a trace starts; an answer from one that is there waits for `REST_S` at most.
     """
 
     def __init__(
@@ -156,6 +179,26 @@ class Tracer:
             self._changed.notify_all()
         return known
 
+    def again(self, plan: Plan) -> TraceState:
+        """As `want`, and a trace that failed is tried once more."""
+        key = trace_key(plan)
+        with self._changed:
+            if isinstance(key, TraceKey) and isinstance(self._traces.get(key), Unknown):
+                self._traces.drop(key)
+        return self.want(plan)
+
+    def known(self, plan: Plan) -> TracedAnswer | None:
+        """The answer for a plan whose trace is there, whatever plan is wanted; None without one. Takes a replay."""
+        key = trace_key(plan)
+        if isinstance(key, Unknown):
+            return None
+        with self._changed:
+            ready, found = self._answers.get(plan), self._traces.get(key)
+        if ready is not None:
+            return ready.answer
+        state = None if found is None else self._answered(plan, found)
+        return state.answer if isinstance(state, Ready) else None
+
     def close(self, timeout_s: float = 5.0) -> None:
         """Cancel what runs and end the thread; nothing is reported any more."""
         with self._changed:
@@ -181,16 +224,22 @@ class Tracer:
             found = self._trace(plan, key)
             if found is None or self._overtaken(plan):
                 continue
-            state: TraceState
-            if isinstance(found, Unknown):
-                state = Failed(plan, found.reason)
-            else:
-                traced, finder = found
-                state = Ready(plan, traced_answer(plan, traced, finder), traced)
-                with self._changed:
-                    self._answers.put(plan, state)
+            state = self._answered(plan, found)
             if not self._overtaken(plan):
                 self._on_change(state)
+
+    def _answered(self, plan: Plan, found: _Found) -> Ready | Failed:
+        """What a trace says of a plan; kept for the next time."""
+        if isinstance(found, Unknown):
+            return Failed(plan, found.reason)
+        traced, finder = found
+        try:
+            ready = Ready(plan, traced_answer(plan, traced, finder), traced)
+        except NotAffine as error:
+            return Failed(plan, str(error))
+        with self._changed:
+            self._answers.put(plan, ready)
+        return ready
 
     def _next(self) -> Plan | None:
         """The plan that is wanted now, once there is one; None when closed."""
@@ -206,10 +255,12 @@ class Tracer:
         """The trace there is, or a new one; None if the plan changed before there was one."""
         control = Control()
         with self._changed:
-            if (known := self._traces.get(key)) is not None:
-                return known
-            if self._changed.wait_for(lambda: self._overtaken(plan), self._settle_s):
+            known = self._traces.get(key)
+            rest_s = self._settle_s if known is None else min(REST_S, self._settle_s)
+            if self._changed.wait_for(lambda: self._overtaken(plan), rest_s):
                 return None
+            if known is not None:
+                return known
             self._tracing = key, control
         found: _Found
         try:
@@ -238,6 +289,9 @@ class _Lru(Generic[Key, Item]):
         if key in self._items:
             self._items.move_to_end(key)
         return self._items.get(key)
+
+    def drop(self, key: Key) -> None:
+        self._items.pop(key, None)
 
     def put(self, key: Key, item: Item) -> None:
         self._items[key] = item

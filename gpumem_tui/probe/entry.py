@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 _attached = False
+_problem = ""
 
 
 def attach(how: str = "call") -> str:
@@ -31,7 +32,7 @@ def attach(how: str = "call") -> str:
     global _attached
     torch = sys.modules.get("torch")
     if _attached:
-        return ""
+        return _problem
     if getattr(getattr(torch, "__spec__", None), "_initializing", False):
         return "torch is being imported: try again in a moment"
     _attached = True
@@ -42,13 +43,18 @@ def attach(how: str = "call") -> str:
 
 
 def _install(how: str) -> str:
+    global _problem
     try:
         from gpumem_tui.probe.probe import Probe
 
         Probe(how).install()
     except Exception as error:  # noqa: BLE001  a torch too old, a broken installation: then it is not watched
-        return f"{type(error).__name__}: {error}"
-    return ""
+        _problem = f"{type(error).__name__}: {error}"
+        if how != "attach":  # whoever attaches is told, the program's user would not be
+            import logging
+
+            logging.getLogger("gpumem_tui").warning("gpumem-tui cannot watch this process: %s", _problem)
+    return _problem
 
 
 class _TorchImport:

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 
 SITE_DIRECTORY = Path(__file__).resolve().parent / "site"
@@ -106,8 +108,9 @@ def check_directory(path: Path, owners: Collection[int]) -> None:
         raise WireError(f"{path} is open to other users (mode {stat.S_IMODE(found.st_mode):o}, wanted 700)")
 
 
-def read_private(path: Path, limit_bytes: int, owners: Collection[int]) -> bytes:
-    """The bytes of a regular file that belongs to one of `owners` (user numbers); links are never followed.
+@contextmanager
+def open_private(path: Path, limit_bytes: int, owners: Collection[int]) -> Iterator[FileIO]:
+    """A regular file that belongs to one of `owners` (user numbers), open to be read; links are never followed.
 
     Raises:
         WireError: it is a link, not a regular file, somebody else's, writable by others, or over `limit_bytes`.
@@ -119,7 +122,7 @@ def read_private(path: Path, limit_bytes: int, owners: Collection[int]) -> bytes
         if path.is_symlink():
             raise WireError(f"{path.name} is a link") from error
         raise
-    with os.fdopen(descriptor, "rb", buffering=0) as file:
+    with FileIO(descriptor) as file:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):
             raise WireError(f"{path.name} is not a regular file")
@@ -129,6 +132,16 @@ def read_private(path: Path, limit_bytes: int, owners: Collection[int]) -> bytes
             raise WireError(f"{path.name} can be written by other users (mode {stat.S_IMODE(found.st_mode):o})")
         if found.st_size > limit_bytes:
             raise WireError(f"{path.name} has {found.st_size} bytes, more than {limit_bytes}")
+        yield file
+
+
+def read_private(path: Path, limit_bytes: int, owners: Collection[int]) -> bytes:
+    """The bytes of such a file.
+
+    Raises:
+        WireError, OSError: as `open_private`.
+    """
+    with open_private(path, limit_bytes, owners) as file:
         return file.read(limit_bytes) or b""
 
 

@@ -10,6 +10,7 @@ import gc
 import weakref
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -32,7 +33,7 @@ class Trained:
     """Every tensor of what is trained, at one moment. Holds them alive: drop it soon.
 
     Attributes:
-        parameters: of the optimizers. `more_parameters`: of the modules around them, frozen ones included.
+        parameters: of the optimizers. `more_parameters`: of the modules around and beside them, frozen ones included.
     """
 
     parameters: list[torch.Tensor]
@@ -72,11 +73,11 @@ class Trained:
 
 
 class Finder:
-    """Knows the optimizers that stepped and the modules around their parameters.
+    """Knows the optimizers that stepped, and all modules.
 
-    A module tree counts when any of its parameters is in an optimizer or has a gradient; then all of it does, frozen
-    parameters and buffers too. Other trees, such as a moving average of the weights, are nobody's: what they hold stays
-    unexplained rather than guessed at.
+    A module tree is trained when any of its parameters is in an optimizer or has a gradient. What other trees hold (a
+    frozen teacher, a reference model, a moving average of the weights) are parameters too: else the remainder at the
+    peak, which is called activations, would have them.
     """
 
     def __init__(self) -> None:
@@ -99,11 +100,11 @@ class Finder:
         """The modules at the top of the trees that are trained, as of the last `scan`."""
         return [root for root in (ref() for ref in self._roots) if root is not None]
 
-    def scan(self) -> None:
-        """Look through all live objects for optimizers and modules. Takes tens of milliseconds."""
+    def scan(self, objects: Iterable[Any] | None = None) -> None:
+        """Find optimizers and modules, by default among all that the garbage collector tracks: tens of milliseconds."""
         modules: list[nn.Module] = []
         kinds: dict[type, bool] = {}
-        for thing in gc.get_objects():
+        for thing in gc.get_objects() if objects is None else objects:
             kind = type(thing)  # not isinstance: a lazy proxy would load what it stands for
             wanted = kinds.get(kind)
             if wanted is None:
@@ -116,8 +117,8 @@ class Finder:
             elif "param_groups" in thing.__dict__:
                 self._optimizers.add(thing)
         optimized = {id(parameter) for parameter in self._parameters()}
-        roots = _without_copies([root for root in _roots(modules) if _is_trained(root, optimized)])
-        self._roots = [weakref.ref(root) for root in roots]
+        roots = _without_copies(_roots(modules))
+        self._roots = [weakref.ref(root) for root in roots if _is_trained(root, optimized)]
         self._modules = [
             weakref.ref(module) for root in roots for module in root.modules() if module._parameters or module._buffers
         ]

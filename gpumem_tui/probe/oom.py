@@ -17,9 +17,9 @@ from gpumem_tui.probe.compiler import uncompiled
 from gpumem_tui.probe.documents import OutOfMemoryDocument
 from gpumem_tui.probe.finding import Holdings
 from gpumem_tui.probe.wire import Record
+from gpumem_tui.simulator.sites import is_own
 
 _OutOfMemory: type[BaseException] = getattr(torch, "OutOfMemoryError", torch.cuda.OutOfMemoryError)
-_NOT_THE_PROGRAM = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(os.path.abspath(__file__)) + os.sep, "<")
 _SIZE = r"([\d.]+) (bytes|KiB|MiB|GiB)"
 _UNITS = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 _CAUGHT_EVERY_S = 1.0
@@ -167,7 +167,7 @@ def _failing_line(trace: TracebackType | None) -> str:
     found = ""
     while trace is not None:
         path = trace.tb_frame.f_code.co_filename
-        if not path.startswith(_NOT_THE_PROGRAM):
+        if is_own(path):
             found = f"{os.path.basename(path)}:{trace.tb_lineno}"
         trace = trace.tb_next
     return found
@@ -177,7 +177,7 @@ def _calling_line(frame: FrameType | None) -> str:
     """``file:line`` of the innermost frame of the program that is running; empty in autograd's threads."""
     while frame is not None:
         path = frame.f_code.co_filename
-        if not path.startswith(_NOT_THE_PROGRAM):
+        if is_own(path):
             return f"{os.path.basename(path)}:{frame.f_lineno}"
         frame = frame.f_back
     return ""

@@ -11,6 +11,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -27,7 +28,7 @@ from gpumem_tui.probe.documents import (
     decode_request,
     encode_document,
 )
-from gpumem_tui.probe.files import read_private, write_document
+from gpumem_tui.probe.files import WireError, read_private, write_document
 from gpumem_tui.probe.finding import Finder, Holdings
 from gpumem_tui.probe.model import describe_models, describe_optimizers
 from gpumem_tui.probe.oom import BlackBox, State
@@ -70,6 +71,7 @@ class Probe:
         self._control = (0, 0)
         self._answered = 0
         self._failures = 0
+        self._is_off = False
         self._errors = 0
         self._dropped = 0
         self._pid = os.getpid()
@@ -101,7 +103,7 @@ class Probe:
 
     def _end(self) -> None:
         """The interpreter exits."""
-        self._guarded(self._last_words)
+        self._guarded(self._last_words, though_off=True)
         self._due = math.inf
 
     def _leave_child(self) -> None:
@@ -117,10 +119,10 @@ class Probe:
     def _publish_out_of_memory(self, document: OutOfMemoryDocument) -> None:
         self._guarded(lambda: write_document(self._open_ring().files.oom, encode_document(dict(document))))
 
-    def _guarded(self, work: Callable[[], _T]) -> _T | None:
+    def _guarded(self, work: Callable[[], _T], though_off: bool = False) -> _T | None:
         """Do something, of which no failure reaches the program; skip it if another thread is at it, or in a child."""
-        off = self._failures >= MOST_FAILURES or os.getpid() != self._pid
-        if off or not self._lock.acquire(blocking=False):
+        skipped = (self._is_off and not though_off) or os.getpid() != self._pid
+        if skipped or not self._lock.acquire(blocking=False):
             return None
         try:
             result = work()
@@ -129,17 +131,23 @@ class Probe:
         except Exception as error:  # noqa: BLE001  whatever it is, the training goes on; it is counted and published
             self._errors += 1
             self._failures += 1
-            if self._failures >= MOST_FAILURES:
-                self._switch_off(error)
+            if self._failures >= MOST_FAILURES and not self._is_off:
+                self._switch_off(f"{type(error).__name__}: {error}")
             return None
         finally:
             self._lock.release()
 
-    def _switch_off(self, error: Exception) -> None:
+    def _switch_off(self, reason: str) -> None:
+        self._is_off = True
         self._due = math.inf
-        _log.warning("gpumem-tui stops watching this process: %s: %s", type(error).__name__, error)
+        _log.warning("gpumem-tui stops watching this process: %s", reason)
         if self._look is not None:
-            self._look.stop()
+            self._look.disarm()
+            with suppress(Exception):  # what failed before may fail here as well, and it has just been told
+                self._look.stop()
+        if self._ring is not None:
+            with suppress(OSError, WireError):
+                self._ring.switch_off(reason)
 
     # Sampling
 
@@ -163,8 +171,11 @@ class Probe:
         if self._look is not None and not self._look_is_over:
             self._answer(self._look.abandon("the program ended before the step did"))
         if self._ring is not None:
-            self._sample(phase="")
-            self._ring.end()
+            try:
+                if not self._is_off:
+                    self._sample(phase="")
+            finally:
+                self._ring.end()
 
     def _sample(self, phase: str = "optimizer") -> None:
         started = time.monotonic()
@@ -173,7 +184,7 @@ class Probe:
             with torch._C.DisableTorchFunction():  # the program's own modes need not see what is read here
                 if self._finder.stale and started >= self._next_scan:
                     self._scan(ring)
-                    started = time.monotonic()
+                started = time.monotonic()  # the ring and the scan are no part of what a sample takes
                 records = self._records(started, phase)
             self._samples.extend(records)
             ring.append(records)

@@ -49,10 +49,16 @@ class Ring:
 
     def end(self) -> None:
         """Say that the process leaves in good order."""
+        self._patch(*wire.ended_patch(time.time_ns()))
+
+    def switch_off(self, reason: str) -> None:
+        """Say that nothing more will come, and why."""
+        self._patch(*wire.switched_off_patch(reason))
+
+    def _patch(self, offset: int, content: bytes) -> None:
         descriptor = self._open()
         try:
-            offset, counter = wire.ended_patch(time.time_ns())
-            os.pwrite(descriptor, counter, offset)
+            os.pwrite(descriptor, content, offset)
         finally:
             os.close(descriptor)
 

@@ -34,6 +34,7 @@ PHASES = ("", "build", "batch", "forward", "backward", "optimizer")
 _PREFIX = struct.Struct("<8sIIIIQQII")
 _WRITTEN_AT = 24
 _ENDED_AT = 32
+_SWITCHED_OFF_AT = HEADER_BYTES - 256
 _COUNTER = struct.Struct("<Q")
 _RECORD = struct.Struct("<QQQQdBBhI16s13qII")
 _CHECKSUM = struct.Struct("<I")
@@ -133,11 +134,13 @@ class Header:
     Attributes:
         written: records written since the ring was made; the newest has this sequence number.
         ended_ns: wall time at which the process left in good order; 0 while it runs, and if it was killed.
+        switched_off: why the probe switched itself off; empty if it did not.
     """
 
     process: Process
     written: int
     ended_ns: int
+    switched_off: str
 
 
 def encode_header(process: Process) -> bytes:
@@ -145,7 +148,7 @@ def encode_header(process: Process) -> bytes:
     command = [argument[:512] for argument in process.command]
     while True:
         text = json.dumps(asdict(replace(process, command=tuple(command)))).encode()
-        if _PREFIX.size + len(text) <= HEADER_BYTES:
+        if _PREFIX.size + len(text) <= _SWITCHED_OFF_AT:
             break
         if not command:
             raise WireError("the header's texts do not fit")
@@ -172,7 +175,8 @@ def decode_header(data: bytes) -> Header:
         raise WireError("the ring's header is damaged")
     if crc32(text) != checksum:
         raise WireError("the ring's header is damaged")
-    return Header(flat_from_json(Process, json_object(text)), written, ended_ns)
+    switched_off = data[_SWITCHED_OFF_AT:HEADER_BYTES].rstrip(b"\0").decode(errors="ignore")
+    return Header(flat_from_json(Process, json_object(text)), written, ended_ns, switched_off)
 
 
 def encode_record(record: Record) -> bytes:
@@ -259,3 +263,8 @@ def written_patch(written: int) -> tuple[int, bytes]:
 def ended_patch(wall_ns: int) -> tuple[int, bytes]:
     """Offset and bytes that tell that the process left in good order."""
     return _ENDED_AT, _COUNTER.pack(wall_ns)
+
+
+def switched_off_patch(reason: str) -> tuple[int, bytes]:
+    """Offset and bytes that tell why the probe switched itself off; what does not fit is cut."""
+    return _SWITCHED_OFF_AT, reason.encode(errors="replace")[: HEADER_BYTES - _SWITCHED_OFF_AT]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from gpumem_tui.formula.predict import largest_obstacle, predict
 from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.formula.remedies import remedies
 from gpumem_tui.memory import Unknown, format_bytes
@@ -23,6 +24,16 @@ class Advice:
     cost: str
 
 
+def obstacle(config: SearchConfig) -> str:
+    """What of one sample exceeds the card, by the closed form; empty if nothing does or there is no formula."""
+    shape = config.workload.shape
+    if shape is None:
+        return ""
+    total = config.limit_bytes or config.device.gpu.total_bytes
+    found = largest_obstacle(predict(shape, config.workload.recipe, 1), total)
+    return found.message.removeprefix("nothing fits: ") if found is not None else ""
+
+
 def advise(config: SearchConfig) -> tuple[Advice, ...]:
     """The cheapest set of changes with which one sample fits, where no change alone is enough, and the best single
     ones; none for a workload file, which has no formula.
@@ -34,7 +45,7 @@ def advise(config: SearchConfig) -> tuple[Advice, ...]:
         return ()
     total = config.limit_bytes or config.device.gpu.total_bytes
     recipe = config.workload.recipe
-    single = remedies(shape, recipe, total, config.headroom)
+    single = remedies(shape, recipe, total, config.headroom, config.device.gpu)
     advice = [
         Advice(
             remedy.option,

@@ -100,6 +100,8 @@ class _Plain:
     def predicted(self, event: Predicted) -> None:
         self._print(f"torch {event.ready.torch_version}, profile {event.ready.profile}")
         self._print(report.predicted_line(event.prediction))
+        if gap := report.gap_line(event.prediction):
+            self._print(gap)
         traced = event.prediction.traced
         if isinstance(traced, Traced) and (line := report.assumed_line(traced)):
             self._print(line)

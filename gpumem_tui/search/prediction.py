@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from gpumem_tui.catalog.shapes import Gpu
+from gpumem_tui.formula.extras import NO_EXTRAS, Extras
 from gpumem_tui.formula.predict import DEFAULT_HEADROOM, FormulaPrediction, max_batch_size, predict
 from gpumem_tui.memory import Unknown
 from gpumem_tui.search.events import Ready, TraceDone
@@ -21,11 +22,13 @@ class Formula:
 
     Attributes:
         total_bytes: the memory that `headroom` is a share of: the device's, or a user's cap.
+        extras: techniques that only the closed form knows.
     """
 
     workload: WorkloadSpec
     total_bytes: int
     headroom: float = DEFAULT_HEADROOM
+    extras: Extras = NO_EXTRAS
 
     @cached_property
     def max_batch_size(self) -> int | Unknown:
@@ -33,14 +36,14 @@ class Formula:
         shape = self.workload.shape
         if shape is None:
             return Unknown("no formula for a workload file")
-        return max_batch_size(shape, self.workload.recipe, self.total_bytes, self.headroom)
+        return max_batch_size(shape, self.workload.recipe, self.total_bytes, self.headroom, self.extras)
 
     def at(self, batch_size: int) -> FormulaPrediction | Unknown:
         """The closed form's rows at a batch size, or why there are none."""
         shape = self.workload.shape
         if shape is None:
             return Unknown("no formula for a workload file")
-        return predict(shape, self.workload.recipe, batch_size)
+        return predict(shape, self.workload.recipe, batch_size, self.extras)
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,10 @@ from typing import Any
 
 from gpumem_tui.formula.parameters import count_parameters
 from gpumem_tui.formula.plan import Accumulation, tokens_per_global_batch
-from gpumem_tui.formula.predict import FormulaPrediction, largest_obstacle
+from gpumem_tui.formula.predict import FormulaPrediction
 from gpumem_tui.formula.recipe import Recipe, Sharding
 from gpumem_tui.memory import ALLOCATED_BUCKETS, Breakdown, Bucket, Unknown, format_bytes
-from gpumem_tui.search.advice import advise
+from gpumem_tui.search.advice import advise, obstacle
 from gpumem_tui.search.events import TrialDone
 from gpumem_tui.search.prediction import Formula, Prediction, Traced
 from gpumem_tui.search.runner import Device, SearchConfig, Verdict
@@ -223,6 +223,24 @@ def predicted_line(prediction: Prediction) -> str:
     return f"predicted largest batch: formula {_value(prediction.formula.max_batch_size)}, traced {_value(by_trace)}"
 
 
+def gap_line(prediction: Prediction) -> str:
+    """Why the formula's largest batch is larger than the traced one, in figures; empty where it is not."""
+    formula, traced = prediction.formula, prediction.traced
+    if not isinstance(traced, Traced):
+        return ""
+    by_formula, by_trace = formula.max_batch_size, traced.max_batch_size
+    if isinstance(by_formula, Unknown) or isinstance(by_trace, Unknown) or by_formula <= by_trace:
+        return ""
+    at = max(1, by_trace)
+    counted, replay = formula.at(at), traced.at(at)
+    assert isinstance(counted, FormulaPrediction), "a formula with a largest batch has rows"
+    return (
+        f"the formula counts {format_bytes(counted.peak_bytes)} at batch {at}, the traced step"
+        f" {format_bytes(replay.peak_allocated_bytes)}, for which the allocator reserves"
+        f" {format_bytes(replay.peak_reserved_bytes)}"
+    )
+
+
 def fits_line(traced: Traced, batch_size: int) -> str:
     """Whether the traced step fits on the device."""
     largest = traced.max_batch_size
@@ -343,14 +361,11 @@ def composition_lines(traced: Traced, batch_size: int, by: str) -> list[str]:
 
 def advice(config: SearchConfig, verdict: Verdict) -> list[str]:
     """When nothing fits: which bucket alone exceeds the card, and what would help most, a line each."""
-    if verdict.outcome != "nothing_fits" or config.workload.shape is None:
+    if verdict.outcome != "nothing_fits":
         return []
-    total = config.limit_bytes or config.device.gpu.total_bytes
-    prediction = Formula(config.workload, total, config.headroom).at(1)
-    assert isinstance(prediction, FormulaPrediction)
-    obstacle = largest_obstacle(prediction, total)
-    lines = [obstacle.message] if obstacle is not None else []
-    return lines + [f"{advice.option}: {advice.buys}; {advice.cost}" for advice in advise(config)]
+    lines = [f"{advice.option}: {advice.buys}; {advice.cost}" for advice in advise(config)]
+    found = obstacle(config)
+    return [found, *lines] if found else lines
 
 
 def _of(breakdown: Breakdown | None, bucket: Bucket | None) -> int | None:

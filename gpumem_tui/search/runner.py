@@ -9,20 +9,17 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Literal
 
 from gpumem_tui.catalog.shapes import Gpu
 from gpumem_tui.formula.predict import DEFAULT_HEADROOM
 from gpumem_tui.memory import Unknown, format_bytes
-from gpumem_tui.search import strategy
+from gpumem_tui.search import strategy, verdict
 from gpumem_tui.search.events import Failed, Ready, Request, Sample, TraceDone, TraceRequest, TrialDone, TrialRequest
 from gpumem_tui.search.prediction import Formula, Prediction, Traced
 from gpumem_tui.search.process import CannotStart, ChildDied, ChildProcess, default_python
+from gpumem_tui.search.verdict import Verdict as Verdict
 from gpumem_tui.simulator.settings import AllocatorSettings
 from gpumem_tui.workload.spec import WorkloadSpec
-
-MAX_BATCH_SIZE = 1 << 24
-"""No larger size is tried; a step that could not be traced and still fits here does not grow with the batch."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +63,12 @@ class SearchConfig:
     timeout_s: float = 300.0
     allocator: AllocatorSettings = field(default_factory=AllocatorSettings)
 
+    @property
+    def where(self) -> str:
+        """The device and the cap on it, in words."""
+        limit = f" limited to {format_bytes(self.limit_bytes)}" if self.limit_bytes is not None else ""
+        return f"{'simulated ' if self.device.simulated else ''}{self.device.gpu.title}{limit}"
+
 
 @dataclass(frozen=True)
 class Predicted:
@@ -98,31 +101,6 @@ class TrialFinished:
 
     number: int
     result: TrialDone
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """The end of a search.
-
-    Attributes:
-        max_batch_size: the largest size that ran; 0 if none did.
-        first_failing: the smallest size beyond it that did not run; None if none was found.
-        verified: `max_batch_size` ran and the very next size was out of memory.
-        message: one line.
-    """
-
-    outcome: Literal["found", "nothing_fits", "failed", "cancelled"]
-    max_batch_size: int
-    first_failing: int | None
-    verified: bool
-    trials: int
-    ooms: int
-    message: str
-
-    @property
-    def exit_code(self) -> int:
-        """The process exit code the command line promises."""
-        return {"found": 0, "nothing_fits": 3, "failed": 4, "cancelled": 130}[self.outcome]
 
 
 @dataclass(frozen=True)
@@ -261,20 +239,20 @@ def search(config: SearchConfig, control: Control | None = None) -> Iterator[Sea
         settings = _strategy_settings(config, predicted)
         traced = predicted.prediction.traced
         grows = traced.grows if isinstance(traced, Traced) else None
-        while (size := strategy.next_size(_tried(results), settings)) is not None:
+        while (size := strategy.next_size(verdict.tried(results), settings)) is not None:
             yield from _trial(size, config, control, results)
-            settings = replace(settings, floor=_floor(results))
-            if _hopeless(results) or (grows is False and results[-1].outcome == "fit"):
+            settings = replace(settings, floor=verdict.floor(results))
+            if verdict.hopeless(results) or (grows is False and results[-1].outcome == "fit"):
                 break
-        yield SearchFinished(_verdict(results, config, grows))
+        yield SearchFinished(verdict.concluded(results, config.where, grows))
     except Cancelled:
-        yield SearchFinished(_cancelled(results))
+        yield SearchFinished(verdict.cancelled(results))
     except Unusable as failure:
         if not results:
             raise
-        yield SearchFinished(_failed(results, str(failure)))
+        yield SearchFinished(verdict.failed(results, str(failure)))
     except ChildDied as death:
-        yield SearchFinished(_failed(results, f"tracing failed: {death}"))
+        yield SearchFinished(verdict.failed(results, f"tracing failed: {death}"))
 
 
 def _trial(size: int, config: SearchConfig, control: Control, results: list[TrialDone]) -> Iterator[SearchEvent]:
@@ -335,90 +313,5 @@ def _strategy_settings(config: SearchConfig, predicted: Predicted) -> strategy.S
         predicted=predicted.prediction.best_max_batch_size,
         capacity_bytes=min(capacity, config.limit_bytes or capacity),
         step=config.ramp_step,
-        ceiling=MAX_BATCH_SIZE,
+        ceiling=verdict.MAX_BATCH_SIZE,
     )
-
-
-def _tried(results: list[TrialDone]) -> list[strategy.Tried]:
-    """By size, the last word counts: a retry overrules the death it follows."""
-    by_size = {r.batch_size: r for r in results if r.batch_size >= _floor(results)}
-    return [strategy.Tried(r.batch_size, r.outcome == "fit", r.peak_reserved_bytes) for r in by_size.values()]
-
-
-def _floor(results: list[TrialDone]) -> int:
-    """2 if the step raises for one sample, which is no matter of memory; else 1."""
-    return 2 if any(result.batch_size == 1 and _raised(result) for result in results) else 1
-
-
-def _bracket(results: list[TrialDone]) -> tuple[int, int | None]:
-    """The largest size that ran, 0 for none, and the smallest beyond it that did not, None if none was found."""
-    fit, failing = strategy.bracket(_tried(results), _floor(results))
-    return (fit if any(result.outcome == "fit" for result in results) else 0), failing
-
-
-def _raised(result: TrialDone) -> bool:
-    """The step itself failed, not the process it ran in."""
-    return result.outcome == "error" and result.buckets is not None
-
-
-def _hopeless(results: list[TrialDone]) -> bool:
-    """The step itself raises at two sizes and runs at none: that is no matter of size."""
-    raising = {result.batch_size for result in results if _raised(result)}
-    return len(raising) > 1 and all(result.outcome != "fit" for result in results)
-
-
-# The verdict
-
-
-def _verdict(results: list[TrialDone], config: SearchConfig, grows: bool | None) -> Verdict:
-    """`grows`: whether memory depends on the batch size, as far as the trace tells; None without one."""
-    last = results[-1]
-    if _hopeless(results):
-        return _failed(results, f"the step fails at batch size {last.batch_size}: {last.detail}")
-    fit, failing = _bracket(results)
-    if fit >= MAX_BATCH_SIZE and grows:
-        said = f"at least {fit:,} samples fit; larger batches are not tried"
-        return _finish("found", results, fit, None, said, verified=False)
-    if fit >= MAX_BATCH_SIZE or (fit and grows is False):
-        return _failed(results, f"memory does not grow with the batch: {fit:,} samples fit; is batch_size used?")
-    where = f"{'simulated ' if config.device.simulated else ''}{config.device.gpu.title}"
-    if config.limit_bytes is not None:
-        where += f" limited to {format_bytes(config.limit_bytes)}"
-    failure = next((r for r in reversed(results) if r.batch_size == failing), None)
-    if failure is not None and failure.outcome == "error":
-        said = f"batch {fit} ran; batch {failing} failed for another reason than memory: {failure.detail}"
-        return _finish("found" if fit else "failed", results, fit, failing, said, verified=False)
-    if fit == 0:
-        one = next((r.detail for r in results if r.batch_size == 1 and _raised(r)), "")
-        said = f"nothing fits: {'two samples are' if one else 'one sample is'} out of memory on {where}"
-        if one:
-            said += f", and one fails: {one}"
-        return _finish("nothing_fits", results, 0, failing, said, verified=False)
-    largest = next(r for r in reversed(results) if r.batch_size == fit)
-    held = format_bytes(largest.device_used_bytes)
-    said = f"largest batch {fit} on {where}: it ran with {held} of the device used, {failing} was out of memory"
-    return _finish("found", results, fit, failing, said, verified=failing == fit + 1)
-
-
-def _failed(results: list[TrialDone], message: str) -> Verdict:
-    fit, failing = _bracket(results)
-    return _finish("failed", results, fit, failing, message, verified=False)
-
-
-def _cancelled(results: list[TrialDone]) -> Verdict:
-    fit, failing = _bracket(results)
-    message = f"cancelled; the largest batch that ran is {fit}" if fit else "cancelled before any batch ran"
-    return _finish("cancelled", results, fit, failing, message, verified=False)
-
-
-def _finish(
-    outcome: Literal["found", "nothing_fits", "failed", "cancelled"],
-    results: list[TrialDone],
-    fit: int,
-    failing: int | None,
-    message: str,
-    *,
-    verified: bool,
-) -> Verdict:
-    ooms = sum(result.outcome == "oom" for result in results)
-    return Verdict(outcome, fit, failing, verified, len(results), ooms, message)

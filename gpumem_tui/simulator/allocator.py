@@ -7,10 +7,10 @@ number of streams. Standard library only, so that the viewer replays traces with
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import insort
 
 from gpumem_tui.memory import MIB
-from gpumem_tui.simulator.blocks import Block, Pool, Stats, absorb
+from gpumem_tui.simulator.blocks import Block, Pool, Stats, absorb, cut
 from gpumem_tui.simulator.settings import AllocatorSettings, next_division
 
 MIN_BLOCK_BYTES = 512
@@ -62,7 +62,11 @@ class CachingAllocator:
         self._max_rounding_bytes = self.settings.max_non_split_rounding_bytes or self.settings.large_segment_bytes
         self._rounds_to_power2 = any(self.settings.roundup_power2_divisions)
         self._expandable = self.settings.expandable_segments
+        self._takes_best_fit = not (
+            self._expandable or self.settings.max_split_size_bytes or self.settings.garbage_collection_threshold
+        )
         self._pools: dict[tuple[int, bool], Pool] = {}
+        self._requests: dict[tuple[int, int], tuple[int, Pool]] = {}
         self._next_address = 1 << 40
         self._large_lookups = 0
 
@@ -74,10 +78,9 @@ class CachingAllocator:
         Raises:
             OutOfMemory: the device is full even after all cached segments were released.
         """
-        size = self.round_size(size_bytes)
-        key = (stream, size <= SMALL_REQUEST_BYTES)
-        pool = self._pools.get(key) or self._new_pool(*key)
-        block = self._find_free(pool, size)
+        request = (size_bytes, stream)
+        size, pool = self._requests.get(request) or self._prepare(request)
+        block = pool.take(size) if self._takes_best_fit else self._find_free(pool, size)
         if block is None:
             block = self._obtain(pool, size)
             if block is None:
@@ -87,12 +90,8 @@ class CachingAllocator:
         remaining = block.size_bytes - size
         rest = None
         if remaining >= pool.least_rest_bytes and (size < self._max_split_bytes or self._expandable):
-            following = block.next
-            rest = block.next = Block(block.address + size, remaining, pool, block, following)
-            if following is not None:
-                following.prev = rest
-            block.size_bytes = size
-            self._insert(rest)
+            rest = cut(block, size)
+            pool.insert(rest, self._large_lookups)
         block.allocated = True
         stats.allocated_bytes += block.size_bytes
         if stats.allocated_bytes > stats.peak_allocated_bytes:
@@ -120,7 +119,7 @@ class CachingAllocator:
         if after is not None and not after.allocated and after.mapped:
             block.pool.remove(after)
             absorb(block, after)
-        self._insert(block)
+        block.pool.insert(block, self._large_lookups)
         if self._detailed:
             stats.requested_bytes -= block.requested_bytes
             merged_bytes = block.size_bytes - freed_bytes
@@ -132,7 +131,7 @@ class CachingAllocator:
 
     def cached_blocks(self) -> list[Block]:
         """Every free block that has memory behind it; with the blocks in use, all that is reserved."""
-        return [block for pool in self._pools.values() for _, _, block in pool.free]
+        return [block for pool in self._pools.values() for block in pool]
 
     def round_size(self, size_bytes: int) -> int:
         """The block size that serves a request: a multiple of 512 B, or of a power-of-two division if set."""
@@ -152,6 +151,15 @@ class CachingAllocator:
 
     # Serving a request
 
+    def _prepare(self, request: tuple[int, int]) -> tuple[int, Pool]:
+        """What size a request of (bytes, stream) is served with, and from which pool; kept, as sizes come again."""
+        size_bytes, stream = request
+        size = self.round_size(size_bytes)
+        key = (stream, size <= SMALL_REQUEST_BYTES)
+        pool = self._pools[key] if key in self._pools else self._new_pool(*key)
+        found = self._requests[request] = size, pool
+        return found
+
     def _new_pool(self, stream: int, is_small: bool) -> Pool:
         splits_finely = is_small or self._expandable
         pool = Pool(stream, is_small, MIN_BLOCK_BYTES if splits_finely else _UNSPLIT_SLACK_BYTES + MIN_BLOCK_BYTES)
@@ -159,30 +167,30 @@ class CachingAllocator:
         return pool
 
     def _find_free(self, pool: Pool, size: int) -> Block | None:
-        """Best fit: the smallest free block that is large enough, lowest address first."""
+        """The best fit, as far as the settings allow to use it."""
         self._large_lookups += not pool.is_small
-        free = pool.free
-        index = bisect_left(free, (size,))
-        if index == len(free):
+        index = pool.first_of(size)
+        if index == len(pool):
             return None
         if self._expandable:
             index = self._prefer_not_to_grow(pool, index)
-        found_bytes = free[index][0]
-        if size < self._max_split_bytes <= found_bytes:
+        block = pool[index]
+        if size < self._max_split_bytes <= block.size_bytes:
             return None
-        if size >= self._max_split_bytes and found_bytes >= size + self._max_rounding_bytes:
+        if size >= self._max_split_bytes and block.size_bytes >= size + self._max_rounding_bytes:
             return None
-        return free.pop(index)[2]
+        pool.remove(block)
+        return block
 
     def _prefer_not_to_grow(self, pool: Pool, index: int) -> int:
         """A block at the end of an expandable segment counts as large as it could grow, so others go first."""
 
         def could_grow_to(position: int) -> int:
-            block = pool.free[position][2]
+            block = pool[position]
             after = block.next
             return block.size_bytes + (after.size_bytes if after is not None and not after.mapped else 0)
 
-        while index + 1 < len(pool.free) and could_grow_to(index + 1) < could_grow_to(index):
+        while index + 1 < len(pool) and could_grow_to(index + 1) < could_grow_to(index):
             index += 1
         return index
 
@@ -210,11 +218,6 @@ class CachingAllocator:
             self.stats.num_alloc_retries += 1
             block = self._take_from_driver(pool, size)
         return block
-
-    def _insert(self, block: Block) -> None:
-        """Put a free block into its pool, and note when, for garbage collection."""
-        block.freed_at = self._large_lookups
-        insort(block.pool.free, (block.size_bytes, block.address, block))
 
     def _count_taken(self, block: Block, requested_bytes: int, rest: Block | None) -> None:
         """`rest` is what `block` was split from; both were one free block before."""
@@ -254,7 +257,7 @@ class CachingAllocator:
 
     def _release_cached(self) -> None:
         for pool in self._pools.values():
-            for _, _, block in list(pool.free):
+            for block in list(pool):
                 if self._expandable:
                     self._unmap(block)
                 elif not block.is_split:
@@ -265,14 +268,14 @@ class CachingAllocator:
         if self._max_split_bytes == _NO_LIMIT or self._expandable:
             return False
         wanted = max(size, self._max_split_bytes)
-        index = bisect_left(pool.free, (wanted,))
-        if index < len(pool.free):
-            self._release(pool.free[index][2])
+        index = pool.first_of(wanted)
+        if index < len(pool):
+            self._release(pool[index])
             return True
         released = 0
-        while pool.free and released < wanted and pool.free[-1][0] >= self._max_split_bytes:
-            released += pool.free[-1][0]
-            self._release(pool.free[-1][2])
+        while len(pool) and released < wanted and pool[-1].size_bytes >= self._max_split_bytes:
+            released += pool[-1].size_bytes
+            self._release(pool[-1])
         return released >= wanted
 
     def _collect_garbage(self) -> None:
@@ -284,11 +287,7 @@ class CachingAllocator:
         assert self.allowed_bytes is not None
         surplus = self.stats.reserved_bytes - int(self.settings.garbage_collection_threshold * self.allowed_bytes)
         segments = [
-            block
-            for (_, is_small), pool in self._pools.items()
-            if not is_small
-            for _, _, block in pool.free
-            if not block.is_split
+            block for (_, is_small), pool in self._pools.items() if not is_small for block in pool if not block.is_split
         ]
         while surplus > 0 and segments:
             mean_freed_at = sum(block.freed_at for block in segments) / len(segments)
@@ -346,18 +345,15 @@ class CachingAllocator:
             return False
         pool.unmapped.remove(block)
         if mapped_bytes < block.size_bytes:
-            rest = Block(block.address + mapped_bytes, block.size_bytes - mapped_bytes, pool, block, block.next)
+            rest = cut(block, mapped_bytes)
             rest.mapped = False
-            if rest.next is not None:
-                rest.next.prev = rest
-            block.next, block.size_bytes = rest, mapped_bytes
             self._insert_unmapped(pool, rest)
         block.mapped = True
         for neighbour in (block.prev, block.next):
             if neighbour is not None and not neighbour.allocated and neighbour.mapped:
                 pool.remove(neighbour)
                 absorb(block, neighbour)
-        self._insert(block)
+        pool.insert(block, self._large_lookups)
         self._reserve(mapped_bytes)
         self.stats.num_device_alloc += 1
         return True
@@ -372,20 +368,12 @@ class CachingAllocator:
         if last <= first:
             return
         pool.remove(block)
-        end = block.address + block.size_bytes
+        if last < block.address + block.size_bytes:
+            pool.insert(cut(block, last - block.address), self._large_lookups)
         if first > block.address:
-            head = Block(block.address, first - block.address, pool, block.prev, block)
-            if head.prev is not None:
-                head.prev.next = head
-            block.prev = head
-            self._insert(head)
-        if last < end:
-            tail = Block(last, end - last, pool, block, block.next)
-            if tail.next is not None:
-                tail.next.prev = tail
-            block.next = tail
-            self._insert(tail)
-        block.address, block.size_bytes, block.mapped = first, last - first, False
+            pool.insert(block, self._large_lookups)
+            block = cut(block, first - block.address)
+        block.mapped = False
         self.stats.reserved_bytes -= last - first
         self.stats.num_device_free += 1
         for neighbour in (block.prev, block.next):

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, insort
+from collections.abc import Iterator
 from dataclasses import dataclass
+
+_ADDRESS_BITS = 80
+_ADDRESS_MASK = (1 << _ADDRESS_BITS) - 1
 
 
 @dataclass(slots=True)
@@ -39,13 +43,14 @@ class Stats:
 class Block:
     """A run of bytes within a segment: in use, free, or (expandable segments) without memory behind it.
 
-    `requested_bytes` is set while it is in use, `freed_at` while it is free.
+    `requested_bytes` is set while it is in use; `freed_at` and `key`, its pool's, while it is free.
     """
 
     __slots__ = (
         "address",
         "allocated",
         "freed_at",
+        "key",
         "mapped",
         "next",
         "pool",
@@ -56,6 +61,7 @@ class Block:
 
     requested_bytes: int
     freed_at: int
+    key: int
 
     def __init__(
         self, address: int, size_bytes: int, pool: Pool, prev: Block | None = None, following: Block | None = None
@@ -75,28 +81,65 @@ class Block:
 
 
 class Pool:
-    """The free blocks of one stream and size class, ordered by size and address for best fit.
-
-    No two have one address, so that ordering never compares the blocks themselves.
+    """The free blocks of one stream and size class, a sequence in best-fit order: by size, then by address.
 
     Attributes:
         least_rest_bytes: a block is split if at least this would be left of it.
+        unmapped: runs without memory behind them, by address (expandable segments).
     """
 
-    __slots__ = ("free", "is_small", "least_rest_bytes", "stream", "unmapped")
+    __slots__ = ("_blocks", "_keys", "is_small", "least_rest_bytes", "stream", "unmapped")
 
     def __init__(self, stream: int, is_small: bool, least_rest_bytes: int) -> None:
         self.stream = stream
         self.is_small = is_small
         self.least_rest_bytes = least_rest_bytes
-        self.free: list[tuple[int, int, Block]] = []
         self.unmapped: list[Block] = []
+        self._keys: list[int] = []  # size and address in one number: a replay's time goes into comparing these
+        self._blocks: dict[int, Block] = {}  # by address; what was free before stays, and is not in the keys
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def __getitem__(self, index: int) -> Block:
+        return self._blocks[self._keys[index] & _ADDRESS_MASK]
+
+    def __iter__(self) -> Iterator[Block]:
+        return (self._blocks[key & _ADDRESS_MASK] for key in self._keys)
+
+    def insert(self, block: Block, now: int) -> None:
+        """Add a block that became free at `now`."""
+        block.freed_at = now
+        address = block.address
+        block.key = key = block.size_bytes << _ADDRESS_BITS | address
+        insort(self._keys, key)
+        self._blocks[address] = block
 
     def remove(self, block: Block) -> None:
         """Take a free block out."""
-        index = bisect_left(self.free, (block.size_bytes, block.address, block))
-        assert self.free[index][2] is block, "a free block is missing from its pool"
-        del self.free[index]
+        index = bisect_left(self._keys, block.key)
+        assert self._keys[index] == block.key, "a free block is missing from its pool"
+        del self._keys[index]
+
+    def first_of(self, size: int) -> int:
+        """The index of the first block of at least `size` bytes; the pool's length if there is none."""
+        return bisect_left(self._keys, size << _ADDRESS_BITS)
+
+    def take(self, size: int) -> Block | None:
+        """Take out the smallest block that is large enough, lowest address first."""
+        keys = self._keys
+        index = bisect_left(keys, size << _ADDRESS_BITS)
+        return self._blocks[keys.pop(index) & _ADDRESS_MASK] if index < len(keys) else None
+
+
+def cut(block: Block, size_bytes: int) -> Block:
+    """Divide a block after `size_bytes`, and return the rest."""
+    following = block.next
+    rest = block.next = Block(block.address + size_bytes, block.size_bytes - size_bytes, block.pool, block, following)
+    if following is not None:
+        following.prev = rest
+    block.size_bytes = size_bytes
+    return rest
 
 
 def absorb(block: Block, neighbour: Block) -> None:

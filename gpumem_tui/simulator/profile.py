@@ -59,7 +59,11 @@ _MULTIPROCESSORS = {
     "a100-40gb": 108, "a100-80gb": 108, "l4-24gb": 58, "l40-48gb": 142, "l40s-48gb": 142, "rtx-pro-4500-32gb": 82,
     "h20-96gb": 78, "h100-80gb": 132, "h100-nvl-94gb": 132, "gh200-96gb": 132, "h200-141gb": 132, "b200-180gb": 148,
 }  # fmt: skip
-"""NVIDIA's data sheets: CUDA cores by cores a multiprocessor."""
+"""As `torch.cuda.get_device_properties` or deviceQuery print it in public logs. Where none was found, CUDA cores by
+cores a multiprocessor in NVIDIA's data sheets: 1,920/64 (RTX 2060), 5,888/128 (RTX 3070 and 4070), 4,608/128 (RTX 5060
+Ti), 8,960/128 (RTX 5070 Ti), 21,760/128 (RTX 5090), 5,120/64 (TITAN V), 6,144/128 (A4000), 24,064/128 (PRO 6000),
+3,584/64 (A30), 7,424/128 (L4), 18,176/128 (L40), 10,496/128 (PRO 4500), 9,984/128 (H20), 16,896/128 (H100 NVL). The
+H100 80 GB is the SXM module; a PCIe card has 114."""
 
 _MULTIPROCESSORS_OF_OTHERS = 108
 """An A100's, assumed for a GPU that is not in the catalog."""

@@ -69,14 +69,17 @@ class Feed:
             self._probes.stop()
 
     def _is_awaited(self, snapshot: Snapshot) -> bool:
-        """Whether a new snapshot still waits for what probes say beside it. The first one does not."""
-        if self._probes is None:
+        """Ask what probes say beside a new snapshot; whether it still waits for that.
+
+        The first snapshot is drawn first: to read probes, much is imported.
+        """
+        if self._probes is None or self.latest is None:
             return False
         if snapshot is not self._asked:
             self._asked = snapshot
             self._probes.ask(snapshot.gpus, self._followed)
             self._held_since_s = self._held_since_s or monotonic()
-        if self.latest is None or snapshot is self.latest or self._held_since_s is None:
+        if snapshot is self.latest or self._held_since_s is None:
             return False
         return self._probes.is_reading and monotonic() - self._held_since_s < _PATIENCE_S
 

@@ -12,8 +12,9 @@ from pathlib import Path
 
 from gpumem_tui.memory import Unknown
 from gpumem_tui.monitor.snapshot import Reading
-from gpumem_tui.probe.files import Files, WireError, check_directory, default_directory, read_private
+from gpumem_tui.probe.files import Files, WireError, check_directory, default_directory, open_private
 from gpumem_tui.probe.wire import (
+    HEADER_BYTES,
     RING_BYTES,
     SLOT_BYTES,
     SLOT_COUNT,
@@ -34,14 +35,11 @@ _OWNER_IN_NAME = re.compile(r"gpumem-tui-(\d+)")
 
 @dataclass
 class _Ring:
-    """What is remembered of a ring between two looks.
-
-    `version` changes when the file does; it is read again only then.
-    """
+    """What is remembered of a ring between two looks. `file`: device and number of the file that it was then."""
 
     files: Files
     uid: int
-    version: tuple[int, int, int] = (0, 0, 0)
+    file: tuple[int, int] = (0, 0)
     header: Header | None = None
     records: dict[int, Record] = field(default_factory=dict)
     problem: str = ""
@@ -150,41 +148,26 @@ class Watcher:
 
     def _look(self, ring: _Ring) -> ProbedProcess:
         """The process behind a ring, after reading what was written since the last look."""
-        found = os.lstat(ring.files.ring)
-        version = (found.st_dev, found.st_ino, found.st_mtime_ns)
-        if version != ring.version or ring.header is None:
-            _read_new(ring, is_same_file=version[:2] == ring.version[:2])
-            ring.version = version
-        assert ring.header is not None
-        state = ring.end or self._state(ring, ring.header)
+        header = ring.header
+        if ring.end is None or header is None:
+            host = self._find(ring)
+            header = _read_new(ring)  # after that: of a process that is gone, nothing is missed
+            ring.host, ring.end = host, None if host is not None else _end(ring, header)
+        state = ring.end or State.RUNNING
         samples = _newest(ring)
         age_s: Reading[float] = Unknown("no step has finished yet")
         if samples:
             age_s = max(0.0, (self._clock_ns() - samples[0].record.monotonic_ns) / 1e9)
         return ProbedProcess(
             files=ring.files,
-            pid=ring.host.pid if ring.host is not None and state is State.RUNNING else None,
+            pid=ring.host.pid if ring.host is not None else None,
             uid=ring.uid,
-            process=ring.header.process,
+            process=header.process,
             state=state,
             samples=samples,
             age_s=age_s,
-            problem=ring.problem or _problem(state, samples, age_s),
+            problem=ring.problem or _problem(header, state, samples, age_s),
         )
-
-    def _state(self, ring: _Ring, header: Header) -> State:
-        ring.host = self._find(ring)
-        if ring.host is not None:
-            return State.RUNNING
-        ring.end = State.ENDED if header.ended_ns else State.VANISHED  # its name will never be another process's
-        try:
-            post_mortem = read_post_mortem(ring.files, ring.uid)
-        except WireError as error:
-            ring.problem = str(error)
-        else:
-            if post_mortem is not None and post_mortem.fatal:
-                ring.end = State.OUT_OF_MEMORY
-        return ring.end
 
     def _find(self, ring: _Ring) -> hosts.Host | None:
         """The living process that writes a ring. Its user must be the ring's, or anyone could pass for it."""
@@ -230,35 +213,61 @@ def _writes(host: hosts.Host | None, ring: _Ring) -> bool:
     )
 
 
-def _read_new(ring: _Ring, *, is_same_file: bool) -> None:
-    """Read the records that are newer than those known.
+def _end(ring: _Ring, header: Header) -> State:
+    """How a process that is gone ended. That is for ever: its name will never be another's."""
+    try:
+        post_mortem = read_post_mortem(ring.files, ring.uid)
+    except WireError as error:
+        ring.problem = str(error)
+    else:
+        if post_mortem is not None and post_mortem.fatal:
+            return State.OUT_OF_MEMORY
+    return State.ENDED if header.ended_ns else State.VANISHED
+
+
+def _read_new(ring: _Ring) -> Header:
+    """Read the header, and the records that are newer than those known.
 
     Raises:
         WireError: the ring is not to be trusted, or damaged.
         OSError: it is not there or cannot be read.
     """
-    data = read_private(ring.files.ring, RING_BYTES, (ring.uid,))
-    header = decode_header(data)
-    if (header.process.pid, header.process.start_ticks) != (ring.files.pid, ring.files.start_ticks):
-        raise WireError(f"{ring.files.ring.name} says that it is of process {header.process.pid}")
-    known = ring.header.written if ring.header is not None and is_same_file else 0
-    if known > header.written or not is_same_file:
-        known = 0
-        ring.records = {}
-    oldest = header.written - SLOT_COUNT + 1
-    ring.records = {number: record for number, record in ring.records.items() if number >= oldest}
+    with open_private(ring.files.ring, RING_BYTES, (ring.uid,)) as opened:
+        found = os.fstat(opened.fileno())
+        header = decode_header(os.pread(opened.fileno(), HEADER_BYTES, 0))
+        if (header.process.pid, header.process.start_ticks) != (ring.files.pid, ring.files.start_ticks):
+            raise WireError(f"{ring.files.ring.name} says that it is of process {header.process.pid}")
+        file = (found.st_dev, found.st_ino)
+        known = ring.header.written if ring.header is not None and file == ring.file else 0
+        if known > header.written or file != ring.file:
+            known = 0
+            ring.records = {}
+        oldest = header.written - SLOT_COUNT + 1
+        slots = list(_slots(opened.fileno(), max(known + 1, oldest, 1), header.written))
     damaged = 0
-    for number in range(max(known + 1, oldest, 1), header.written + 1):
-        offset = slot_offset(number)
+    for number, slot in slots:
         try:
-            record = decode_record(data[offset : offset + SLOT_BYTES])
+            record = decode_record(slot)
         except WireError:
             damaged += 1
             continue
         if record.sequence == number:  # else it was overwritten while we read
             ring.records[number] = record
-    ring.header = header
-    ring.problem = f"samples lost to damage: {damaged}" if damaged else ""
+    ring.records = {number: record for number, record in ring.records.items() if number >= oldest}
+    ring.file, ring.header = file, header
+    if slots:
+        ring.problem = f"samples lost to damage: {damaged}" if damaged else ""
+    return header
+
+
+def _slots(descriptor: int, first: int, last: int) -> Iterator[tuple[int, bytes]]:
+    """What the slots of these records hold, by number: one read, and another where the ring goes round."""
+    while first <= last:
+        count = min(last - first + 1, SLOT_COUNT - (first - 1) % SLOT_COUNT)
+        data = os.pread(descriptor, count * SLOT_BYTES, slot_offset(first))
+        for place in range(count):
+            yield first + place, data[place * SLOT_BYTES : (place + 1) * SLOT_BYTES]
+        first += count
 
 
 def _newest(ring: _Ring) -> tuple[Sample, ...]:
@@ -274,8 +283,10 @@ def _newest(ring: _Ring) -> tuple[Sample, ...]:
     return tuple(Sample(newest[device]) for device in sorted(newest))
 
 
-def _problem(state: State, samples: tuple[Sample, ...], age_s: Reading[float]) -> str:
+def _problem(header: Header, state: State, samples: tuple[Sample, ...], age_s: Reading[float]) -> str:
     """What a user should know about how far to trust the samples; one line, empty if nothing."""
+    if header.switched_off:
+        return f"the probe switched itself off: {hosts.printable(header.switched_off)}"
     record = samples[0].record if samples else None
     if record is not None and record.errors:
         return f"the probe met {record.errors} errors"

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
 import shlex
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -57,6 +61,20 @@ def test_json_has_the_same_numbers_as_predict(program: Program) -> None:
     assert ours["accumulation"].items() >= theirs["accumulation"].items()
 
 
+def test_whoever_watches_is_told_that_a_trace_takes_its_time(program: Program) -> None:
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "gpumem_tui", "plan", *SMALL, "--json"]
+    with os.fdopen(ours, "rb") as terminal:
+        done = subprocess.run(
+            command, cwd=program.folder, stdout=subprocess.PIPE, stderr=theirs, timeout=240, check=True
+        )
+        said = terminal.read1()
+        os.close(theirs)
+    assert json.loads(done.stdout)["traced"]["peak_allocated_bytes"]
+    assert said.startswith(b"tracing one step of gpt2 without a GPU")
+    assert said.endswith(b"\r\x1b[K"), "the line is gone when it is no longer true"
+
+
 def test_without_a_terminal_it_prints_markdown(program: Program) -> None:
     done = program("plan", "--no-trace", "--model", "llama-3-8b", "--gpus", "4", "--gpu", "sim:rtx-4090-24gb")
     assert done.code == 0
@@ -77,6 +95,7 @@ def test_an_optimizer_that_cannot_be_traced_says_so(program: Program) -> None:
         (("--model", "resnet-50", "--extra", "chunked-loss"), "--extra chunked-loss: a classifier's head"),
         (("--gpus", "0"), "--gpus"),
         (("--batch-size", "0"), "--batch-size"),
+        (("--batch-size", "4", "--target-batch", "2"), "--target-batch: 2 is less than one pass of 4"),
         (("--heads", "7"), "--heads: 7 heads do not divide"),
         (("--model", "gpt2", "--seq-len", "2048"), "--seq-len"),
         (("--limit", "3GiB"), "--limit"),

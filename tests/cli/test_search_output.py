@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 from pathlib import Path
 from typing import Any
@@ -174,6 +175,18 @@ def test_predict_says_when_the_peak_is_and_of_what_it_is_not_sure(program: Progr
     assert body["traced"]["peak"]["operator"] == "aten._log_softmax_backward_data"
     assert body["traced"]["assumed"] == []
     assert body["traced"]["context_source"]
+
+
+def test_predict_says_in_figures_why_the_formula_foretells_a_larger_batch(program: Program) -> None:
+    plain = program("predict", "--batch-size", "8").out
+    said = re.search(
+        r"formula counts ([\d.]+) GiB at batch (\d+), the traced step ([\d.]+) GiB, for which .* reserves ([\d.]+) GiB",
+        plain,
+    )
+    assert said is not None
+    assert f", traced {said[2]}\n" in plain
+    assert float(said[4]) > max(float(said[1]), float(said[3]))
+    assert "formula counts" not in program("predict", "--batch-size", "8", "--headroom", "0.5").out
 
 
 def test_predict_traces_the_size_asked_for_where_memory_grows_unevenly(program: Program, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from gpumem_tui.catalog.loader import find_model
+from gpumem_tui.catalog.loader import find_gpu, find_model
 from gpumem_tui.formula.plan import accumulation, tokens_per_global_batch
 from gpumem_tui.formula.predict import max_batch_size, predict
 from gpumem_tui.formula.recipe import Recipe
@@ -91,6 +91,13 @@ def test_remedies_are_computed_on_the_changed_recipe() -> None:
         after = predict(remedy.shape, remedy.recipe, 1).peak_bytes
         assert remedy.saved_bytes == before - after
         assert remedy.max_batch_size == max_batch_size(remedy.shape, remedy.recipe, 24 * GIB)
+
+
+@pytest.mark.parametrize("gpu", ["t4-16gb", "v100-16gb"])
+def test_a_gpu_without_bfloat16_is_not_told_to_use_it(gpu: str) -> None:
+    options = by_option(remedies(find_model("gpt2"), Recipe(), 15 * GIB, gpu=find_gpu(gpu)))
+    assert "--precision amp-fp16" in options
+    assert not any("bf16" in option for option in options)
 
 
 def test_what_is_already_done_or_saves_nothing_is_not_offered() -> None:

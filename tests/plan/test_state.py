@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gpumem_tui.catalog.loader import find_gpu, find_model
 from gpumem_tui.formula.recipe import Recipe
-from gpumem_tui.plan.controls import PlanError, controls
+from gpumem_tui.plan.controls import controls
 from gpumem_tui.plan.plan import Plan
 from gpumem_tui.plan.state import PlanState, chosen, entered, nudged, opened, paused, redone, replaced, undone
 
@@ -24,9 +24,17 @@ def test_opening_shows_the_plan() -> None:
     assert undone(STATE) == STATE == redone(STATE)
 
 
-def test_a_plan_that_cannot_be_is_not_opened() -> None:
-    with pytest.raises(PlanError, match="less than one pass of 8"):
-        opened(replace(PLAN, target_batch=4))
+def test_a_plan_that_cannot_be_is_opened_with_what_to_mend() -> None:
+    state = opened(replace(PLAN, target_batch=4))
+    assert state.problem is not None
+    assert state.problem.control == "target_batch"
+    assert "less than one pass of 8" in state.problem.message
+    assert nudged(state, "batch_size", -1, jump=True).problem is None
+
+
+@pytest.mark.parametrize("headroom", [0.0, 0.95, 0.999])
+def test_any_share_that_a_search_takes_as_headroom_can_be_planned_with(headroom: float) -> None:
+    assert opened(replace(PLAN, headroom=headroom)).problem is None
 
 
 def test_what_cannot_be_is_explained_and_the_last_good_plan_stays() -> None:

@@ -55,6 +55,20 @@ def test_saving_again_replaces_and_leaves_nothing_beside(store: PlanStore) -> No
     assert os.listdir(store.folder) == ["a.json"]
 
 
+def test_a_deleted_plan_is_gone_and_the_others_stay(store: PlanStore) -> None:
+    store.save("a", PLAN)
+    store.save("b", RESNET)
+    assert store.has("a")
+    store.delete("a")
+    assert not store.has("a")
+    assert store.saved() == ((SavedPlan("b", RESNET),), ())
+    with pytest.raises(StoreError, match="cannot delete"):
+        store.delete("a")
+    with pytest.raises(StoreError, match="cannot name a plan"):
+        store.delete("../b")
+    assert not store.has("../b")
+
+
 def test_nothing_is_listed_and_nothing_made_before_the_first_plan(store: PlanStore) -> None:
     assert store.saved() == ((), ())
     assert not store.folder.exists()

@@ -183,6 +183,42 @@ def test_failures_carry_their_reason(session: Session, result: Callable[[], Trac
     assert session.traces.started.qsize() == 1
 
 
+def test_a_trace_that_failed_is_tried_again_when_asked_to(session: Session) -> None:
+    session.traces.result = killed
+    session.tracer.want(GPT2)
+    assert isinstance(session.next(), Failed)
+    session.traces.result = lambda: TRACED
+    assert isinstance(session.tracer.want(GPT2), Failed)
+    assert session.tracer.again(GPT2) == Pending(GPT2)
+    assert isinstance(session.next(), Ready)
+    assert isinstance(session.tracer.again(GPT2), Ready)
+    assert session.traces.started.qsize() == 2
+
+
+def test_a_batch_size_that_the_trace_cannot_answer_fails_and_the_next_one_does_not(session: Session) -> None:
+    shrinking = replace(TRACED.trace, slopes=(-1, *TRACED.trace.slopes[1:]))
+    session.traces.result = lambda: replace(TRACED, trace=shrinking)
+    hopeless = replace(GPT2, batch_size=2 * shrinking.constants[0])
+    session.tracer.want(hopeless)
+    state = session.next()
+    assert isinstance(state, Failed)
+    assert "less than none" in state.reason
+    session.tracer.want(GPT2)
+    assert isinstance(session.next(), Ready)
+
+
+def test_what_is_known_of_a_plan_that_is_not_wanted(session: Session) -> None:
+    other = replace(GPT2, batch_size=4)
+    assert session.tracer.known(other) is None
+    session.tracer.want(GPT2)
+    session.next()
+    assert session.tracer.known(other) == traced_answer(other, TRACED)
+    assert session.tracer.known(replace(GPT2, recipe=Recipe("amp-bf16"))) is None
+    assert session.tracer.known(replace(GPT2, extras=frozenset({"chunked-loss"}))) is None
+    assert session.traces.started.qsize() == 1
+    assert session.reported.empty()
+
+
 def test_closing_cancels_and_reports_nothing(session: Session) -> None:
     session.traces.finish.clear()
     session.tracer.want(GPT2)

@@ -42,9 +42,7 @@ def main(script: str) -> None:
     found = runpy.run_path(script, run_name="__main__").values()
     _kept.extend(found)
     optimizers = [value for value in found if isinstance(value, torch.optim.Optimizer)]
-    trained = {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
-    modules = [value for value in found if isinstance(value, torch.nn.Module)]
-    models = [module for module in modules if any(id(p) in trained for p in module.parameters())]
+    models = [value for value in found if isinstance(value, torch.nn.Module)]
     parameters = [p for model in models for p in model.parameters()]
     counts = {
         "rank": int(os.environ.get("RANK", 0)),

@@ -100,6 +100,18 @@ def test_callbacks(tmp_path: Path) -> None:
     assert [found.header.process.entry for found in done.published] == ["callback"]
 
 
+def test_a_torch_that_the_probe_cannot_watch_is_told_once_and_trains_on(tmp_path: Path) -> None:
+    """As one before 2.1, which has nothing of what the probe needs."""
+    (tmp_path / "torch.py").write_text("print('trains')\n")
+    program = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import torch\n"
+    program += "from gpumem_tui.probe.entry import attach; print(attach('attach'))"
+    done = run(["-c", program], tmp_path / "published")
+    assert done.code == 0
+    assert done.output.startswith("trains\nModuleNotFoundError: ")
+    assert done.errors.startswith("gpumem-tui cannot watch this process: ")
+    assert len(done.errors.splitlines()) == 1
+
+
 def test_processes_that_do_not_train_publish_nothing(tmp_path: Path) -> None:
     done = run(["-c", "import torch; torch.ones(1).requires_grad_().sum().backward()"], tmp_path / "published")
     assert (done.code, done.errors) == (0, "")

@@ -45,26 +45,42 @@ def _step(model: nn.Module, optimizer: torch.optim.Optimizer, size: int = 8) -> 
     optimizer.step()
 
 
-def _held(*optimizers: torch.optim.Optimizer) -> dict[int, Holdings]:
+def _held(optimizer: torch.optim.Optimizer, *models: nn.Module) -> dict[int, Holdings]:
+    """What a process that has nothing else would hold."""
     finder = Finder()
-    for optimizer in optimizers:
-        finder.meet(optimizer)
-    finder.scan()
+    finder.meet(optimizer)
+    finder.scan(module for model in models for module in model.modules())
     return finder.trained().holdings()
 
 
-def test_frozen_parameters_and_buffers_belong_to_the_model_and_a_copy_of_it_does_not() -> None:
+def test_frozen_parameters_and_buffers_belong_to_the_model() -> None:
     model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 8, bias=False))
     model[0].requires_grad_(False)
-    average = copy.deepcopy(model)
     optimizer = torch.optim.SGD(model[2].parameters(), lr=0.1, momentum=0.9)
     _step(model, optimizer)
-    holdings = _held(optimizer)[CPU]
+    holdings = _held(optimizer, model)[CPU]
     assert holdings.buffers_bytes == 2 * 8 * FLOAT + 8
     assert holdings.parameters_bytes == (72 + 16 + 64) * FLOAT + holdings.buffers_bytes
     assert holdings.gradients_bytes == (16 + 64) * FLOAT  # the norm's too, though no optimizer has it
     assert holdings.optimizer_bytes == 64 * FLOAT
-    assert average is not model
+
+
+def test_a_model_that_nothing_trains_holds_parameters_and_is_not_described() -> None:
+    """A teacher, a reference model, a moving average: else they would pass for activations at the peak."""
+    model = nn.Linear(8, 8)
+    teacher = nn.Sequential(copy.deepcopy(model), nn.ReLU(), nn.BatchNorm1d(8)).requires_grad_(False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    _step(model, optimizer)
+    buffers_bytes = 2 * 8 * FLOAT + 8
+    assert _held(optimizer, model, teacher)[CPU] == Holdings(
+        parameters_bytes=(72 + 72 + 16) * FLOAT + buffers_bytes,
+        gradients_bytes=72 * FLOAT,
+        buffers_bytes=buffers_bytes,
+    )
+    finder = Finder()
+    finder.meet(optimizer)
+    finder.scan([model, *teacher.modules()])
+    assert finder.roots == [model]
 
 
 def test_tied_weights_and_views_count_once_and_whole() -> None:
@@ -76,7 +92,7 @@ def test_tied_weights_and_views_count_once_and_whole() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     (model.first.sum() + model.second.sum()).backward()
     optimizer.step()
-    assert _held(optimizer)[CPU] == Holdings(parameters_bytes=100 * FLOAT, gradients_bytes=60 * FLOAT)
+    assert _held(optimizer, model)[CPU] == Holdings(parameters_bytes=100 * FLOAT, gradients_bytes=60 * FLOAT)
 
 
 def test_quantized_nested_and_sparse_state_is_counted_by_its_parts() -> None:
@@ -90,7 +106,7 @@ def test_quantized_nested_and_sparse_state_is_counted_by_its_parts() -> None:
         "second": [{"codes": torch.zeros(800, dtype=torch.uint8), "map": shared}, {"map": shared}, (None, 1.5)],
         "nowhere": torch.zeros(1000, device="meta"),
     }
-    holdings = _held(optimizer)[CPU]
+    holdings = _held(optimizer, model)[CPU]
     assert holdings.gradients_bytes == 3 * 8 * FLOAT + 3 * 8
     assert holdings.optimizer_bytes == 800 + 4 * FLOAT + 800 + 256 * FLOAT
 
@@ -104,7 +120,8 @@ def test_master_weights_in_the_optimizer_and_the_models_own_are_both_parameters(
     for master in masters:
         master.grad = torch.zeros_like(master)
     optimizer.step()
-    assert _held(optimizer)[CPU] == Holdings(parameters_bytes=72 * (FLOAT + 2), gradients_bytes=72 * (FLOAT + 2))
+    held = _held(optimizer, model)[CPU]
+    assert held == Holdings(parameters_bytes=72 * (FLOAT + 2), gradients_bytes=72 * (FLOAT + 2))
 
 
 def test_optimizers_that_were_there_before_are_found() -> None:

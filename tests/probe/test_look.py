@@ -79,7 +79,7 @@ def _look(step: Callable[[nn.Module, torch.optim.Optimizer], None] = _train, mod
     _train(model, optimizer)
     finder = Finder()
     finder.meet(optimizer)
-    finder.scan()
+    finder.scan([*model.modules(), optimizer])
     look = Look(5, 1, optimizer)
     assert look.start([model], finder.trained()) == ""
     step(model, optimizer)

@@ -99,6 +99,18 @@ def test_a_long_command_is_cut() -> None:
     header = wire.decode_header(wire.encode_header(long))
     assert header.process.command[:2] == ("python", "x" * 512)
     assert 2 < len(header.process.command) < 2000
+    assert header.switched_off == ""
+
+
+@pytest.mark.parametrize("reason", ["OSError: é", "é" * 1000])
+def test_why_a_probe_switched_itself_off(reason: str) -> None:
+    ring = _ring(RECORD)
+    offset, content = wire.switched_off_patch(reason)
+    ring[offset : offset + len(content)] = content
+    header, found = wire.read_ring(bytes(ring))
+    assert reason.startswith(header.switched_off)
+    assert len(header.switched_off) >= min(len(reason), 100)
+    assert (header.process, found) == (PROCESS, [RECORD])
 
 
 @given(st.binary(max_size=wire.HEADER_BYTES + 2 * wire.SLOT_BYTES))

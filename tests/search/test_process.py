@@ -15,8 +15,8 @@ from gpumem_tui.search.events import Failed, Ready, Sample
 from gpumem_tui.search.process import ChildDied
 from tests.search.trials import Trial, gone_within, workload
 
-PAUSE_POLLS = 25
-"""The parent polls ten times a second: a pause of 2.5 s."""
+PAUSE_POLLS = 60
+"""The parent polls ten times a second: a pause of 6 s."""
 
 
 def test_a_trial_reports_readiness_phases_and_its_outcome(tmp_path: Path) -> None:
@@ -74,7 +74,7 @@ def test_a_process_that_hangs_is_given_up(tmp_path: Path, silence: str, line: st
     trial = Trial(spec, timeout_s=1.0)
     with pytest.raises(ChildDied, match=line):
         trial.run()
-    assert gone_within(1, [trial.child.pid])
+    assert gone_within(30, [trial.child.pid])
 
 
 def test_an_exit_is_the_outcome_of_the_step(tmp_path: Path) -> None:
@@ -160,7 +160,7 @@ def test_what_the_user_left_running_is_ended_with_the_trial(tmp_path: Path, star
     started = time.monotonic()
     assert trial.run().result.outcome == "fit"
     assert time.monotonic() - started < 30, "it waited for what holds the pipe"
-    assert gone_within(1, [trial.child.pid, int((tmp_path / "pid").read_text())])
+    assert gone_within(30, [trial.child.pid, int((tmp_path / "pid").read_text())])
 
 
 def test_a_paused_trial_holds_after_its_step_and_is_no_hang(tmp_path: Path) -> None:
@@ -172,7 +172,7 @@ def test_a_paused_trial_holds_after_its_step_and_is_no_hang(tmp_path: Path) -> N
             return torch.randn(batch_size, 8, device=device)
         """,
     )
-    trial = Trial(spec, steps=12, timeout_s=2.0)
+    trial = Trial(spec, steps=12, timeout_s=5.0)
     paused_at = polls = 0
 
     def wait() -> None:

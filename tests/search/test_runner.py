@@ -293,7 +293,8 @@ def endless(tmp_path: Path) -> SearchConfig:
 def wait_until(happened: Callable[[], bool]) -> None:
     """Give a child process time to come so far."""
     deadline = time.monotonic() + 60
-    while not happened() and time.monotonic() < deadline:
+    while not happened():
+        assert time.monotonic() < deadline, "it did not come so far"
         time.sleep(0.05)
 
 
@@ -305,11 +306,10 @@ def test_a_cancelled_search_ends_at_once_and_leaves_no_process(endless: SearchCo
     wait_until((tmp_path / "training").exists)
     children = [child.pid for child in psutil.Process().children(recursive=True)]
     assert children
-    asked = time.monotonic()
     control.cancel()
-    thread.join(timeout=10)
-    assert time.monotonic() - asked < 1
-    assert gone_within(1, children)
+    thread.join(timeout=30)
+    assert not thread.is_alive(), "it waited for the step, which takes ten minutes"
+    assert gone_within(30, children)
     verdict = verdict_of(events)
     assert (verdict.outcome, verdict.exit_code) == ("cancelled", 130)
     assert verdict.message == "cancelled before any batch ran"
@@ -323,7 +323,7 @@ def test_a_search_that_is_abandoned_ends_its_trial() -> None:
     children = [child.pid for child in psutil.Process().children(recursive=True)]
     events.close()  # type: ignore[attr-defined]
     assert children
-    assert gone_within(1, children)
+    assert gone_within(30, children)
 
 
 def test_a_search_paused_before_it_starts_waits_for_resume(tmp_path: Path) -> None:

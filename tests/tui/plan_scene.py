@@ -12,7 +12,7 @@ from textual.pilot import Pilot
 from gpumem_tui.catalog.loader import find_gpu, find_model
 from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.memory import Bucket, Unknown
-from gpumem_tui.plan.answers import predicted, traced_answer
+from gpumem_tui.plan.answers import TracedAnswer, predicted, traced_answer
 from gpumem_tui.plan.plan import Plan
 from gpumem_tui.plan.store import PlanStore
 from gpumem_tui.plan.tracing import Failed, Pending, Ready, TraceKey, TraceState, trace_key
@@ -92,6 +92,16 @@ class HandTracer:
         if self._holds:
             return Pending(plan)
         return self._answer(plan, key)
+
+    def again(self, plan: Plan) -> TraceState:
+        """As if it had never failed."""
+        return self.want(plan)
+
+    def known(self, plan: Plan) -> TracedAnswer | None:
+        """From a trace that was made for another plan too."""
+        key = trace_key(plan)
+        found = None if isinstance(key, Unknown) else self._known.get(key)
+        return None if found is None else traced_answer(plan, found)
 
     def release(self, plan: Plan) -> None:
         """Say now what the plan's trace says."""

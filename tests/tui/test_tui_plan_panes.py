@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,8 +16,10 @@ from gpumem_tui.plan.plan import Plan
 from gpumem_tui.plan.store import PlanStore
 from gpumem_tui.plan.techniques import Combination, cheapest_combination
 from gpumem_tui.tui.app import GpuMemApp
+from gpumem_tui.tui.screens.help import HelpScreen
 from gpumem_tui.tui.screens.plan import PlanScreen
 from gpumem_tui.tui.screens.plan_dialogs import NameScreen, PickScreen, TextScreen
+from gpumem_tui.tui.views import plan_panes
 from gpumem_tui.tui.widgets.plan_rows import RowList
 from tests.tui import plan_scene
 from tests.tui.pictures import SIZES, until
@@ -158,10 +162,81 @@ async def test_save_change_compare_and_open_again(tmp_path: Path) -> None:
         await until(pilot, lambda: plan_now(pilot) == GPT2)
 
 
-async def test_a_damaged_plan_is_named_below_the_list(tmp_path: Path) -> None:
-    (tmp_path / "broken.json").write_text("{")
-    PlanStore(tmp_path).save("good", FITS)
+async def test_a_plan_of_another_name_is_replaced_only_when_said_twice(tmp_path: Path) -> None:
+    PlanStore(tmp_path).save("mine", FITS)
     async with plan_scene.app(GPT2, tmp_path).run_test(size=MEDIUM) as pilot:
+        await plan_scene.settled(pilot)
+        await pilot.press("w")
+        await until(pilot, lambda: isinstance(pilot.app.screen, NameScreen))
+        await pilot.press(*"mine", "enter")
+        assert isinstance(pilot.app.screen, NameScreen)
+        assert PlanStore(tmp_path).load("mine") == FITS
+        await pilot.press("enter")
+        await until(pilot, lambda: "mine" in text_of(pilot, "#plan-header"))
+        assert PlanStore(tmp_path).load("mine") == GPT2
+
+
+async def test_a_saved_plan_is_deleted_when_said_twice(tmp_path: Path) -> None:
+    PlanStore(tmp_path).save("first", FITS)
+    PlanStore(tmp_path).save("second", LLAMA)
+    async with plan_scene.app(GPT2, tmp_path).run_test(size=SMALL) as pilot:
+        await plan_scene.settled(pilot)
+        await pilot.press("o")
+        await until(pilot, lambda: isinstance(pilot.app.screen, PickScreen))
+        await pilot.press("ctrl+d", "down", "ctrl+d")
+        assert PlanStore(tmp_path).has("first")
+        assert PlanStore(tmp_path).has("second")
+        await pilot.press("ctrl+d")
+        assert PlanStore(tmp_path).has("first")
+        assert not PlanStore(tmp_path).has("second")
+        await pilot.press("enter")
+        await until(pilot, lambda: plan_now(pilot) == FITS)
+        await pilot.press("c", "enter")
+        await until(pilot, lambda: isinstance(pilot.app.screen, PickScreen))
+        await pilot.press("ctrl+d", "ctrl+d", "enter")
+        await until(pilot, lambda: "Compared with: as opened" in text_of(pilot, "#pane"))
+
+
+async def test_a_technique_of_the_plan_before_is_not_applied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    go = threading.Event()
+    go.set()
+
+    def slow(plan: Plan, *, traceable: bool = False) -> object:
+        assert go.wait(30)
+        return cheapest_combination(plan, traceable=traceable)
+
+    monkeypatch.setattr(plan_panes, "cheapest_combination", slow)
+    async with plan_scene.app(LLAMA, tmp_path).run_test(size=MEDIUM) as pilot:
+        await plan_scene.settled(pilot)
+        await choose(pilot, "batch_size")
+        go.clear()
+        await pilot.press("right", "t", "home", "enter")
+        assert plan_now(pilot) == replace(LLAMA, batch_size=2)
+        go.set()
+        await plan_scene.settled(pilot)
+        await pilot.press("enter")
+        best = cheapest_combination(replace(LLAMA, batch_size=2))
+        assert isinstance(best, Combination)
+        assert plan_now(pilot) == best.plan
+
+
+@pytest.mark.parametrize("pane", ["v", "j", "c"])
+async def test_help_opens_in_every_pane(pane: str, tmp_path: Path) -> None:
+    async with plan_scene.app(GPT2, tmp_path).run_test(size=SMALL) as pilot:
+        await plan_scene.settled(pilot)
+        await pilot.press(pane)
+        await plan_scene.settled(pilot)
+        for key in ("question_mark", "h"):
+            await pilot.press(key)
+            assert isinstance(pilot.app.screen, TextScreen | HelpScreen)
+            await pilot.press("escape")
+
+
+async def test_a_damaged_plan_is_named_below_the_list(tmp_path: Path) -> None:
+    folder = tmp_path / "[" / "red]"  # no markup, however it reads
+    PlanStore(folder).save("good", FITS)
+    (folder / "broken.json").write_text("{")
+    async with plan_scene.app(GPT2, folder).run_test(size=MEDIUM) as pilot:
         await plan_scene.settled(pilot)
         await pilot.press("o")
         await until(pilot, lambda: isinstance(pilot.app.screen, PickScreen))
@@ -207,6 +282,7 @@ async def test_the_search_gets_the_same_settings(tmp_path: Path) -> None:
 
         def on_plan_screen_search_wanted(self, message: PlanScreen.SearchWanted) -> None:
             wanted.append(message.plan)
+            message.prevent_default()  # there is no Search screen here
 
     def screen() -> PlanScreen:
         return PlanScreen(GPT2, tracer=plan_scene.HandTracer, store=PlanStore(tmp_path))

@@ -200,6 +200,17 @@ async def test_why_there_is_no_trace_stands_where_it_would_be(tmp_path: Path) ->
         assert "– no torch in this Python: give --python" in text_of(pilot, "#verdict")
 
 
+async def test_a_trace_that_failed_is_tried_again(tmp_path: Path) -> None:
+    async with plan_scene.app(GPT2, tmp_path, holds=True).run_test(size=MEDIUM) as pilot:
+        tracer = plan_scene.tracer(pilot.app)
+        tracer.fail(GPT2, "tracing failed: killed by SIGKILL")
+        await until(pilot, lambda: "SIGKILL" in text_of(pilot, "#verdict"))
+        await pilot.press("r")
+        assert "tracing one step" in text_of(pilot, "#verdict")
+        tracer.release(GPT2)
+        await until(pilot, lambda: isinstance(plan_scene.plan_screen(pilot.app).traced, Ready))
+
+
 async def test_a_sweep_of_the_batch_needs_no_second_trace(tmp_path: Path) -> None:
     traced: list[Plan] = []
 

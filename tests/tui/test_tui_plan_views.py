@@ -20,7 +20,7 @@ from gpumem_tui.plan.tracing import Failed, Pending, Ready, TraceState
 from gpumem_tui.search.prediction import Traced
 from gpumem_tui.tui.figures import compact_bytes, signed, span_width
 from gpumem_tui.tui.views.plan_chart import chart_rows, nice_ceiling, value_rows
-from gpumem_tui.tui.views.plan_compare import compare_rows
+from gpumem_tui.tui.views.plan_compare import Compared, compare_rows
 from gpumem_tui.tui.views.plan_controls import control_rows
 from gpumem_tui.tui.views.plan_explain import control_help, explanation
 from gpumem_tui.tui.views.plan_header import PANES, header_row, pane_places, pane_row
@@ -38,7 +38,7 @@ def traced(plan: Plan) -> TraceState:
 
 
 def requested(pane: str, plan: Plan) -> PaneRequest:
-    return PaneRequest(pane, plan, ("other", FITS), False, False, None)
+    return PaneRequest.of(pane, plan, ("other", FITS), Pending(plan), with_step=False)
 
 
 # Numbers
@@ -138,7 +138,7 @@ def test_what_is_typed_shows_with_its_caret() -> None:
 @pytest.mark.parametrize("pane", [pane for pane in PANES if pane != "numbers"])
 def test_every_pane_of_every_model_keeps_to_its_width(model: str, pane: str) -> None:
     plan = Plan(find_model(model), Recipe("amp-bf16"), find_gpu("t4-16gb"), batch_size=2)
-    content = pane_content(requested(pane, plan), ())
+    content = pane_content(requested(pane, plan), (), HandTracer(print).known)
     for width in (NARROW, ROOMY):
         keys = [row.key for row in content.view(width, "") if row.key]
         for selected in keys or [""]:
@@ -148,7 +148,7 @@ def test_every_pane_of_every_model_keeps_to_its_width(model: str, pane: str) -> 
 
 
 def test_the_cheapest_combination_says_what_it_comes_to() -> None:
-    content = pane_content(requested("techniques", LLAMA), ())
+    content = pane_content(requested("techniques", LLAMA), (), HandTracer(print).known)
     lines = said(content.view(ROOMY, ""))
     assert lines[0] == "Cheapest combination that fits"
     assert lines[2].strip().startswith("16 passes × 1 × 4 GPUs = 64 samples a step; peak")
@@ -158,7 +158,7 @@ def test_the_cheapest_combination_says_what_it_comes_to() -> None:
 
 
 def test_the_cost_of_the_chosen_technique_shows_at_80_columns() -> None:
-    content = pane_content(requested("techniques", GPT2), ())
+    content = pane_content(requested("techniques", GPT2), (), HandTracer(print).known)
     assert not any("costs:" in line for line in said(content.view(NARROW, "")))
     chosen = said(content.view(NARROW, "full-recompute"))
     assert any("30 to 40 % more time" in line for line in chosen)
@@ -166,16 +166,35 @@ def test_the_cost_of_the_chosen_technique_shows_at_80_columns() -> None:
 
 def test_comparing_shows_only_the_controls_that_differ() -> None:
     this, other = answer(LLAMA), answer(FITS)
-    lines = said(compare_rows(this, other, "a long name of a plan", NARROW))
+    lines = said(compare_rows(Compared(this), Compared(other), "a long name of a plan", NARROW))
     settings = lines[lines.index("") + 2 : lines.index("GiB by formula") - 1]
     assert [line.split() for line in settings] == [["precision", "amp-bf16", "bf16"], ["recompute", "none", "full"]]
     peak = next(line for line in lines if "= peak" in line)
     assert peak.split()[2:] == [compact_bytes(n) for n in (this.peak_bytes, other.peak_bytes)] + [
         signed(this.peak_bytes - other.peak_bytes)
     ]
-    same = said(compare_rows(this, this, "x", NARROW))
+    assert "neither plan has been traced" in lines
+    same = said(compare_rows(Compared(this), Compared(this), "x", NARROW))
     assert "every control is the same" in same
     assert "+" not in "".join(same)
+
+
+@pytest.mark.parametrize("width", [NARROW, ROOMY])
+def test_two_plans_are_compared_by_trace_too(width: int) -> None:
+    larger = replace(GPT2, batch_size=16)
+    mine, theirs = (
+        Compared(answer(plan), found.answer) for plan in (GPT2, larger) if isinstance(found := traced(plan), Ready)
+    )
+    assert mine.traced is not None
+    assert theirs.traced is not None
+    lines = said(compare_rows(mine, theirs, "larger", width))
+    by_trace = lines[lines.index("GiB by trace") + 1 :]
+    used = [found.peak_allocated_bytes for found in (mine.traced, theirs.traced)]
+    assert by_trace[0].split()[-3:] == [*map(compact_bytes, used), signed(used[0] - used[1])]
+    assert by_trace[2].split()[:2] == ["largest", "batch"]
+    half = said(compare_rows(mine, Compared(answer(larger)), "larger", width))
+    assert "larger has not been traced" in half
+    assert half[half.index("GiB by trace") + 1].split()[-1] == "–"
 
 
 def test_measured_throughput_replaces_the_model() -> None:
@@ -268,6 +287,16 @@ def test_the_header_keeps_the_verdict_whatever_the_width(width: int) -> None:
     if width >= 60:
         assert span_width(list(line.spans)) == width
         assert "my plan" in line.text
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_header_says_that_a_trace_is_on_its_way(width: int) -> None:
+    waiting, formula = (
+        header_row(answer(LLAMA), state, "", "12:00", width).text
+        for state in (Pending(LLAMA), Failed(LLAMA, "formula only"))
+    )
+    assert "✗ too large, tracing …" in waiting
+    assert waiting.replace(", tracing …", " by formula") == formula, "nothing moves when the trace is there"
 
 
 @pytest.mark.parametrize("width", [30, 36, 47, 80])

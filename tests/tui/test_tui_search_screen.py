@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from textual.command import CommandList
 from textual.pilot import Pilot
 from textual.widgets import Footer, Input, Select, Static
 from textual.widgets._footer import FooterKey
 
+from gpumem_tui.memory import GIB
 from gpumem_tui.options import WorkloadOptions
 from gpumem_tui.search.runner import Control, SearchConfig, SearchEvent
 from gpumem_tui.tui.app import GpuMemApp
@@ -27,11 +30,10 @@ SIZE = (120, 40)
 
 async def until(pilot: Pilot[int], holds: Callable[[], bool]) -> None:
     """Wait for something that a thread brings about."""
-    for _ in range(200):
+    deadline = time.monotonic() + 30
+    while not holds():
+        assert time.monotonic() < deadline, "it did not come about"
         await pilot.pause(0.02)
-        if holds():
-            return
-    raise AssertionError("it did not come about")
 
 
 def screen_of(pilot: Pilot[int]) -> SearchScreen:
@@ -248,7 +250,8 @@ async def test_a_command_of_the_palette_acts_on_the_search() -> None:
     async with running_app().run_test(size=SIZE) as pilot:
         screen = await in_third_trial(pilot)
         await pilot.press("ctrl+p", *"cancel")
-        await pilot.pause(0.3)
+        found = pilot.app.screen.query_one(CommandList)
+        await until(pilot, lambda: [str(one.prompt)[:10] for one in found.options] == ["Cancel (c)"])
         await pilot.press("enter")
         await until(pilot, lambda: screen.state.stage is Stage.CANCELLED)
 
@@ -330,12 +333,12 @@ async def test_the_same_gpu_keeps_the_reason_it_was_taken_for() -> None:
 
 
 def given_app(tmp_path: Path) -> GpuMemApp:
-    """The program started with a workload file on a real GPU."""
+    """The program started with a workload file on a real GPU, under a cap."""
     path = tmp_path / "train.py"
     path.write_text("")
     options = WorkloadOptions(workload=str(path))
     device = replace(CONFIG.device, simulated=False, uuid="GPU-0", reason="")
-    own = replace(CONFIG, workload=options.spec(), device=device)
+    own = replace(CONFIG, workload=options.spec(), device=device, limit_bytes=30 * GIB)
 
     def screen() -> SearchScreen:
         return SearchScreen(own, options, search_function=scene.missing_torch, clock=scene.noon)
@@ -360,6 +363,7 @@ async def test_a_workload_file_decides_its_recipe_and_stays_to_be_had(tmp_path: 
         await pilot.pause()
         changed = screen_of(pilot).state.config
         assert (changed.workload.name, changed.device.gpu.name) == ("gpt2-medium", "t4-16gb")
+        assert changed.limit_bytes is None, "a T4 has less than the cap"
         form = await edit(pilot)
         form.query_one("#model", Select).value = "own"
         form.query_one("#gpu", Select).value = "own"

@@ -247,6 +247,15 @@ async def test_one_that_ended_is_alerted_listed_and_opened() -> None:
         assert "What would have made it fit" in page(app)
 
 
+async def test_without_a_driver_an_end_is_told_before_that() -> None:
+    ended = watch_scene.out_of_memory(wall_ns=round((scene.NOON_S - 1) * 1e9))
+    app = app_of(scene.of([], problem="no NVIDIA driver on this machine"), Published((ended,)))
+    async with app.run_test(size=(200, 40)) as pilot:
+        alerts = scene.screen_of(app).query_one("#alerts", Lines)
+        await until(pilot, lambda: "ran out of memory" in text_of(alerts))
+        assert text_of(alerts).index("ran out of memory") < text_of(alerts).index("no NVIDIA driver")
+
+
 # Looking into a process
 
 
@@ -404,12 +413,13 @@ net = nn.Sequential(nn.Linear(64, 128), nn.GELU(), nn.Linear(128, 8))
 optimizer = torch.optim.AdamW(net.parameters())
 end = time.monotonic() + 120
 while time.monotonic() < end:
-    loss = net(torch.randn(16, 64)).square().mean()
+    loss = net(torch.randn(2048, 64)).square().mean()
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
     time.sleep(0.01)
 """
+"""The batch is large enough for the peak to be in forward or backward, not among the optimizer's temporaries."""
 
 
 async def test_a_real_training_process_from_its_first_step_to_a_look(tmp_path: Path) -> None:

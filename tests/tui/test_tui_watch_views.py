@@ -24,7 +24,7 @@ from gpumem_tui.tui.views.ranks import ranks_rows
 from gpumem_tui.tui.views.shares import shares
 from gpumem_tui.watch.jobs import Job, job_of
 from gpumem_tui.watch.published import Published, WatchedProcess
-from gpumem_tui.watch.records import Sample
+from gpumem_tui.watch.records import RefusedFile, Sample
 from tests.tui import monitor_scene as scene
 from tests.tui import watch_scene
 
@@ -115,6 +115,23 @@ def test_the_table_keeps_its_width_with_probes(width: int) -> None:
     assert widest(table_view(state(), width, 10).rows) <= width
 
 
+def test_what_is_not_read_is_told_below_the_table() -> None:
+    refused = tuple(RefusedFile(f"/tmp/{n}.ring", f"{n}.ring belongs to user 7") for n in (1, 2))
+    shown = state(published=Published((), refused))
+    assert "not read: 1.ring belongs to user 7 (+1 more)" in text(table_view(shown, 118, 10).rows)
+
+
+def test_a_process_that_no_longer_steps_stands_out() -> None:
+    shown = state()
+    silent = watch_scene.watched(
+        4100, (watch_scene.record(), shown.gpus[0].uuid), problem="no step has finished for 42 s"
+    )
+    stuck = replace(shown, published=watch_scene.published(silent))
+    rows = table_view(stuck, 118, 10).rows
+    assert any("12,340" in part and style == "bold $warning" for part, style in rows[1])
+    assert "no step has finished for 42 s" in details(stuck)
+
+
 def test_training_in_host_memory_is_listed_without_any_gpu() -> None:
     shown = cpu_state(watch_scene.watched(4100, (watch_scene.on_cpu(), "")), watch_scene.watched(4101))
     assert count(shown) == 2
@@ -153,6 +170,16 @@ def test_keys_are_all_different() -> None:
     more = (watch_scene.out_of_memory(shown.gpus[0].uuid), watch_scene.watched(4100, (watch_scene.on_cpu(), "")))
     keys = [entry.key for entry in entries(state(published=Published((*said.processes, *more))))]
     assert len(keys) == len(set(keys)) == 4
+
+
+def test_a_process_keeps_its_key_when_its_first_step_ends() -> None:
+    [before] = entries(cpu_state(watch_scene.watched(4100)))
+    [after] = entries(cpu_state(watch_scene.watched(4100, (watch_scene.on_cpu(), ""))))
+    assert before.key == after.key
+    several = watch_scene.watched(4100, (watch_scene.record(), "GPU-a"), (watch_scene.record(device=1), "GPU-b"))
+    keys = [entry.key for entry in entries(cpu_state(several))]
+    assert len(set(keys)) == 2
+    assert keys[0] == before.key
 
 
 def test_the_filter_finds_by_rank_and_place() -> None:
@@ -353,6 +380,19 @@ def test_a_post_mortem_without_a_device_or_a_prediction() -> None:
     assert "No prediction to compare with: no family" in said
     assert "activations, batch data and the rest: no allocator figures" in said
     assert "= device" not in said
+
+
+def test_what_is_not_known_of_the_device_is_drawn_as_not_known() -> None:
+    ended = watch_scene.out_of_memory(allocated_bytes=None, reserved_bytes=None)
+    assert ended.case is not None
+    said = text(post_mortem_rows(ended.case, 114, scene.NOON_S))
+    assert "not known 77.15" in said, "80 less 1 free and 1.85 that was found"
+
+
+def test_the_chart_is_of_a_process_that_goes_on() -> None:
+    ended, running = watch_scene.out_of_memory(), watch_scene.watched(4101, (watch_scene.on_cpu(), ""))
+    assert charted(cpu_state(ended, running)) is running
+    assert charted(cpu_state(ended)) is ended
 
 
 def test_bytes_of_host_memory_in_a_card() -> None:

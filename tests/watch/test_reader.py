@@ -13,7 +13,7 @@ import pytest
 
 from gpumem_tui.memory import Unknown
 from gpumem_tui.probe.files import start_ticks
-from gpumem_tui.probe.wire import SLOT_BYTES, SLOT_COUNT, slot_offset
+from gpumem_tui.probe.wire import SLOT_BYTES, SLOT_COUNT, slot_offset, switched_off_patch
 from gpumem_tui.watch.reader import Watcher, foreign_directories
 from gpumem_tui.watch.records import State
 from tests.attach import loops
@@ -65,6 +65,8 @@ def test_what_the_probe_says_of_itself(folder: Path) -> None:
     assert watcher.processes()[0].problem == "3 samples could not be written"
     ring.sample(replace(RECORD, errors=2))
     assert watcher.processes()[0].problem == "the probe met 2 errors"
+    ring.patch(*switched_off_patch("OSError: \x1b[31mno space"))
+    assert watcher.processes()[0].problem == "the probe switched itself off: OSError:  [31mno space"
 
 
 def test_the_ring_goes_round(folder: Path) -> None:
@@ -81,12 +83,20 @@ def test_the_ring_goes_round(folder: Path) -> None:
     assert afresh.samples == process.samples
 
 
-def test_nothing_is_read_again_that_has_not_changed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    RingFile(folder, this_process()).sample(RECORD)
+def test_only_new_samples_are_read(folder: Path) -> None:
+    """What was read before may be damaged since: it is known. Of a process that is gone nothing is read again."""
+    ring, ended = RingFile(folder, this_process()), RingFile(folder, gone())
+    for one in (ring, ended):
+        one.sample(replace(RECORD, step=1))
     watcher = Watcher([folder])
-    before = watcher.processes()
-    monkeypatch.setattr("gpumem_tui.watch.reader.read_private", None)
-    assert watcher.processes()[0].samples == before[0].samples
+    watcher.read()
+    for one in (ring, ended):
+        one.patch(slot_offset(1), bytes(SLOT_BYTES))
+        one.sample(replace(RECORD, step=2))
+    running, vanished = watcher.processes()
+    assert [sample.record.step for sample in watcher.history(running)] == [1, 2]
+    assert [sample.record.step for sample in watcher.history(vanished)] == [1]
+    assert running.problem == vanished.problem == ""
 
 
 def test_a_torn_sample_is_left_out_and_said(folder: Path) -> None:
@@ -124,6 +134,20 @@ def test_a_process_that_ends_while_it_is_watched(folder: Path) -> None:
         os.waitid(os.P_PID, program.pid, os.WEXITED | os.WNOWAIT)  # a zombie has ended
         [process] = watcher.processes()
         assert (process.state, process.pid, process.step) == (State.VANISHED, None, 1)
+
+
+def test_last_words_within_one_tick_of_the_clock_are_heard(folder: Path) -> None:
+    """File systems tell time in ticks of milliseconds: a file may change twice in one."""
+    with subprocess.Popen(["sleep", "60"]) as program:
+        ring = RingFile(folder, this_process(pid=program.pid, start_ticks=start_ticks(program.pid)))
+        watcher = Watcher([folder])
+        assert watcher.processes()[0].state is State.RUNNING
+        changed = ring.path.stat()
+        ring.end()
+        os.utime(ring.path, ns=(changed.st_atime_ns, changed.st_mtime_ns))
+        program.kill()
+        os.waitid(os.P_PID, program.pid, os.WEXITED | os.WNOWAIT)
+        assert watcher.processes()[0].state is State.ENDED
 
 
 def test_a_pid_that_is_used_again_is_not_the_process(folder: Path) -> None:

@@ -166,12 +166,11 @@ class EditScreen(ModalScreen[Edited | None]):
         values = {select.id: select.value for select in self.query(Select) if select.id is not None}
         options = self._read_options(values)
         device = self._read_device(str(values["gpu"]))
-        limit_bytes = self._config.limit_bytes
         config = replace(
             self._config,
             workload=options.spec(),
             device=device,
-            limit_bytes=limit_bytes if (limit_bytes or 0) < device.gpu.total_bytes else None,
+            limit_bytes=self._limit_bytes(device),
             strategy=values["strategy"],  # type: ignore[arg-type]  # a Select's value is one of its choices
         )
         return Edited(options, config)
@@ -191,6 +190,14 @@ class EditScreen(ModalScreen[Edited | None]):
             return replace(old, changes=replace(old.changes, seq_len=seq_len), **recipe)
         changes = ModelChanges(seq_len=seq_len)  # the others were meant for the model that was
         return replace(old, model=model, config=None, workload=None, changes=changes, **recipe)
+
+    def _limit_bytes(self, device: Device) -> int | None:
+        """The cap that came with the device, which may protect others on it; else the present one where it is one."""
+        for config in (self._config, self._given.config):
+            if config.device is device:
+                return config.limit_bytes
+        limit_bytes = self._config.limit_bytes
+        return limit_bytes if limit_bytes is not None and limit_bytes < device.gpu.total_bytes else None
 
     def _read_device(self, wanted: str) -> Device:
         for device in (self._config.device, self._given.config.device):

@@ -16,7 +16,7 @@ from textual.geometry import Size
 from textual.message import Message
 
 from gpumem_tui.memory import Unknown
-from gpumem_tui.monitor.alerts import Alerts
+from gpumem_tui.monitor.alerts import Alert, AlertKind, Alerts
 from gpumem_tui.monitor.history import History
 from gpumem_tui.monitor.snapshot import Source
 from gpumem_tui.tui.monitor_feed import Feed
@@ -225,7 +225,8 @@ class MonitorScreen(ProcessActions):
             case "gpu" | "only":
                 return len(state.gpus) > 1
             case "switch":
-                return self._plan is not None and bool(state.gpus) and not (self._plan.history and self._plan.table)
+                troubled = self.has_class("-troubled")
+                return self._plan is not None and not troubled and not (self._plan.history and self._plan.table)
             case "filter" | "sort" | "tree" | "pause":
                 return not self.has_class("-troubled")
             case "peak":
@@ -358,7 +359,7 @@ class MonitorScreen(ProcessActions):
         state = self._state
         troubled = is_troubled(state.snapshot) and not count(state)
         self.set_class(troubled, "-troubled")
-        alone = self.feed.alerts if not troubled else ()
+        alone = sorted(self.feed.alerts, key=_is_lasting) if not troubled else ()
         own_line = bool(alone) and height >= _ALERTS_HEIGHT
         self._alert_line.set_class(not own_line, "-gone")
         header = header_row(state, inner, self._clock, self._notice)
@@ -408,6 +409,11 @@ class MonitorScreen(ProcessActions):
         snapshot = self._state.snapshot
         seen_s = self._past_s + (self.feed.seen_s(snapshot) if snapshot is not None else 0.0)
         return min(self._chart_s, next((span_s for span_s in self._spans_s if span_s > seen_s), self._chart_s))
+
+
+def _is_lasting(alert: Alert) -> bool:
+    """Nothing that just happened: where processes are watched without a GPU, it comes after what did."""
+    return alert.kind is AlertKind.NO_DRIVER
 
 
 def _offered(state: MonitorState) -> tuple[object, ...]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
+import sys
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from functools import partial
-from typing import ClassVar, Protocol, cast
+from typing import ClassVar, cast
 
 from textual import on
 from textual.app import App, ComposeResult
@@ -16,53 +16,35 @@ from textual.events import Resize
 from textual.message import Message
 from textual.widgets import Footer, Static
 
-from gpumem_tui.memory import Unknown
 from gpumem_tui.plan.answers import answer
 from gpumem_tui.plan.controls import Choice, control_of
 from gpumem_tui.plan.judgement import MeasuredRate
 from gpumem_tui.plan.plan import Plan
 from gpumem_tui.plan.state import PlanState, chosen, entered, nudged, opened, paused, redone, replaced, undone
-from gpumem_tui.plan.store import PlanStore, SavedPlan
-from gpumem_tui.plan.tracing import Failed, Pending, Ready, Tracer, TraceState
-from gpumem_tui.search.prediction import Traced
+from gpumem_tui.plan.store import PlanStore
+from gpumem_tui.plan.tracing import Failed, MakeTracer, Pending, PlanTracer, Tracer, TraceState
 from gpumem_tui.tui.background import in_daemon_thread
 from gpumem_tui.tui.screens.help import HelpScreen
 from gpumem_tui.tui.screens.main import MainScreen
 from gpumem_tui.tui.screens.plan_dialogs import PickScreen, TextScreen
-from gpumem_tui.tui.screens.plan_files import export_plan, pick_plan, save_plan, why_no_search
+from gpumem_tui.tui.screens.plan_files import PlanFiles, why_no_search
 from gpumem_tui.tui.views.plan_explain import control_help, explanation, plan_help
 from gpumem_tui.tui.views.plan_header import PANES, header_row
 from gpumem_tui.tui.views.plan_layout import SMALLEST, layout_classes
 from gpumem_tui.tui.views.plan_numbers import fact_rows, ledger_rows, verdict_rows
-from gpumem_tui.tui.views.plan_panes import PaneContent, PaneRequest, pane_content
-from gpumem_tui.tui.views.plan_rows import no_rows
+from gpumem_tui.tui.views.plan_panes import PaneRequest
 from gpumem_tui.tui.widgets.plan_controls import PlanControls
+from gpumem_tui.tui.widgets.plan_pane import PlanPane
 from gpumem_tui.tui.widgets.plan_rows import FixedRows, RowList
 from gpumem_tui.tui.widgets.plan_tabs import PaneNames
 
-AS_OPENED = "as opened"
-"""What the plan that the screen began with is called."""
-
 _ROOMY_FOOTER = 100
-_SETTLE_S = 0.03
-"""The pane follows the numbers by this much, so that it never holds them up."""
+_SWITCH_S = 0.0005
+"""Traces and panes are worked out in threads of this process: the screen has its turn this soon, not after 5 ms."""
 _CLOCK_S = 1.0
 _FAREWELL_S = 1.0
 
 Clock = Callable[[], datetime]
-
-
-class PlanTracer(Protocol):
-    """What `tracing.Tracer` does for the screen."""
-
-    def want(self, plan: Plan) -> TraceState:
-        """What is known of a plan now; later news comes by the callback it was made with."""
-
-    def close(self, timeout_s: float = ...) -> None:
-        """End whatever runs."""
-
-
-MakeTracer = Callable[[Callable[[TraceState], None]], PlanTracer]
 
 
 class PlanScreen(MainScreen):
@@ -74,9 +56,6 @@ class PlanScreen(MainScreen):
         measured: throughput that a search or a watched process measured, for the judgement.
         store: where plans are saved; None for the user's data folder.
         clock: the time of day.
-
-    Raises:
-        PlanError: the plan's numbers do not go together.
     """
 
     CSS_PATH = "plan.tcss"
@@ -89,6 +68,7 @@ class PlanScreen(MainScreen):
         Binding("escape", "controls", "controls", show=False),
         Binding("u", "undo", "undo", tooltip="Take the last change back"),
         Binding("ctrl+r", "redo", "redo", show=False, tooltip="Make it again"),
+        Binding("r", "trace", "trace again", show=False),
         Binding("w", "save", "save", tooltip="Save the plan under a name"),
         Binding("o", "open", "open", tooltip="Open a saved plan"),
         Binding("x", "export", "export", tooltip="As Markdown, as a command line or as JSON"),
@@ -131,16 +111,9 @@ class PlanScreen(MainScreen):
         self._tracer = tracer(self._on_trace)
         self._traced: TraceState = Pending(plan)
         self._measured = tuple(measured)
-        self._store = store or PlanStore()
+        self._files = PlanFiles(store or PlanStore(), plan)
         self._clock = clock
-        self._called = ""
-        self._saved = plan
-        self._first = plan
-        self._other = (AS_OPENED, plan)
         self._pane = "numbers"
-        self._content = PaneContent(no_rows)
-        self._shown: PaneRequest | None = None
-        self._working = False
 
     @property
     def state(self) -> PlanState:
@@ -160,7 +133,7 @@ class PlanScreen(MainScreen):
     @property
     def settled(self) -> bool:
         """Nothing is being worked out any more."""
-        return not isinstance(self._traced, Pending) and self._shown == self._request() and not self._working
+        return not isinstance(self._traced, Pending) and self.query_one(PlanPane).settled
 
     # What is on it
 
@@ -178,14 +151,13 @@ class PlanScreen(MainScreen):
                         yield RowList(id="ledger")
                         yield RowList(id="facts")
                         yield FixedRows(id="step")
-                with Vertical(id="pane-box"):
-                    yield PaneNames(classes="inner")
-                    yield RowList(id="pane")
+                yield PlanPane(self._measured, self._tracer.known)
         yield Footer()
         yield Static(id="too-small")
 
     def on_mount(self) -> None:
         """The numbers at once; the trace and the pane follow."""
+        sys.setswitchinterval(_SWITCH_S)
         self.query_one(PlanControls).focus()
         self._traced = self._tracer.want(self._state.plan)
         self.set_interval(_CLOCK_S, self._draw_header)
@@ -271,9 +243,11 @@ class PlanScreen(MainScreen):
     @on(RowList.Chosen, "#pane")
     def _act_on_pane(self, message: RowList.Chosen) -> None:
         """Apply a technique; pick another plan to compare with; explain anything else."""
-        found = self._content.help
-        plan = found.plan_of(message.key) if found is not None else None
-        if plan is not None:
+        pane = self.query_one(PlanPane)
+        plan = pane.plan_of(message.key)
+        if plan is not None and not pane.settled:
+            self.notify("this list is of the plan before: one moment")
+        elif plan is not None:
             self._enter(replaced(self._state, plan))
         elif self._visible_pane() == "compare":
             self.run_worker(self._choose_other())
@@ -285,15 +259,15 @@ class PlanScreen(MainScreen):
         self.action_explain()
 
     def action_explain(self) -> None:
-        """The row under the cursor: its formula, the numbers in it, its source and its limits."""
+        """The row under the cursor: its formula, the numbers in it, its source and its limits; the keys where a row
+        says all there is to say."""
         rows = self.focused
+        found = None
         if isinstance(rows, PlanControls):
-            title, lines = control_help(self._state, rows.key)
-        elif isinstance(rows, RowList) and (found := explanation(self._state.plan, rows.key)) is not None:
-            title, lines = found
-        else:
-            return
-        self.app.push_screen(TextScreen(title, lines))
+            found = control_help(self._state, rows.key)
+        elif isinstance(rows, RowList):
+            found = explanation(self._state.plan, rows.key)
+        self.app.push_screen(HelpScreen(plan_help()) if found is None else TextScreen(*found))
 
     def action_help(self) -> None:
         """On a row, what it means; elsewhere the keys."""
@@ -309,42 +283,26 @@ class PlanScreen(MainScreen):
         self.run_worker(self._save())
 
     async def _save(self) -> None:
-        plan = self._state.plan
-        name = await save_plan(self._program, self._store, plan, self._called)
-        if name is not None:
-            self._called, self._saved = name, plan
-            self._draw_header()
+        await self._files.save(self._program, self._state.plan)
+        self._draw_header()
 
     def action_open(self) -> None:
         """A saved one."""
         self.run_worker(self._open())
 
     async def _open(self) -> None:
-        found = await pick_plan(self._program, self._store, "Open a plan", self._called)
-        if found is not None:
-            self._called, self._saved = found.name, found.plan
-            self._enter(replaced(self._state, found.plan))
-            self._draw_header()
+        plan = await self._files.open(self._program)
+        if plan is not None:
+            self._enter(replaced(self._state, plan))
+        self._draw_header()
 
     async def _choose_other(self) -> None:
-        also = (SavedPlan(AS_OPENED, self._first),)
-        found = await pick_plan(self._program, self._store, "Compare with", self._other[0], also)
-        if found is not None:
-            self._other = (found.name, found.plan)
-            self._draw_panes()
+        await self._files.choose_other(self._program)
+        self._draw_panes()
 
     def action_export(self) -> None:
         """As text."""
-        traced = self._traced
-        match traced:
-            case Ready():
-                known: Traced | Unknown = traced.traced
-            case Failed(_, reason):
-                known = Unknown(reason)
-            case Pending():
-                known = Unknown("the step was still being traced")
-        name = self._called or self._state.plan.shape.name
-        self.run_worker(export_plan(self._program, self._state.plan, known, name))
+        self.run_worker(self._files.export(self._program, self._state.plan, self._traced))
 
     def load(self, plan: Plan) -> None:
         """Go on from another plan; undo leads back."""
@@ -363,6 +321,12 @@ class PlanScreen(MainScreen):
         return cast("App[int]", self.app)
 
     # The trace
+
+    def action_trace(self) -> None:
+        """Once more, where it failed: a process may have been killed, or torch installed meanwhile."""
+        if isinstance(self._traced, Failed):
+            self._traced = self._tracer.again(self._state.plan)
+            self._draw_numbers()
 
     def _on_trace(self, traced: TraceState) -> None:
         """From the tracer's thread."""
@@ -404,7 +368,7 @@ class PlanScreen(MainScreen):
         self._draw_panes()
 
     def _draw_header(self) -> None:
-        name = self._called + (" *" if self._called and self._saved != self._state.plan else "")
+        name = self._files.title(self._state.plan)
         time = f"{self._clock():%H:%M}"
         found, traced, stale = self._answer, self._traced, self._state.now.problem is not None
         self.query_one("#plan-header", RowList).show(
@@ -422,30 +386,12 @@ class PlanScreen(MainScreen):
         self.set_class(self._visible_pane() == "numbers", "-on-numbers")
         for names in self.query(PaneNames):
             names.show_panes(self._panes(), self._visible_pane())
-        if not self._working and self._shown != self._request():
-            self._working = True
-            self.run_worker(self._work_on_pane())
+        pane, plan, step = self._visible_pane(), self._state.plan, self.has_class("-step")
+        self.query_one(PlanPane).want(PaneRequest.of(pane, plan, self._files.other, self._traced, with_step=step))
 
-    async def _work_on_pane(self) -> None:
-        """Work the pane out away from the screen, again while the plan has changed meanwhile."""
-        try:
-            while (wanted := self._request()) != self._shown:
-                await asyncio.sleep(_SETTLE_S)
-                if wanted != self._request():
-                    continue
-                content = await in_daemon_thread(partial(pane_content, wanted, self._measured))
-                if wanted.pane == self._visible_pane():
-                    self._content = content
-                    self.query_one("#pane", RowList).show(content.view)
-                    self.query_one("#step", RowList).show(content.step)
-                self._shown = wanted
-        finally:
-            self._working = False
-
-    def _request(self) -> PaneRequest:
-        ready = self._traced if isinstance(self._traced, Ready) else None
-        step = self.has_class("-step")
-        return PaneRequest(self._visible_pane(), self._state.plan, self._other, step, ready is not None, ready)
+    def on_plan_pane_worked(self, message: PlanPane.Worked) -> None:
+        """The pane is there, and with it memory over a step."""
+        self.query_one("#step", RowList).show(message.step)
 
     def _panes(self) -> list[str]:
         return [pane for pane in PANES if pane != "numbers" or self.has_class("-single")]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import ClassVar
 
@@ -25,6 +25,7 @@ class PickScreen(ModalScreen[str | None]):
     Args:
         title: what is picked. `current`: the value to begin on.
         complaints: lines about what could not be listed.
+        delete: removes one of the `deletable` values; returns why it could not, "" if it did.
     """
 
     CSS_PATH = "plan_dialogs.tcss"
@@ -35,29 +36,40 @@ class PickScreen(ModalScreen[str | None]):
         Binding("pageup", "move(-10)", show=False, priority=True),
         Binding("pagedown", "move(10)", show=False, priority=True),
         Binding("enter", "pick", show=False, priority=True),
+        Binding("ctrl+d", "delete", "delete", show=False, priority=True),
     ]
 
     def __init__(
-        self, title: str, options: Sequence[Option], current: str = "", complaints: Sequence[str] = ()
+        self,
+        title: str,
+        options: Sequence[Option],
+        current: str = "",
+        complaints: Sequence[str] = (),
+        delete: Callable[[str], str] | None = None,
+        deletable: Collection[str] = (),
     ) -> None:
         super().__init__()
         self._about = title
-        self._options = options
+        self._options = list(options)
         self._current = current
         self._complaints = complaints
+        self._delete = delete
+        self._deletable = deletable
+        self._doomed = ""
 
     def compose(self) -> ComposeResult:
         """A filter over the list."""
         with Vertical(classes="dialog") as box:
             box.border_title = self._about
-            box.border_subtitle = "type to filter · ↑↓ · enter picks · esc leaves"
+            deletes = "ctrl+d deletes · " if self._delete is not None else ""
+            box.border_subtitle = f"type to filter · ↑↓ · enter picks · {deletes}esc leaves"
             yield Input(placeholder="filter", compact=True, id="filter")
             yield OptionList(id="options", compact=True)
-            yield Static("\n".join(self._complaints), id="complaints")
+            yield Static(id="complaints")
 
     def on_mount(self) -> None:
         """Everything, with the cursor on what is set now."""
-        self.query_one("#complaints").display = bool(self._complaints)
+        self._complain(*self._complaints)
         self.query_one(OptionList).can_focus = False
         self._list("")
 
@@ -80,6 +92,33 @@ class PickScreen(ModalScreen[str | None]):
         options = self.query_one(OptionList)
         if options.highlighted is not None:
             self.dismiss(options.get_option_at_index(options.highlighted).id)
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """Only from a list that says so can something be deleted."""
+        return self._delete is not None if action == "delete" else True
+
+    def action_delete(self) -> None:
+        """Remove the one under the cursor, asked for twice."""
+        options = self.query_one(OptionList)
+        if self._delete is None or options.highlighted is None:
+            return
+        name = options.get_option_at_index(options.highlighted).id or ""
+        if name not in self._deletable:
+            self._complain(f"{name} is not saved: there is nothing to delete")
+        elif name != self._doomed:
+            self._doomed = name
+            self._complain(f"ctrl+d again deletes {name} for good")
+        elif complaint := self._delete(name):
+            self._complain(complaint)
+        else:
+            self._options = [option for option in self._options if option.value != name]
+            self._complain(*self._complaints)
+            self._list(self.query_one("#filter", Input).value)
+
+    def _complain(self, *lines: str) -> None:
+        said = self.query_one("#complaints", Static)
+        said.display = bool(lines)
+        said.update(Content("\n".join(lines)))
 
     def _list(self, wanted: str) -> None:
         words = wanted.lower().split()

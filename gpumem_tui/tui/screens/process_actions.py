@@ -263,7 +263,7 @@ class ProcessActions(MainScreen):
         await self.app.push_screen(waiting)
         try:
             attached = await in_daemon_thread(lambda: attach(target, _ATTACH_S))
-        except (Refused, AttachFailed) as error:
+        except (Refused, AttachFailed, OSError) as error:
             if waiting.is_current:
                 waiting.fail(str(error))
             else:

@@ -27,7 +27,7 @@ class Entry:
         gpu: None for host memory, or for a GPU that cannot be told.
         branch: what the tree draws before the command.
         watched: what its probe publishes, if it has one; with the newest `sample` of this device.
-        place: the device in a word, where there is no GPU.
+        place: the device in a word, where there is no GPU; `slot` tells several such of one process apart.
     """
 
     gpu: GpuReading | None
@@ -36,12 +36,13 @@ class Entry:
     watched: WatchedProcess | None = None
     sample: Sample | None = None
     place: str = ""
+    slot: str = ""
 
     @property
     def key(self) -> ProcessKey:
-        """What names it from snapshot to snapshot."""
-        device = device_key(self.gpu) if self.gpu is not None and not self.place else self.place
-        return device, self.process.pid, self.process.instance
+        """What names it from snapshot to snapshot, from before its first step on."""
+        device = "" if self.gpu is None else device_key(self.gpu)
+        return _ENDED if self.has_ended else device, self.process.pid, self.process.instance or self.slot
 
     @property
     def host(self) -> HostProcess | None:
@@ -78,7 +79,8 @@ def charted(state: MonitorState) -> WatchedProcess | None:
         return chosen.watched
     if state.gpus:
         return None
-    return next((entry.watched for entry in entries(state) if entry.watched is not None), None)
+    watched = [entry for entry in entries(state) if entry.watched is not None]
+    return min(watched, key=lambda entry: entry.has_ended).watched if watched else None
 
 
 def moved(state: MonitorState, step: int) -> MonitorState:
@@ -125,13 +127,13 @@ def _on(gpu: GpuReading) -> Iterator[GpuProcess]:
     yield from listed.values()
 
 
-def _unlisted(watched: WatchedProcess, placed: Placed | None, gpu: GpuReading | None) -> Entry:
+def _unlisted(watched: WatchedProcess, placed: Placed | None, gpu: GpuReading | None, slot: str) -> Entry:
     reason, place, sample = _NOT_LISTED, "–", None
     if placed is not None:
         sample, place = placed.sample, placed.sample.device
         reason = placed.gpu_uuid if isinstance(placed.gpu_uuid, Unknown) else _NOT_LISTED
     process = GpuProcess(watched.pid, ProcessKind.COMPUTE, reason, reason, watched.host)
-    return Entry(gpu, process, watched=watched, sample=sample, place="" if gpu is not None else place)
+    return Entry(gpu, process, watched=watched, sample=sample, place="" if gpu is not None else place, slot=slot)
 
 
 def _ended(state: MonitorState) -> Iterator[Entry]:
@@ -142,9 +144,7 @@ def _ended(state: MonitorState) -> Iterator[Entry]:
             gone = Unknown("it has ended")
             uuid = watched.case.post_mortem.device_uuid
             gpu = next((gpu for gpu in state.gpus if gpu.uuid == uuid), None)
-            yield Entry(
-                gpu, GpuProcess(watched.pid, ProcessKind.COMPUTE, gone, gone, gone), watched=watched, place=_ENDED
-            )
+            yield Entry(gpu, GpuProcess(watched.pid, ProcessKind.COMPUTE, gone, gone, gone), watched=watched)
 
 
 def _all(state: MonitorState) -> Iterator[Entry]:

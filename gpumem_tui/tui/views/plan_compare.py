@@ -1,13 +1,16 @@
-"""Two plans side by side: the controls that differ, and what each comes to by the closed form."""
+"""Two plans side by side: the controls that differ, and what each comes to by formula and by trace."""
 
 from __future__ import annotations
 
-from gpumem_tui.memory import ALLOCATED_BUCKETS
-from gpumem_tui.plan.answers import Answer
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from gpumem_tui.memory import ALLOCATED_BUCKETS, Unknown, Value
+from gpumem_tui.plan.answers import Answer, TracedAnswer
 from gpumem_tui.plan.controls import controls
 from gpumem_tui.plan.draft import draft_of
 from gpumem_tui.plan.plan import Plan
-from gpumem_tui.tui.figures import MUTED, Span, compact_bytes, signed
+from gpumem_tui.tui.figures import ABSENT, MUTED, Span, compact_bytes, signed
 from gpumem_tui.tui.glyphs import BUCKET_LOOKS
 from gpumem_tui.tui.views.plan_numbers import short_count
 from gpumem_tui.tui.views.plan_rows import Row, heading, paragraph, row
@@ -21,8 +24,17 @@ _DIFFERENCE_WIDTH = 9
 _SAME = "·"
 
 
-def compare_rows(this: Answer, other: Answer, name: str, width: int) -> list[Row]:
+@dataclass(frozen=True)
+class Compared:
+    """One of the two plans. `traced`: None where there is no trace of it."""
+
+    formula: Answer
+    traced: TracedAnswer | None = None
+
+
+def compare_rows(mine: Compared, theirs: Compared, name: str, width: int) -> list[Row]:
     """What differs between the plan on the screen and the one called `name`."""
+    this, other = mine.formula, theirs.formula
     column = min(18, (width - _TITLE_WIDTH - _DIFFERENCE_WIDTH) // 2)
     heads = (f"{'':<{_TITLE_WIDTH}}", f"{'this plan':>{column}}", f" {fit_right(name, column - 1)}")
     lines = [heading(f"Compared with: {name}"), row(("enter chooses another", MUTED), key=OTHER)]
@@ -30,12 +42,12 @@ def compare_rows(this: Answer, other: Answer, name: str, width: int) -> list[Row
     settings = _differing(this.plan, other.plan)
     if not settings:
         lines += paragraph("every control is the same", width)
-    for label, mine, theirs in settings:
+    for label, my_text, their_text in settings:
         lines.append(
             row(
                 (fit(label, _TITLE_WIDTH), ""),
-                (fit_right(mine, column), "bold"),
-                (" " + fit_right(theirs, column - 1), ""),
+                (fit_right(my_text, column), "bold"),
+                (" " + fit_right(their_text, column - 1), ""),
             )
         )
     lines += [row(), row((f"{'GiB by formula':<{_TITLE_WIDTH}}", f"bold {MUTED}"))]
@@ -45,14 +57,37 @@ def compare_rows(this: Answer, other: Answer, name: str, width: int) -> list[Row
             lines.append(_bytes_row(bucket.title, mine_bytes, their_bytes, column, BUCKET_LOOKS[bucket]))
     lines.append(_bytes_row("= peak", this.peak_bytes, other.peak_bytes, column))
     lines.append(_bytes_row("to spare", this.spare_bytes, other.spare_bytes, column))
-    lines.append(row())
+    lines.append(_count_row("largest batch", this.max_batch_size, other.max_batch_size, column))
+    lines += [row(), *_traced_rows(mine.traced, theirs.traced, name, column, width), row()]
     for label, mine_count, their_count in (
-        ("largest batch", this.max_batch_size, other.max_batch_size),
         ("passes a step", this.accumulation.steps, other.accumulation.steps),
         ("samples a step", this.accumulation.global_batch_size, other.accumulation.global_batch_size),
         ("tokens a step", this.global_batch_tokens, other.global_batch_tokens),
     ):
         lines.append(_count_row(label, mine_count, their_count, column))
+    return lines
+
+
+def _traced_rows(
+    mine: TracedAnswer | None, theirs: TracedAnswer | None, name: str, column: int, width: int
+) -> list[Row]:
+    """The same by trace; of two plans the screen traces only the one that it shows."""
+    head = row((f"{'GiB by trace':<{_TITLE_WIDTH}}", f"bold {MUTED}"))
+    if mine is None and theirs is None:
+        return [head, *paragraph("neither plan has been traced", width)]
+
+    def both(value: Callable[[TracedAnswer], Value]) -> tuple[Value, Value]:
+        without = Unknown("no trace")
+        return without if mine is None else value(mine), without if theirs is None else value(theirs)
+
+    lines = [
+        head,
+        _bytes_row("= peak", *both(lambda found: found.peak_allocated_bytes), column),
+        _bytes_row("left", *both(lambda found: found.spare_bytes), column),
+        _count_row("largest batch", *both(lambda found: found.max_batch_size), column),
+    ]
+    if mine is None or theirs is None:
+        lines += paragraph(f"{'this plan' if mine is None else name} has not been traced", width)
     return lines
 
 
@@ -69,23 +104,37 @@ def _differing(this: Plan, other: Plan) -> list[tuple[str, str, str]]:
     ]
 
 
-def _bytes_row(title: str, mine: int, theirs: int, column: int, mark: Span = (" ", "")) -> Row:
-    difference = signed(mine - theirs) if mine != theirs else _SAME
+def _bytes_row(title: str, mine: Value, theirs: Value, column: int, mark: Span = (" ", "")) -> Row:
     return row(
         mark,
         (f" {fit(title, _TITLE_WIDTH - 2)}", ""),
-        (f"{compact_bytes(mine):>{column}}", "bold" if mine >= 0 else "bold $text-error"),
-        (f"{compact_bytes(theirs):>{column}}", "" if theirs >= 0 else "$text-error"),
-        (f"{difference:>{_DIFFERENCE_WIDTH}}", MUTED),
+        (f"{compact_bytes(mine):>{column}}", f"bold {_alarm(mine)}".strip()),
+        (f"{compact_bytes(theirs):>{column}}", _alarm(theirs)),
+        (f"{_difference(mine, theirs, signed):>{_DIFFERENCE_WIDTH}}", MUTED),
     )
 
 
-def _count_row(title: str, mine: int, theirs: int, column: int) -> Row:
-    more = "+" if mine > theirs else "−"
-    difference = f"{more}{short_count(abs(mine - theirs))}" if mine != theirs else _SAME
+def _count_row(title: str, mine: Value, theirs: Value, column: int) -> Row:
+    def more(count: int) -> str:
+        return f"{'+' if count > 0 else '−'}{short_count(abs(count))}"
+
     return row(
         (fit(title, _TITLE_WIDTH), ""),
-        (f"{mine:>{column},}", "bold"),
-        (f"{theirs:>{column},}", ""),
-        (f"{difference:>{_DIFFERENCE_WIDTH}}", MUTED),
+        (f"{_count(mine):>{column}}", "bold"),
+        (f"{_count(theirs):>{column}}", ""),
+        (f"{_difference(mine, theirs, more):>{_DIFFERENCE_WIDTH}}", MUTED),
     )
+
+
+def _difference(mine: Value, theirs: Value, said: Callable[[int], str]) -> str:
+    if isinstance(mine, Unknown) or isinstance(theirs, Unknown):
+        return ""
+    return said(mine - theirs) if mine != theirs else _SAME
+
+
+def _count(value: Value) -> str:
+    return ABSENT if isinstance(value, Unknown) else f"{value:,}"
+
+
+def _alarm(value: Value) -> str:
+    return "$text-error" if isinstance(value, int) and value < 0 else ""

@@ -34,6 +34,12 @@ _ALSO: Mapping[str, tuple[str, ...]] = {
     "max-batch": ("usable",),
     "sharding": ("beyond-one-gpu",),
     "gpus": ("beyond-one-gpu",),
+    "traceable": ("combination",),
+    "batch-by-sample-size": ("max-batch",),
+    "batch-by-model": ("max-batch",),
+    "batch-by-gpu": ("max-batch",),
+    "activations-by-recompute": ("textbook-activations",),
+    "memory-over-step": ("peak",),
 }
 """What else belongs to a row or a control."""
 
@@ -46,8 +52,9 @@ _KEYS = (
     ("tab", "controls, ledger, pane; esc goes back to the controls"),
     ("n t v j c", "numbers, techniques, curves, judgement, compare"),
     ("u ctrl+r", "undo, redo"),
+    ("r", "trace again, where a trace failed"),
     ("h", "explain the control or row: formula, numbers, source, limits"),
-    ("w o", "save the plan under a name, open a saved one"),
+    ("w o", "save the plan under a name, open or delete a saved one"),
     ("s", "search the largest batch with these settings"),
     ("x", "export: Markdown, command line, JSON"),
     ("f1 f2 f3", "Monitor, Search, Plan: where 1 2 3 would type a number"),
@@ -71,7 +78,7 @@ def explanation(plan: Plan, key: str) -> Text | None:
         lines = [[(_TRACE_ONLY[key], "")], [], *lines]
     if not lines:
         return None
-    title = texts[0].title if len(texts) == 1 else _titles().get(key, key)
+    title = texts[0].title if len(texts) == 1 or key not in _titles() else _titles()[key]
     return title.capitalize() if title.islower() else title, _without_last_blank(lines)
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from gpumem_tui.formula.parameters import count_parameters
 from gpumem_tui.plan.answers import Answer
-from gpumem_tui.plan.tracing import Ready, TraceState
+from gpumem_tui.plan.tracing import Pending, Ready, TraceState
 from gpumem_tui.tui.figures import MUTED, Span, span_width
-from gpumem_tui.tui.views.plan_numbers import short_count
+from gpumem_tui.tui.views.plan_numbers import PENDING, short_count
 from gpumem_tui.tui.views.plan_rows import Row, row
 
 PROGRAM = "gpumem-tui"
@@ -44,8 +44,14 @@ def header_row(answer: Answer, traced: TraceState, name: str, time: str, width: 
 
 
 def _verdict(answer: Answer, traced: TraceState) -> Span:
-    """By the trace where there is one: it knows more."""
-    fits, how = (traced.answer.fits, "") if isinstance(traced, Ready) else (answer.fits, " by formula")
+    """By the trace where there is one: it knows more. As long with a trace on its way as by formula alone."""
+    match traced:
+        case Ready(_, found, _):
+            fits, how = found.fits, ""
+        case Pending():
+            fits, how = answer.fits, f", tracing {PENDING}"
+        case _:
+            fits, how = answer.fits, " by formula"
     return (f"✓ fits{how}", "bold $text-success") if fits else (f"✗ too large{how}", "bold $text-error")
 
 

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
-from gpumem_tui.plan.answers import answer
+from gpumem_tui.plan.answers import TracedAnswer, answer
 from gpumem_tui.plan.curves import Curve, curves
 from gpumem_tui.plan.judgement import MeasuredRate, judgements, throughput
 from gpumem_tui.plan.plan import Plan
 from gpumem_tui.plan.step_memory import memory_over_step
 from gpumem_tui.plan.techniques import Combination, cheapest_combination, techniques
-from gpumem_tui.plan.tracing import Ready
-from gpumem_tui.tui.views.plan_compare import compare_rows
+from gpumem_tui.plan.tracing import Ready, TraceState
+from gpumem_tui.search.prediction import Traced
+from gpumem_tui.tui.views.plan_compare import Compared, compare_rows
 from gpumem_tui.tui.views.plan_curves import curve_rows, open_curve
 from gpumem_tui.tui.views.plan_judgement import judgement_rows
 from gpumem_tui.tui.views.plan_rows import Rows, heading, no_rows
@@ -26,15 +27,20 @@ class PaneRequest:
     Attributes:
         other: the plan to compare with, and what it is called.
         with_step: memory over a step is wanted too.
-        traced: the trace that answers `plan`, where there is one.
+        traced: the trace that answers `plan`, where there is one and something of it is shown.
     """
 
     pane: str
     plan: Plan
     other: tuple[str, Plan]
     with_step: bool
-    has_trace: bool
-    traced: Ready | None = field(compare=False)
+    traced: Traced | None = None
+
+    @classmethod
+    def of(cls, pane: str, plan: Plan, other: tuple[str, Plan], trace: TraceState, *, with_step: bool) -> PaneRequest:
+        """What `pane` needs of all that; nothing is worked out anew for what it does not show."""
+        needs = with_step or pane in ("curves", "compare")
+        return cls(pane, plan, other, with_step, trace.traced if needs and isinstance(trace, Ready) else None)
 
 
 @dataclass(frozen=True)
@@ -50,16 +56,24 @@ class PaneContent:
     help: Help | None = None
 
 
-def pane_content(request: PaneRequest, measured: Sequence[MeasuredRate]) -> PaneContent:
-    """Work it out. Milliseconds, but for the cheapest combination, which can take a second."""
-    content = _content(request, measured)
+def pane_content(
+    request: PaneRequest, measured: Sequence[MeasuredRate], known: Callable[[Plan], TracedAnswer | None]
+) -> PaneContent:
+    """Work it out. Milliseconds, but for the cheapest combination, which can take a second.
+
+    Args:
+        known: what a trace says of a plan, where there is one.
+    """
+    content = _content(request, measured, known)
     if not request.with_step:
         return content
     curve = _step(request)
     return replace(content, step=lambda width, selected: [heading(curve.title), *open_curve(curve, width)])
 
 
-def _content(request: PaneRequest, measured: Sequence[MeasuredRate]) -> PaneContent:
+def _content(
+    request: PaneRequest, measured: Sequence[MeasuredRate], known: Callable[[Plan], TracedAnswer | None]
+) -> PaneContent:
     plan = request.plan
     match request.pane:
         case "techniques":
@@ -73,14 +87,14 @@ def _content(request: PaneRequest, measured: Sequence[MeasuredRate]) -> PaneCont
             return PaneContent(lambda width, selected: judgement_rows(advice, rate, width))
         case "compare":
             name, other = request.other
-            mine, theirs = answer(plan), answer(other)
+            mine, theirs = Compared(answer(plan), known(plan)), Compared(answer(other), known(other))
             return PaneContent(lambda width, selected: compare_rows(mine, theirs, name, width))
         case _:
             return PaneContent(no_rows)
 
 
 def _step(request: PaneRequest) -> Curve:
-    return memory_over_step(request.plan, request.traced.traced if request.traced is not None else None)
+    return memory_over_step(request.plan, request.traced)
 
 
 def _help(plan: Plan) -> Help:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from gpumem_tui.formula.predict import DEFAULT_HEADROOM, max_batch_size
 from gpumem_tui.memory import Unknown, format_bytes
 from gpumem_tui.tui.figures import ABSENT, MUTED, Span, percent
-from gpumem_tui.tui.glyphs import BUCKET_LOOKS
+from gpumem_tui.tui.glyphs import BUCKET_LOOKS, UNACCOUNTED_LOOK
 from gpumem_tui.tui.views.readings import fit
 from gpumem_tui.tui.views.shares import Share, bar
 from gpumem_tui.watch.expected import FIXED, Expected
@@ -43,7 +43,9 @@ def _ledger(case: Case, width: int) -> Iterator[Row]:
     total_bytes = case.post_mortem.device_total_bytes
     stretches = [Share(title, title, value, BUCKET_LOOKS[bucket]) for bucket, title, value in ledger_rows(case)]
     if total_bytes is not None:
-        yield bar(stretches, width)
+        known_bytes = sum(share.size_bytes for share in stretches if isinstance(share.size_bytes, int))
+        unknown = Share("not known", "not known", max(0, total_bytes - known_bytes), UNACCOUNTED_LOOK)
+        yield bar([*stretches[:-1], unknown, stretches[-1]], width)
         yield []
     for share in stretches:
         size = ABSENT if isinstance(share.size_bytes, Unknown) else format_bytes(share.size_bytes)

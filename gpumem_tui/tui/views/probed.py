@@ -89,12 +89,15 @@ def _table(watched: WatchedProcess, sample: Sample) -> Iterator[Row]:
     predicted = _predicted(watched)
     headings = ["now", *(["at the peak"] * has_allocator), *(["predicted", "error"] * (predicted is not None))]
     yield [(" " * (_NAME_WIDTH + 3) + "".join(f"{title:>{_SIZE_WIDTH}}" for title in headings), f"bold {MUTED}")]
+    moments = (now, peak) if has_allocator else (now,)
+    reasons: list[str] = []
     for bucket in ALLOCATED_BUCKETS:
-        if bucket not in now and bucket not in peak:
+        values = [moment.get(bucket) for moment in moments]
+        unknown = [value.reason for value in values if isinstance(value, Unknown)]
+        reasons += [f"{bucket.title}: {unknown[0]}"] if has_allocator and unknown else []
+        if not any(isinstance(value, int) for value in values):
             continue
-        if not has_allocator and not isinstance(now.get(bucket), int):
-            continue
-        sizes = [_size(values[bucket]) if bucket in values else "" for values in (now, peak)[: 1 + has_allocator]]
+        sizes = ["" if value is None else _size(value) for value in values]
         yield [
             (f"{BUCKET_LOOKS[bucket][0] * 2} ", BUCKET_LOOKS[bucket][1]),
             (f"{bucket.title:<{_NAME_WIDTH}}", ""),
@@ -106,6 +109,8 @@ def _table(watched: WatchedProcess, sample: Sample) -> Iterator[Row]:
         yield _sum("= reserved", sample.reserved_bytes, sample.peak_reserved_bytes)
     else:
         yield _sum("= found", total_bytes(sample))
+    for reason in reasons:
+        yield [(f"{ABSENT}  {reason}", MUTED)]
 
 
 def _predicted(watched: WatchedProcess) -> Breakdown | None:

@@ -223,6 +223,8 @@ def _ended_cell(entry: Entry, now_s: float) -> str:
 def _style(column: _Column, entry: Entry) -> str:
     if entry.has_ended:
         return "$error"
+    if column.title == "STEP" and entry.watched is not None and entry.watched.process.problem:
+        return "bold $warning"
     if column.title == "RETRIES" and entry.sample is not None and entry.sample.record.retries > 0:
         return "bold $warning"
     if column.sort is SortBy.MEMORY:
@@ -238,6 +240,10 @@ def _tail(state: MonitorState, listed: int) -> Iterator[Span]:
     for gpu in unknown:
         if isinstance(gpu.processes, Unknown):
             yield f"   GPU {gpu.index}: processes unknown: {gpu.processes.reason}", "$warning"
+    refused = state.published.refused
+    if refused:
+        more = f" (+{len(refused) - 1} more)" if len(refused) > 1 else ""
+        yield f"   not read: {refused[0].reason}{more}", "$warning"
     if state.filter or state.only_focus:
         which = [f"matching “{state.filter}”"] if state.filter else []
         which += [f"on GPU {state.focused.index}"] if state.only_focus and state.focused is not None else []

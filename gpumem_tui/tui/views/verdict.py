@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from gpumem_tui.formula.predict import FormulaPrediction, largest_obstacle
 from gpumem_tui.memory import Unknown
-from gpumem_tui.search.advice import Advice, advise
+from gpumem_tui.search.advice import Advice, advise, obstacle
 from gpumem_tui.search.prediction import Traced
 from gpumem_tui.search.runner import Verdict
 from gpumem_tui.tui.search_state import SearchState, Stage
@@ -103,15 +102,9 @@ def _ended(state: SearchState, verdict: Verdict) -> VerdictView:
 def _nothing_fits(state: SearchState, message: str) -> VerdictView:
     """The obstacle, and what would help most, by the closed form."""
     config = state.config
-    shape = config.workload.shape
-    if shape is None:
+    if config.workload.shape is None:
         return VerdictView("NOTHING FITS", "bad", message, ("no formula for a workload file: no remedy is known",))
-    total_bytes = config.limit_bytes or config.device.gpu.total_bytes
-    prediction = state.formula.at(1)
-    assert isinstance(prediction, FormulaPrediction), "a shape has a closed form"
-    obstacle = largest_obstacle(prediction, total_bytes)
-    headline = obstacle.message.removeprefix("nothing fits: ") if obstacle is not None else message
-    return VerdictView("NOTHING FITS", "bad", headline, (), advise(config))
+    return VerdictView("NOTHING FITS", "bad", obstacle(config) or message, (), advise(config))
 
 
 def _predictions(state: SearchState) -> str:

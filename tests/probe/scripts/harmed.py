@@ -50,7 +50,7 @@ def harm(step):
             for ring in files("ring"):
                 os.truncate(ring, 0)
                 ring.with_suffix(".control").write_bytes(b"\xff" * 10_000)
-    if HARM == "fork" and step in (10, 30):
+    if "fork" in HARM and step in (10, 30):
         child = os.fork()
         if child == 0:
             for _ in range(5):
@@ -70,12 +70,12 @@ def train(x):
 torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(16, 64), nn.Dropout(), nn.Linear(64, 16))
 optimizer = torch.optim.AdamW(model.parameters())
-data = DataLoader(TensorDataset(torch.randn(STEPS * 8, 16)), batch_size=8, num_workers=2 if HARM == "fork" else 0)
+data = DataLoader(TensorDataset(torch.randn(STEPS * 8, 16)), batch_size=8, num_workers=2 if "fork" in HARM else 0)
 for step, (batch,) in enumerate(data):
     harm(step)
     print(train(batch).hex())
     time.sleep(0.006)
-if HARM == "exec" and "again" not in sys.argv:
+if "exec" in HARM and "again" not in sys.argv:
     sys.stdout.flush()
     os.execv(sys.executable, [sys.executable, *sys.argv, "again"])
 sys.exit(7)

@@ -1,0 +1,130 @@
+"""What a search's trials prove: the largest batch that ran, the first that did not, and the words for it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from gpumem_tui.memory import format_bytes
+from gpumem_tui.search import strategy
+from gpumem_tui.search.events import TrialDone
+
+MAX_BATCH_SIZE = 1 << 24
+"""No larger size is tried; a step that could not be traced and still fits here does not grow with the batch."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The end of a search.
+
+    Attributes:
+        max_batch_size: the largest size that ran; 0 if none did.
+        first_failing: the smallest size beyond it that did not run; None if none was found.
+        verified: `max_batch_size` ran and the very next size was out of memory.
+        message: one line.
+    """
+
+    outcome: Literal["found", "nothing_fits", "failed", "cancelled"]
+    max_batch_size: int
+    first_failing: int | None
+    verified: bool
+    trials: int
+    ooms: int
+    message: str
+
+    @property
+    def exit_code(self) -> int:
+        """The process exit code the command line promises."""
+        return {"found": 0, "nothing_fits": 3, "failed": 4, "cancelled": 130}[self.outcome]
+
+
+def concluded(results: Sequence[TrialDone], where: str, grows: bool | None) -> Verdict:
+    """The verdict of a search that came to its end.
+
+    Args:
+        results: of at least one trial, in order.
+        where: the device and the cap on it, in words.
+        grows: whether memory depends on the batch size, as far as the trace tells; None without one.
+    """
+    last = results[-1]
+    if hopeless(results):
+        return failed(results, f"the step fails at batch size {last.batch_size}: {last.detail}")
+    fit, failing = _bracket(results)
+    if fit >= MAX_BATCH_SIZE and grows:
+        said = f"at least {fit:,} samples fit; larger batches are not tried"
+        return _finish("found", results, fit, None, said, verified=False)
+    if fit >= MAX_BATCH_SIZE or (fit and grows is False):
+        return failed(results, f"memory does not grow with the batch: {fit:,} samples fit; is batch_size used?")
+    failure = next((r for r in reversed(results) if r.batch_size == failing), None)
+    if failure is not None and failure.outcome == "error":
+        ran = f"batch {fit} ran; " if fit else ""
+        said = f"{ran}batch {failing} failed for another reason than memory: {failure.detail}"
+        return _finish("found" if fit else "failed", results, fit, failing, said, verified=False)
+    if fit == 0:
+        one = next((r.detail for r in results if r.batch_size == 1 and _raised(r)), "")
+        said = f"nothing fits: {'two samples are' if one else 'one sample is'} out of memory on {where}"
+        if one:
+            said += f", and one fails: {one}"
+        return _finish("nothing_fits", results, 0, failing, said, verified=False)
+    largest = next(r for r in reversed(results) if r.batch_size == fit)
+    held = format_bytes(largest.device_used_bytes)
+    said = f"largest batch {fit} on {where}: it ran with {held} of the device used, {failing} was out of memory"
+    return _finish("found", results, fit, failing, said, verified=failing == fit + 1)
+
+
+def failed(results: Sequence[TrialDone], message: str) -> Verdict:
+    """The verdict of a search that could not go on."""
+    fit, failing = _bracket(results)
+    return _finish("failed", results, fit, failing, message, verified=False)
+
+
+def cancelled(results: Sequence[TrialDone]) -> Verdict:
+    """The verdict of a search that the user ended."""
+    fit, failing = _bracket(results)
+    message = f"cancelled; the largest batch that ran is {fit}" if fit else "cancelled before any batch ran"
+    return _finish("cancelled", results, fit, failing, message, verified=False)
+
+
+def _finish(
+    outcome: Literal["found", "nothing_fits", "failed", "cancelled"],
+    results: Sequence[TrialDone],
+    fit: int,
+    failing: int | None,
+    message: str,
+    *,
+    verified: bool,
+) -> Verdict:
+    ooms = sum(result.outcome == "oom" for result in results)
+    return Verdict(outcome, fit, failing, verified, len(results), ooms, message)
+
+
+# Reading the trials
+
+
+def tried(results: Sequence[TrialDone]) -> list[strategy.Tried]:
+    """By size, the last word counts: a retry overrules the death it follows."""
+    by_size = {r.batch_size: r for r in results if r.batch_size >= floor(results)}
+    return [strategy.Tried(r.batch_size, r.outcome == "fit", r.peak_reserved_bytes) for r in by_size.values()]
+
+
+def floor(results: Sequence[TrialDone]) -> int:
+    """2 if the step raises for one sample, which is no matter of memory; else 1."""
+    return 2 if any(result.batch_size == 1 and _raised(result) for result in results) else 1
+
+
+def _bracket(results: Sequence[TrialDone]) -> tuple[int, int | None]:
+    """The largest size that ran, 0 for none, and the smallest beyond it that did not, None if none was found."""
+    fit, failing = strategy.bracket(tried(results), floor(results))
+    return (fit if any(result.outcome == "fit" for result in results) else 0), failing
+
+
+def _raised(result: TrialDone) -> bool:
+    """The step itself failed, not the process it ran in."""
+    return result.outcome == "error" and result.buckets is not None
+
+
+def hopeless(results: Sequence[TrialDone]) -> bool:
+    """The step itself raises at two sizes and runs at none: that is no matter of size."""
+    raising = {result.batch_size for result in results if _raised(result)}
+    return len(raising) > 1 and all(result.outcome != "fit" for result in results)
