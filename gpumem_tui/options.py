@@ -76,7 +76,7 @@ class WorkloadOptions:
             if self.config is not None:
                 shape = load_hf_config(self.config)
             else:
-                shape = find_model(self.model or DEFAULT_MODEL)
+                shape = find_model(DEFAULT_MODEL if self.model is None else self.model)
         except CatalogError as error:
             raise OptionError(f"--{'config' if self.config is not None else 'model'}: {error}") from error
         try:

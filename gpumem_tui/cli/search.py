@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gpumem_tui.cli.common import EXIT_FAILED, complain, is_terminal
-from gpumem_tui.cli.workload import AT_LEAST_ONE, DEVICE_OPTIONS, WORKLOAD_OPTIONS, with_options
+from gpumem_tui.cli.workload import AT_LEAST_ONE, DEVICE_OPTIONS, WORKLOAD_OPTIONS, Finite, with_options
 from gpumem_tui.configuration import configure
+from gpumem_tui.search.strategy import MAX_BATCH_SIZE
 
 if TYPE_CHECKING:
     from gpumem_tui.search.runner import Predicted, SearchConfig
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 )
 @click.option("--step", "ramp_step", type=AT_LEAST_ONE, help="Step of the ramp (default: suits the prediction).")
 @click.option(
-    "--timeout", "timeout_s", type=click.FloatRange(min=1), default=300.0, show_default=True,
+    "--timeout", "timeout_s", type=Finite(min=1), default=300.0, show_default=True,
     help="Seconds of silence after which a trial counts as hung.",
 )  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="JSON lines: one a trial, then the result.")
@@ -46,7 +47,7 @@ def search(as_json: bool, plain: bool, **values: Any) -> int:
 
 @click.command()
 @with_options(WORKLOAD_OPTIONS, DEVICE_OPTIONS)
-@click.option("--batch-size", type=AT_LEAST_ONE, required=True, help="Batch size to predict.")
+@click.option("--batch-size", type=click.IntRange(1, MAX_BATCH_SIZE), required=True, help="Batch size to predict.")
 @click.option(
     "--by", type=click.Choice(["module", "operator", "source"]), help="Also list what holds the traced peak, by place."
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -30,6 +31,16 @@ class Size(click.ParamType[int]):
         return size_bytes
 
 
+class Finite(click.FloatRange):
+    """A number of a range; not a number is in none."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        number = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value} is not a finite number.", param, ctx)
+        return number
+
+
 AT_LEAST_ONE = click.IntRange(min=1)
 
 WORKLOAD_OPTIONS = [
@@ -56,7 +67,7 @@ DEVICE_OPTIONS = [
     click.option("--limit", "limit_bytes", type=Size(), help="Never reserve more than this, e.g. 20GiB."),
     click.option("--share", is_flag=True, help="Use a GPU that other processes use, in what they leave."),
     click.option(
-        "--headroom", type=click.FloatRange(0, 1, max_open=True), default=0.1, show_default=True,
+        "--headroom", type=Finite(0, 1, max_open=True), default=0.1, show_default=True,
         help="Share of the GPU that the formula leaves free.",
     ),
     click.option("--target-batch", type=AT_LEAST_ONE, help="Wanted global batch size: says the accumulation steps."),

@@ -301,7 +301,7 @@ def ledger_lines(config: SearchConfig, prediction: Prediction, result: TrialDone
         if result is not None:
             known = values[1] is not None and values[2] is not None
             cells.append(_signed(values[1] - values[2]) if known else "–")  # type: ignore[operator]
-        return f"{title:<20}" + "".join(f"{cell:>12}" for cell in cells)
+        return f"{title:<20}" + "".join(f" {cell:>11}" for cell in cells)
 
     def values(bucket: Bucket | None) -> list[int | None]:
         columns: list[int | None] = [

@@ -313,5 +313,4 @@ def _strategy_settings(config: SearchConfig, predicted: Predicted) -> strategy.S
         predicted=predicted.prediction.best_max_batch_size,
         capacity_bytes=min(capacity, config.limit_bytes or capacity),
         step=config.ramp_step,
-        ceiling=verdict.MAX_BATCH_SIZE,
     )

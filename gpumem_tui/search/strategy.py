@@ -13,6 +13,9 @@ from typing import Literal, get_args
 Name = Literal["guided", "ramp", "double", "binary"]
 NAMES: tuple[Name, ...] = get_args(Name)
 
+MAX_BATCH_SIZE = 1 << 24
+"""No larger size is tried; a step that could not be traced and still fits here does not grow with the batch."""
+
 RAMP_TRIALS = 12
 """A ramp without a given step is cut into about this many sizes up to the predicted largest batch."""
 
@@ -38,7 +41,7 @@ class Settings:
         predicted: largest batch size foretold (traced, else by formula); None if nobody could tell.
         capacity_bytes: what the allocator can reserve, for extrapolation.
         step: a ramp's step; None for one that fits the prediction.
-        ceiling: never try a larger size (a user's ``--max-batch``); None for no limit.
+        ceiling: never try a larger size.
         floor: never try a smaller size: a step may need more than one sample (batch normalization does).
     """
 
@@ -46,7 +49,7 @@ class Settings:
     predicted: int | None = None
     capacity_bytes: int = 0
     step: int | None = None
-    ceiling: int | None = None
+    ceiling: int = MAX_BATCH_SIZE
     floor: int = 1
 
 
@@ -55,13 +58,11 @@ def next_size(tried: Sequence[Tried], settings: Settings) -> int | None:
     fit, oom = bracket(tried, settings.floor)
     if oom is not None and oom - fit <= 1:
         return None
-    if settings.ceiling is not None and fit >= settings.ceiling:
+    if fit >= settings.ceiling:
         return None
     wanted = _STRATEGIES[settings.strategy](tried, settings)
     upper = oom - 1 if oom is not None else max(wanted, fit + 1)
-    if settings.ceiling is not None:
-        upper = min(upper, settings.ceiling)
-    return min(max(wanted, fit + 1), upper)
+    return min(max(wanted, fit + 1), upper, settings.ceiling)
 
 
 def bracket(tried: Sequence[Tried], floor: int = 1) -> tuple[int, int | None]:

@@ -9,9 +9,7 @@ from typing import Literal
 from gpumem_tui.memory import format_bytes
 from gpumem_tui.search import strategy
 from gpumem_tui.search.events import TrialDone
-
-MAX_BATCH_SIZE = 1 << 24
-"""No larger size is tried; a step that could not be traced and still fits here does not grow with the batch."""
+from gpumem_tui.search.strategy import MAX_BATCH_SIZE
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from gpumem_tui.simulator.rules import sizes as sizes_by_rule
 from gpumem_tui.simulator.settings import AllocatorSettings
 from gpumem_tui.simulator.timeline import Mark, Phase, Site, Timeline, rounded
 
-_UNLIMITED = 1 << 60
+_UNLIMITED = 1 << 70
 
 
 class NotAffine(ValueError):

@@ -148,11 +148,13 @@ class GpuMemApp(App[int]):
 
     def on_plan_screen_search_wanted(self, message: PlanScreen.SearchWanted) -> None:
         """Search with a plan's settings."""
-        self.run_worker(self._search(message.plan), group="show", exclusive=True)
+        if "search" in self._makers:
+            self.run_worker(self._search(message.plan), group="show", exclusive=True)
 
     def on_monitor_screen_plan_wanted(self, message: MonitorScreen.PlanWanted) -> None:
         """Plan for what a watched process trains."""
-        self.run_worker(self._plan(message.plan), group="show", exclusive=True)
+        if "plan" in self._makers:
+            self.run_worker(self._plan(message.plan), group="show", exclusive=True)
 
     async def _plan(self, plan: Plan) -> None:
         from gpumem_tui.tui.screens.plan import PlanScreen

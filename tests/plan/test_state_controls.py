@@ -87,7 +87,7 @@ def test_a_control_is_there_only_where_the_model_has_the_field(model: str, missi
         ("seq_len", 1025, "gpt2 has 1024 positions"),
         ("gpus", 0, "must be at least 1, not 0"),
         ("batch_size", 0, "must be at least 1, not 0"),
-        ("batch_size", 10**7, "must be at most 1,000,000"),
+        ("batch_size", 10**10, "must be at most 1,000,000,000"),
         ("target_batch", 7, "7 is less than one pass of 8 (8 × 1 GPU)"),
         ("headroom", 100, "must be at most 99"),
     ],

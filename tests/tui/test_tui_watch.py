@@ -20,6 +20,7 @@ from textual.app import App
 from textual.pilot import Pilot
 from textual.screen import ModalScreen
 
+from gpumem_tui.attach.launch import environment
 from gpumem_tui.memory import GIB
 from gpumem_tui.monitor.snapshot import GpuReading, Snapshot
 from gpumem_tui.probe.documents import encode_document
@@ -36,6 +37,7 @@ from gpumem_tui.tui.widgets.key_bar import KeyBar
 from gpumem_tui.tui.widgets.lines import Lines
 from gpumem_tui.tui.widgets.process_table import ProcessTable
 from gpumem_tui.watch.collector import Collector
+from gpumem_tui.watch.live import LiveProbes
 from gpumem_tui.watch.published import Published
 from gpumem_tui.watch.reader import Watcher
 from tests.attach import loops
@@ -423,9 +425,6 @@ while time.monotonic() < end:
 
 
 async def test_a_real_training_process_from_its_first_step_to_a_look(tmp_path: Path) -> None:
-    from gpumem_tui.attach.launch import environment
-    from gpumem_tui.watch.live import LiveProbes
-
     folder = tmp_path / "probes"
     env = environment({**os.environ, "GPUMEM_TUI_DIR": str(folder), "OMP_NUM_THREADS": "1"})
     probes = LiveProbes([folder])

@@ -107,15 +107,13 @@ def _everywhere(state: MonitorState) -> Iterator[Entry]:
             listed.add(place)
             watched, sample = state.published.by_place.get(place, (None, None))
             yield Entry(gpu, process, watched=watched, sample=sample)
-    gpus = {gpu.uuid: gpu for gpu in state.gpus}
+    gpus: dict[object, GpuReading] = {gpu.uuid: gpu for gpu in state.gpus}
     for watched in state.published.processes:
         if watched.is_running and not watched.placed:
-            yield _unlisted(watched, None, None)
-        for placed in watched.own if watched.is_running else ():
+            yield _unlisted(watched, None, None, "")
+        for number, placed in enumerate(watched.own if watched.is_running else ()):
             if (placed.gpu_uuid, watched.pid) not in listed:
-                yield _unlisted(
-                    watched, placed, gpus.get(placed.gpu_uuid) if isinstance(placed.gpu_uuid, str) else None
-                )
+                yield _unlisted(watched, placed, gpus.get(placed.gpu_uuid), placed.sample.device if number else "")
 
 
 def _on(gpu: GpuReading) -> Iterator[GpuProcess]:
