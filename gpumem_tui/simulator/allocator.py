@@ -371,8 +371,8 @@ class CachingAllocator:
         if last < block.address + block.size_bytes:
             pool.insert(cut(block, last - block.address), self._large_lookups)
         if first > block.address:
-            pool.insert(block, self._large_lookups)
-            block = cut(block, first - block.address)
+            head, block = block, cut(block, first - block.address)
+            pool.insert(head, self._large_lookups)
         block.mapped = False
         self.stats.reserved_bytes -= last - first
         self.stats.num_device_free += 1

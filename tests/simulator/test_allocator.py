@@ -319,6 +319,10 @@ def test_whole_chunks_of_an_expandable_segment_are_unmapped() -> None:
     device.free(high)
     device.empty_cache()
     assert device.stats.reserved_bytes == 80 * MIB - 20 * MIB, "40 to 60 MiB is the only whole chunk within 30 to 75"
+    assert [block.size_bytes for block in device.cached_blocks()] == [10 * MIB, 15 * MIB]
+    between = device.malloc(12 * MIB)
+    assert between.address == low.address + 60 * MIB, "what is left before the gap is too small"
+    device.free(between)
     device.free(low)
     device.free(last)
     device.empty_cache()
