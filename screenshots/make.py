@@ -1,6 +1,6 @@
 """Makes the pictures of this folder from the real screens: `python screenshots/make.py`.
 
-The searches and plans are real ones on a simulated GPU; the Monitor's machines are those of tests/tui/monitor_scene.
+The searches and plans are real ones on a simulated GPU; the Monitor's machines are those of tests/tui/monitor_scene and watch_scene.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from gpumem_tui.tui.widgets.plan_rows import RowList
 FOLDER = Path(__file__).parent
 sys.path.insert(0, str(FOLDER.parent))
 
-from tests.tui import monitor_scene  # noqa: E402  from the root of the repository, which is no package
+from tests.tui import monitor_scene, watch_scene  # noqa: E402  from the root of the repository, which is no package
 from tests.tui.pictures import stands_still  # noqa: E402
 
 SIZE = (120, 40)
@@ -75,7 +75,18 @@ async def _plan_picture(name: str, plan: Plan, *keys: str, row: str = "") -> Non
 
 async def _monitor_picture(name: str, gpus: int, *keys: str) -> None:
     """A machine at noon, with the quarter of an hour before it."""
-    app = monitor_scene.app(monitor_scene.at(0, gpus), history=monitor_scene.history(900, gpus))
+    before = monitor_scene.history(900, gpus)
+    await _monitor_shot(name, monitor_scene.app(monitor_scene.at(0, gpus), history=before), *keys)
+
+
+async def _watched_picture(name: str, *keys: str) -> None:
+    """A machine on which a training process publishes."""
+    snapshot, published = watch_scene.training()
+    before = monitor_scene.history(600, 1, probed=True)
+    await _monitor_shot(name, monitor_scene.app(snapshot, probes=watch_scene.Said(published), history=before), *keys)
+
+
+async def _monitor_shot(name: str, app: GpuMemApp, *keys: str) -> None:
     async with app.run_test(size=SIZE) as pilot:
         await stands_still(pilot)
         await pilot.press(*keys)
@@ -91,6 +102,7 @@ def _write(name: str, svg: str) -> None:
 async def _all() -> None:
     await _monitor_picture("monitor-eight-gpus", 8, "down")
     await _monitor_picture("monitor-one-gpu", 1, "tab", *["left"] * 12)
+    await _watched_picture("monitor-watched", "down")
     a100, rtx4090 = simulated_device("a100-80gb"), simulated_device("rtx-4090-24gb")
     gpt2 = WorkloadOptions()
     mixed = WorkloadOptions(precision="amp-bf16")

@@ -64,12 +64,8 @@ class PagesScreen(ModalScreen[None]):
             with VerticalScroll(id="page", can_focus=False):
                 yield Lines(id="rows")
 
-    def on_mount(self) -> None:
-        """The first page."""
-        self._draw()
-
     def on_resize(self, event: Resize) -> None:
-        """At another width."""
+        """The first page, or the same at another width."""
         self.call_after_refresh(self._draw)
 
     def on_click(self, event: Click) -> None:
@@ -113,13 +109,15 @@ class PagesScreen(ModalScreen[None]):
 
     def _draw(self) -> None:
         box, names, lines = self.query_one("#report"), self.query_one("#names", Lines), self.query_one("#rows", Lines)
+        if not lines.size.width:
+            return  # before the first layout
         pages = self._report.pages
         several = len(pages) > 1
         box.border_title = self._report.title
         box.border_subtitle = f"{'← → pages · ' if several else ''}↑ ↓ scroll · esc closes"
         names.display = several or bool(self._report.note)
         names.show_rows([self._names()])
-        drawn = [page.rows(max(1, lines.size.width)) for page in pages]
+        drawn = [page.rows(lines.size.width) for page in pages]
         lines.styles.height = max(1, *map(len, drawn))  # of the longest, so that the frame stays as it is
         lines.show_rows(drawn[self._at])
 
