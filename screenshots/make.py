@@ -1,6 +1,7 @@
 """Makes the pictures of this folder from the real screens: `python screenshots/make.py`.
 
-The searches and plans are real ones on a simulated GPU; the Monitor's machines are those of tests/tui/monitor_scene and watch_scene.
+The searches and plans are real ones on a simulated GPU; the Monitor's machines are those of tests/tui/monitor_scene
+and watch_scene.
 """
 
 from __future__ import annotations
