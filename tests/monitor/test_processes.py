@@ -52,7 +52,7 @@ def test_what_is_known_of_a_process(start: Start) -> None:
     found = _look(HostProcesses(), child.pid)
     assert (found.pid, found.parent_pid, found.name) == (child.pid, os.getpid(), "sleep")
     assert (found.user, found.command) == (getpass.getuser(), "sleep 600")
-    assert abs(found.start_time_s - psutil.Process(child.pid).create_time()) < 2
+    assert abs(found.start_time_s - psutil.Process(child.pid).create_time()) < 60
     assert isinstance(found.resident_bytes, int)
     assert found.resident_bytes > 0
     assert found.cpu_percent == Unknown("needs a second look")
