@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +17,7 @@ from gpumem_tui.probe.documents import LookedDevice
 from gpumem_tui.probe.history import StepHistory
 from gpumem_tui.probe.segments import Segments
 from gpumem_tui.probe.tensors import memory_of
-from gpumem_tui.simulator.sites import calling_line_of, in_checkpoint
+from gpumem_tui.simulator.sites import calling_line_of, in_checkpoint, in_order
 from gpumem_tui.step import Phase, Site
 
 _MOST_EVENTS = 1_000_000
@@ -164,7 +164,7 @@ def step_history(
     numbers = {address: history.existing(size_bytes) for address, size_bytes in segments.live.items()}
     module = ""
     time_s = 0.0
-    for entry in _in_order(trace, notes):
+    for entry in in_order(trace, notes):
         if isinstance(entry, Note):
             if entry.phase is not None:
                 history.enter(entry.phase, time_s)
@@ -190,20 +190,3 @@ def step_history(
         elif action == "free_completed":
             segments.reuse(address)
     return history
-
-
-def _in_order(trace: Iterable[dict[str, Any]], notes: Iterable[Note]) -> Iterator[dict[str, Any] | Note]:
-    """The trace's entries, each note after as many allocations and releases as it counted."""
-    pending = iter(notes)
-    note = next(pending, None)
-    position = 0
-    for entry in trace:
-        counts = entry["action"] in ("alloc", "free_requested")
-        while counts and note is not None and note.position <= position:
-            yield note
-            note = next(pending, None)
-        position += counts
-        yield entry
-    while note is not None:
-        yield note
-        note = next(pending, None)

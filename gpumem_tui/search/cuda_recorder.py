@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from gpumem_tui.memory import Bucket
-from gpumem_tui.simulator.sites import calling_line_of, in_checkpoint
+from gpumem_tui.simulator.sites import calling_line_of, in_checkpoint, in_order
 from gpumem_tui.simulator.timeline import Phase, Site, Timeline, TimelineRecorder
 from gpumem_tui.workload.base import local
 
@@ -82,7 +82,7 @@ def merge(history: Iterable[dict[str, Any]], notes: Iterable[Note], failed: bool
     recorder = TimelineRecorder()
     live: dict[int, int] = {}
     phase = Phase.BUILD
-    for entry in _in_order(history, notes):
+    for entry in in_order(history, notes):
         if isinstance(entry, Note):
             if entry.phase is not None:
                 recorder.mark(*entry.phase)
@@ -99,20 +99,3 @@ def merge(history: Iterable[dict[str, Any]], notes: Iterable[Note], failed: bool
         elif entry["action"] == "free_requested" and entry["addr"] in live:
             recorder.release(live.pop(entry["addr"]))
     return recorder.finish(failed)
-
-
-def _in_order(history: Iterable[dict[str, Any]], notes: Iterable[Note]) -> Iterator[dict[str, Any] | Note]:
-    """History entries, each note after as many allocations and releases as it counted."""
-    pending = iter(notes)
-    note = next(pending, None)
-    position = 0
-    for entry in history:
-        counts = entry["action"] in ("alloc", "free_requested")
-        while counts and note is not None and note.position <= position:
-            yield note
-            note = next(pending, None)
-        position += counts
-        yield entry
-    while note is not None:
-        yield note
-        note = next(pending, None)

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import nn
@@ -110,6 +110,34 @@ def in_checkpoint(frames: Iterable[dict[str, Any]]) -> bool:
         if frame["filename"].endswith("torch/utils/checkpoint.py"):
             return True
     return False
+
+
+class Noted(Protocol):
+    """Something that a run said while the allocator wrote down what it did."""
+
+    @property
+    def position(self) -> int:
+        """How many allocations and releases had been made by then."""
+
+
+N = TypeVar("N", bound=Noted)
+
+
+def in_order(trace: Iterable[dict[str, Any]], notes: Iterable[N]) -> Iterator[dict[str, Any] | N]:
+    """The entries of the CUDA allocator's history, each note after as many allocations and releases as it counted."""
+    pending = iter(notes)
+    note = next(pending, None)
+    position = 0
+    for entry in trace:
+        counts = entry["action"] in ("alloc", "free_requested")
+        while counts and note is not None and note.position <= position:
+            yield note
+            note = next(pending, None)
+        position += counts
+        yield entry
+    while note is not None:
+        yield note
+        note = next(pending, None)
 
 
 def _line(code: CodeType, number: int) -> str | None:
