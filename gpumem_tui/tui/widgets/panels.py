@@ -36,6 +36,9 @@ class LinesPanel(Static):
         """Replace the text."""
         if lines != self._lines:
             self._lines = lines
+            # Textual 8 counts one change for all that come before it is idle, and remembers heights by that count:
+            # on a slow machine the height would be that of an earlier text.
+            self._layout_updates += 1
             self.update(Content("\n").join(Content.assemble(*line) for line in lines))
 
 

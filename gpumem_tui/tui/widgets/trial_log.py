@@ -70,6 +70,7 @@ class TrialLog(DataTable[Text]):
         if not self._shape:
             return  # no size yet, so no columns
         numbers = [trial.number for trial in state.trials]
+        chosen_from = self.row_count > 1
         with self.prevent(DataTable.RowHighlighted):
             if numbers[: len(self._numbers)] != self._numbers:
                 self.clear()
@@ -80,6 +81,8 @@ class TrialLog(DataTable[Text]):
             self._numbers = numbers
             if state.shown is not None:
                 self.move_cursor(row=numbers.index(state.shown.number))
+        if chosen_from is not (self.row_count > 1):
+            self.refresh_bindings()
 
     def on_resize(self) -> None:
         """As many columns as there is room for; fixed widths, so that a growing number does not move the others."""
