@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import os
 import signal
@@ -31,8 +32,10 @@ def start() -> Iterator[Start]:
     def run(*command: str) -> subprocess.Popen[bytes]:
         started.append(subprocess.Popen(command or ["sleep", "600"], stdin=subprocess.DEVNULL))
         deadline_s = time.monotonic() + 30
-        while not psutil.Process(started[-1].pid).cmdline() and time.monotonic() < deadline_s:
-            time.sleep(0.01)  # the kernel lets go of the parent before the command line is in its place
+        child = psutil.Process(started[-1].pid)
+        with contextlib.suppress(psutil.ZombieProcess):  # it is done already
+            while not child.cmdline() and time.monotonic() < deadline_s:
+                time.sleep(0.01)  # the kernel lets go of the parent before the command line is in its place
         return started[-1]
 
     yield run
