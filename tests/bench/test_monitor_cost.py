@@ -41,7 +41,10 @@ _PEERS = ("nvitop==1.7.*", "gpustat")
 _COLUMNS, _LINES = 120, 40
 _GPUS, _PROCESSES = 8, 24
 _WARM_UP_S, _MEASURED_S = 6.0, 30.0
-_STARTS = 5
+_STARTS = 9
+_SETTLED_S = 0.4
+"""A program that has not written anything for so long has drawn what it knows until its next reading."""
+
 _KEYS = 15
 _CALLS_PER_S = 49
 """Half of what nvitop 1.7 makes once it shows all GPUs and processes."""
@@ -94,6 +97,23 @@ class Watched:
                 return None
             self.read(0.5)
         return time.perf_counter() - began_s
+
+    def first_s(self, there: Callable[[str], bool], limit_s: float) -> float | None:
+        """Seconds from the start until the screen is so; None if it does not come to that.
+
+        What is written is parsed afterwards: parsing takes longer than some programs take to start.
+        """
+        arrived: list[tuple[float, bytes]] = []
+        while time.perf_counter() - self.began_s < limit_s:
+            if select.select([self._fd], [], [], _SETTLED_S if arrived else limit_s)[0]:
+                arrived.append((time.perf_counter(), os.read(self._fd, 1 << 16)))
+                continue
+            for when_s, written in arrived:
+                self._stream.feed(written)
+                if there(self.text):
+                    return when_s - self.began_s
+            arrived.clear()
+        return None
 
     def press(self, key: str) -> None:
         os.write(self._fd, key.encode())
@@ -208,8 +228,8 @@ def _first_frames(commands: dict[str, list[str]], machine: FakeMachine, pids: li
     for _ in range(_STARTS + 1):
         for name, command in commands.items():
             watched = Watched(command, _environment(machine))
-            if watched.until(_complete(pids), 5.0) is not None:
-                taken[name].append(time.perf_counter() - watched.began_s)
+            seconds_s = watched.first_s(_complete(pids), 5.0)
+            taken[name] += [] if seconds_s is None else [seconds_s]
             watched.close()
     return {name: statistics.median(seconds[1:]) if len(seconds) > 1 else None for name, seconds in taken.items()}
 
