@@ -11,8 +11,10 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from gpumem_tui.errors import OptionError
 
-class SettingsError(Exception):
+
+class SettingsError(OptionError):
     """The file cannot be obeyed: one line with every fault, each with the file and the line it is on."""
 
 

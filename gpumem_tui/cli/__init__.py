@@ -1,89 +1,34 @@
-"""The command line: parses, then calls one function. A command's module is imported when the command is asked for."""
+"""The command line. Without arguments the program opens at once; only with them is click imported to parse them."""
 
 from __future__ import annotations
 
-import os
 import sys
-from importlib import import_module
 
-import click
-
-from gpumem_tui import __version__
 from gpumem_tui.cli.common import EXIT_BAD_INPUT, EXIT_INTERRUPTED, complain, is_terminal
 from gpumem_tui.errors import OptionError
-
-_COMMANDS = {
-    "search": "gpumem_tui.cli.search:search",
-    "predict": "gpumem_tui.cli.search:predict",
-    "plan": "gpumem_tui.cli.plan:plan",
-    "monitor": "gpumem_tui.cli.monitor:monitor",
-    "models": "gpumem_tui.cli.catalog:models",
-    "gpus": "gpumem_tui.cli.catalog:gpus",
-    "doctor": "gpumem_tui.cli.monitor:doctor",
-    "settings": "gpumem_tui.cli.monitor:settings_file",
-    "run": "gpumem_tui.cli.watch:run",
-    "attach": "gpumem_tui.cli.watch:attach",
-    "watch": "gpumem_tui.cli.watch:watch",
-    "look": "gpumem_tui.cli.watch:look",
-}
-"""Where each command is, in the order of the help."""
-
-
-class _Commands(click.Group):
-    """Knows its commands by name only."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(_COMMANDS)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in _COMMANDS:
-            return None
-        module, _, attribute = _COMMANDS[cmd_name].partition(":")
-        command: click.Command = getattr(import_module(module), attribute)
-        return command
-
-    def invoke(self, ctx: click.Context) -> object:
-        """Who reads the output may have enough of it (``| head -1``): not an error, though click would make it one."""
-        try:
-            result: object = super().invoke(ctx)
-            sys.stdout.flush()
-        except BrokenPipeError:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return 0
-        return result
 
 
 def main() -> None:
     """Entry point: every error a user can cause is one line on stderr and an exit code."""
     try:
-        code = cli.main(standalone_mode=False)
-    except click.ClickException as error:
-        code = complain(error.format_message(), EXIT_BAD_INPUT)
+        code = _run_command() if sys.argv[1:] else _open()
     except OptionError as error:
         code = complain(str(error), EXIT_BAD_INPUT)
-    except (click.Abort, KeyboardInterrupt):
+    except KeyboardInterrupt:
         code = EXIT_INTERRUPTED
-    sys.exit(code or 0)
+    sys.exit(code)
 
 
-@click.group(
-    cls=_Commands,
-    invoke_without_command=True,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-)
-@click.version_option(__version__, package_name="gpumem-tui")
-@click.pass_context
-def cli(context: click.Context) -> int | None:
-    """Where GPU memory goes while a neural network trains, how large a batch fits, and what would help."""
-    if context.invoked_subcommand is not None:
-        return None
+def _run_command() -> int:
+    from gpumem_tui.cli.commands import run
+
+    return run()
+
+
+def _open() -> int:
     if not is_terminal():
-        raise click.UsageError("no terminal to draw on; `gpumem-tui search --plain` and `--json` need none")
-    from gpumem_tui.settings import SettingsError, load
+        raise OptionError("no terminal to draw on; `gpumem-tui search --plain` and `--json` need none")
+    from gpumem_tui.settings import load
     from gpumem_tui.tui.start import open_program
 
-    try:
-        settings = load()
-    except SettingsError as error:
-        raise click.UsageError(str(error)) from error
-    return open_program(settings)
+    return open_program(load())

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import sys
 
-import click
-
 EXIT_BAD_INPUT = 2
 EXIT_FAILED = 4
 EXIT_INTERRUPTED = 130
@@ -18,5 +16,5 @@ def is_terminal() -> bool:
 
 def complain(message: str, code: int) -> int:
     """One line on stderr; returns the exit code."""
-    click.echo(f"gpumem-tui: {' '.join(message.split())}", err=True)
+    print(f"gpumem-tui: {' '.join(message.split())}", file=sys.stderr)
     return code

@@ -79,7 +79,9 @@ def monitor(
             raise click.UsageError(f"{one} and {other}: give only one of them")
     if speed is not None and replay is None:
         raise click.UsageError("--speed: says how fast --replay plays; give both")
-    settings = _settings(settings_path)
+    from gpumem_tui.settings import load
+
+    settings = load(settings_path)
     settings = dataclasses.replace(
         settings,
         interval_s=interval_s or settings.interval_s,
@@ -198,15 +200,6 @@ def _say_damage(recording: Recording, code: int) -> int:
     if recording.damage:
         complain(recording.damage, 0)
     return code
-
-
-def _settings(path: Path | None) -> Settings:
-    from gpumem_tui.settings import SettingsError, load
-
-    try:
-        return load(path)
-    except SettingsError as error:
-        raise click.UsageError(str(error)) from error
 
 
 def _probes() -> Ask:

@@ -100,7 +100,7 @@ def watch(pid: int | None, interval_s: float, post_mortem: bool, as_json: bool) 
         return _does_not_publish(pid)
     if post_mortem:
         return _post_mortem(watcher, process, as_json=as_json)
-    if process is None or process.state is State.RUNNING:
+    if process is None or process.is_running:
         process = headless.watch(watcher, pid, interval_s, as_json=as_json)
     else:
         headless.show_last(process, as_json=as_json)

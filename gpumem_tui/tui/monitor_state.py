@@ -6,11 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from gpumem_tui.memory import Breakdown, Unknown
 from gpumem_tui.monitor.snapshot import GpuReading, Snapshot
 from gpumem_tui.watch.published import Published
-from gpumem_tui.watch.records import Sample
+
+if TYPE_CHECKING:
+    from gpumem_tui.watch.records import Sample
 
 ProcessKey = tuple[str, int, str]
 """Device key, pid, MIG instance: one line of the process table."""

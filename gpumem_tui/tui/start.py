@@ -267,6 +267,5 @@ def _worth_watching(snapshot: Snapshot | None) -> bool:
 def _anything_publishes() -> bool:
     """A probe inside a running process answers."""
     from gpumem_tui.watch.reader import Watcher
-    from gpumem_tui.watch.records import State
 
-    return any(process.state is State.RUNNING for process in Watcher().processes())
+    return any(process.is_running for process in Watcher().processes())

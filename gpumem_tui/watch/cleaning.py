@@ -7,7 +7,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from gpumem_tui.watch.records import ProbedProcess, State
+from gpumem_tui.watch.records import ProbedProcess
 
 KEEP_S = 7 * 24 * 3600.0
 KEEP_PROCESSES = 20
@@ -24,7 +24,7 @@ def clean(processes: tuple[ProbedProcess, ...], now_s: float | None = None) -> i
         How many processes were forgotten.
     """
     now_s = time.time() if now_s is None else now_s
-    ended = [process for process in processes if process.state is not State.RUNNING and process.uid == os.geteuid()]
+    ended = [process for process in processes if not process.is_running and process.uid == os.geteuid()]
     last_first = sorted(ended, key=_last_sign_s, reverse=True)
     old = [
         process

@@ -72,7 +72,7 @@ class Collector:
 
     def _expected(self, process: ProbedProcess) -> Reading[Expected]:
         """Derived anew when the document or the bytes change, which is seldom."""
-        if process.state is not State.RUNNING:
+        if not process.is_running:
             return Unknown(process.state.value)
         found = fixed_bytes(process)
         try:

@@ -11,7 +11,7 @@ from typing import Any
 from gpumem_tui.watch import report
 from gpumem_tui.watch.cleaning import clean
 from gpumem_tui.watch.reader import Watcher
-from gpumem_tui.watch.records import ProbedProcess, State
+from gpumem_tui.watch.records import ProbedProcess
 
 _HEADER_EVERY = 30
 
@@ -35,7 +35,7 @@ def watch(watcher: Watcher, pid: int | None, interval_s: float, *, as_json: bool
         print(f"gpumem-tui: not read: {refused.reason}", file=sys.stderr)
     shown: dict[tuple[int, int], int] = {}
     running: set[tuple[int, int]] = set()
-    if pid is None and not any(process.state is State.RUNNING for process in watcher.processes()):
+    if pid is None and not any(process.is_running for process in watcher.processes()):
         print(
             "gpumem-tui: no process publishes yet; start one with `gpumem-tui run -- COMMAND`, or put the probe into a "
             "running one with `gpumem-tui attach PID`",
@@ -43,7 +43,7 @@ def watch(watcher: Watcher, pid: int | None, interval_s: float, *, as_json: bool
         )
     while True:
         for process in watcher.processes():
-            if process.state is State.RUNNING:
+            if process.is_running:
                 if pid not in (None, process.pid):
                     continue
                 if process.key not in running:
@@ -55,7 +55,7 @@ def watch(watcher: Watcher, pid: int | None, interval_s: float, *, as_json: bool
             if newest > shown.get(process.key, 0):
                 shown[process.key] = newest
                 writer.samples(process)
-            if process.state is not State.RUNNING:
+            if not process.is_running:
                 running.discard(process.key)
                 writer.ended(process)
                 if pid is not None:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from gpumem_tui.memory import Unknown, Value
 from gpumem_tui.watch.published import Placed, Published, WatchedProcess
-from gpumem_tui.watch.records import Sample
+
+if TYPE_CHECKING:
+    from gpumem_tui.watch.records import Sample
 
 
 @dataclass(frozen=True)

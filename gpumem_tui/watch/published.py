@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, Protocol
 from gpumem_tui.memory import Unknown, format_bytes
 from gpumem_tui.monitor.probes import OutOfMemory, Probes
 from gpumem_tui.monitor.snapshot import NOT_LOOKED_UP_YET, GpuReading, HostProcess, Reading
-from gpumem_tui.probe.wire import CPU
-from gpumem_tui.watch.records import ProbedProcess, RefusedFile, Sample, State
 
 if TYPE_CHECKING:
     from gpumem_tui.watch.expected import Expected
     from gpumem_tui.watch.postmortem import Case
+    from gpumem_tui.watch.records import ProbedProcess, RefusedFile, Sample
 
 Key = tuple[int, int]
 """`ProbedProcess.key`."""
@@ -62,12 +61,12 @@ class WatchedProcess:
     @property
     def is_running(self) -> bool:
         """Whether it is alive."""
-        return self.process.state is State.RUNNING
+        return self.process.is_running
 
     @property
     def own(self) -> tuple[Placed, ...]:
         """Where it trains: on its GPUs, without the few bytes that optimizers keep in host memory, or there alone."""
-        on_gpus = tuple(placed for placed in self.placed if placed.sample.record.device != CPU)
+        on_gpus = tuple(placed for placed in self.placed if placed.sample.is_on_gpu)
         return on_gpus or self.placed
 
     @property

@@ -98,7 +98,7 @@ class Watcher:
                 self._refused[str(path)] = str(error)
             except OSError as error:
                 self._refused[str(path)] = f"{path.name} cannot be read: {error.strerror}"
-        processes.sort(key=lambda process: (process.state is not State.RUNNING, -process.process.started_ns))
+        processes.sort(key=lambda process: (not process.is_running, -process.process.started_ns))
         refused = (
             RefusedFile(hosts.printable(path), hosts.printable(reason))
             for path, reason in sorted(self._refused.items())

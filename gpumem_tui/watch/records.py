@@ -45,7 +45,12 @@ class Sample:
     @property
     def device(self) -> str:
         """The device as the process knows it: ``cpu``, ``cuda:0``."""
-        return "cpu" if self.record.device == CPU else f"cuda:{self.record.device}"
+        return f"cuda:{self.record.device}" if self.is_on_gpu else "cpu"
+
+    @property
+    def is_on_gpu(self) -> bool:
+        """Whether it is of a GPU; else of host memory."""
+        return self.record.device != CPU
 
     @property
     def step_s(self) -> Reading[float]:
@@ -157,6 +162,11 @@ class ProbedProcess:
     def key(self) -> tuple[int, int]:
         """Pid and start time: never used twice on a machine."""
         return self.files.pid, self.files.start_ticks
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it is alive."""
+        return self.state is State.RUNNING
 
     @property
     def title(self) -> str:

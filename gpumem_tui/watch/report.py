@@ -13,7 +13,7 @@ from gpumem_tui.probe.wire import CPU
 from gpumem_tui.watch.documents import Held, Look, LookedDevice
 from gpumem_tui.watch.hosts import printable
 from gpumem_tui.watch.published import Published
-from gpumem_tui.watch.records import ProbedProcess, Sample, State
+from gpumem_tui.watch.records import ProbedProcess, Sample
 
 By = Literal["bucket", "module", "source"]
 
@@ -206,7 +206,7 @@ def process_line(process: ProbedProcess, now_s: float | None = None) -> str:
     rank = "" if who.rank is None else f", rank {who.rank}{of}"
     begun = ago((time.time() if now_s is None else now_s) - who.started_ns / 1e9)
     line = f"{process.title.replace(f', rank {who.rank}', rank, 1)}, torch {who.torch}, by {who.entry} {begun}"
-    if process.state is not State.RUNNING:
+    if not process.is_running:
         line += f": {process.state.value} at step {process.step:,}"
     elif isinstance(process.age_s, Unknown):
         line += f": {process.age_s.reason}"

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gpumem_tui.memory import Unknown
 from gpumem_tui.monitor.snapshot import GpuProcess, GpuReading, HostProcess, ProcessKind
 from gpumem_tui.tui.monitor_state import MonitorState, ProcessKey, SortBy, device_key
 from gpumem_tui.watch.published import Placed, WatchedProcess
-from gpumem_tui.watch.records import Sample
+
+if TYPE_CHECKING:
+    from gpumem_tui.watch.records import Sample
 
 _INIT = 1
 _KEPT_S = 1800.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from gpumem_tui.memory import ALLOCATED_BUCKETS, Breakdown, Bucket, Unknown, Value, format_bytes
 from gpumem_tui.monitor.snapshot import Reading
@@ -11,7 +12,9 @@ from gpumem_tui.tui.figures import ABSENT, MUTED, Span, percent
 from gpumem_tui.tui.glyphs import BUCKET_LOOKS
 from gpumem_tui.watch.jobs import total_bytes
 from gpumem_tui.watch.published import WatchedProcess
-from gpumem_tui.watch.records import Sample
+
+if TYPE_CHECKING:
+    from gpumem_tui.watch.records import Sample
 
 Row = list[Span]
 

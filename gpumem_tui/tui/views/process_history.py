@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from gpumem_tui.memory import Value
 from gpumem_tui.tui.figures import MUTED, Span, compact_bytes, span_width
@@ -11,7 +12,9 @@ from gpumem_tui.tui.views.history import ALLOCATED, CACHED, SPANS_S, duration
 from gpumem_tui.tui.views.readings import ruled
 from gpumem_tui.watch.jobs import total_bytes
 from gpumem_tui.watch.published import WatchedProcess
-from gpumem_tui.watch.records import Sample
+
+if TYPE_CHECKING:
+    from gpumem_tui.watch.records import Sample
 
 Row = list[Span]
 

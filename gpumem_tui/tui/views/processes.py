@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from gpumem_tui.memory import Unknown, Value, format_bytes
 from gpumem_tui.monitor.snapshot import HostProcess
@@ -12,7 +13,9 @@ from gpumem_tui.tui.monitor_state import MonitorState, ProcessKey, SortBy
 from gpumem_tui.tui.views.entries import Entry, count, entries
 from gpumem_tui.tui.views.probed import seconds
 from gpumem_tui.tui.views.readings import age, fit, fit_right, gib, known
-from gpumem_tui.watch.records import Sample
+
+if TYPE_CHECKING:
+    from gpumem_tui.watch.records import Sample
 
 Row = list[Span]
 

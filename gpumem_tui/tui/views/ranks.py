@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from gpumem_tui.memory import Bucket, Unknown, Value
 from gpumem_tui.tui.figures import ABSENT, MUTED, Span, compact_bytes
@@ -11,7 +12,9 @@ from gpumem_tui.tui.views.probed import seconds
 from gpumem_tui.tui.views.readings import fit
 from gpumem_tui.watch.jobs import Job, Rank, total_bytes
 from gpumem_tui.watch.published import Placed
-from gpumem_tui.watch.records import Sample
+
+if TYPE_CHECKING:
+    from gpumem_tui.watch.records import Sample
 
 Row = list[Span]
 _WORST = "▲"

@@ -1,0 +1,76 @@
+"""Every command by name: parses, then calls one function. A command's module is imported when it is asked for."""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib import import_module
+
+import click
+
+from gpumem_tui import __version__
+from gpumem_tui.cli.common import EXIT_BAD_INPUT, EXIT_INTERRUPTED, complain
+
+_COMMANDS = {
+    "search": "gpumem_tui.cli.search:search",
+    "predict": "gpumem_tui.cli.search:predict",
+    "plan": "gpumem_tui.cli.plan:plan",
+    "monitor": "gpumem_tui.cli.monitor:monitor",
+    "models": "gpumem_tui.cli.catalog:models",
+    "gpus": "gpumem_tui.cli.catalog:gpus",
+    "doctor": "gpumem_tui.cli.monitor:doctor",
+    "settings": "gpumem_tui.cli.monitor:settings_file",
+    "run": "gpumem_tui.cli.watch:run",
+    "attach": "gpumem_tui.cli.watch:attach",
+    "watch": "gpumem_tui.cli.watch:watch",
+    "look": "gpumem_tui.cli.watch:look",
+}
+"""Where each command is, in the order of the help."""
+
+
+class _Commands(click.Group):
+    """Knows its commands by name only."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _COMMANDS:
+            return None
+        module, _, attribute = _COMMANDS[cmd_name].partition(":")
+        command: click.Command = getattr(import_module(module), attribute)
+        return command
+
+    def invoke(self, ctx: click.Context) -> object:
+        """Who reads the output may have enough of it (``| head -1``): not an error, though click would make it one."""
+        try:
+            result: object = super().invoke(ctx)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 0
+        return result
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, package_name="gpumem-tui")
+def cli() -> None:
+    """Where GPU memory goes while a neural network trains, how large a batch fits, and what would help.
+
+    Without a command the program opens: on the Monitor where there is a GPU, else on a search on a simulated one.
+    """
+
+
+def run() -> int:
+    """Run the command that was typed and return the exit code.
+
+    Raises:
+        OptionError: an option that cannot be obeyed.
+    """
+    try:
+        code = cli.main(prog_name="gpumem-tui", standalone_mode=False)
+    except click.ClickException as error:
+        return complain(error.format_message(), EXIT_BAD_INPUT)
+    except click.Abort:
+        return EXIT_INTERRUPTED
+    return code or 0
