@@ -144,10 +144,12 @@ def test_nothing_fits(program: Program) -> None:
 
 def test_the_ramp_shows_its_trials_in_plain_lines(program: Program) -> None:
     small = ["--layers", "1", "--hidden", "64", "--heads", "2", "--vocab", "1024", "--seq-len", "256"]
-    done = program("search", "--plain", "--strategy", "ramp", "--limit", "128MiB", *small)
-    trials = [line for line in done.out.splitlines() if line.startswith("trial ")]
+    done = program("search", "--plain", "--strategy", "ramp", "--limit", "64MiB", *small)
+    trials = [line.split() for line in done.out.splitlines() if line.startswith("trial ")]
     assert done.code == 0
-    assert len(trials) >= 10
+    assert [int(words[3]) for words in trials] == list(range(1, len(trials) + 1))
+    assert [words[4] for words in trials] == ["fits"] * (len(trials) - 1) + ["out"]
+    assert len(trials) >= 5
     assert "SIMULATED" in done.out
     assert "measured" not in done.out.lower()
     assert "verified" in done.out

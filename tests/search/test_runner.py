@@ -255,7 +255,7 @@ def test_a_step_that_needs_more_than_one_sample_is_searched_from_two(tmp_path: P
             model(batch).sum().backward()
         """,
     )
-    limited = replace(config(spec), strategy=name, limit_bytes=512 * MIB)
+    limited = replace(config(spec), strategy=name, limit_bytes=256 * MIB)
     events = list(search(limited))
     verdict = verdict_of(events)
     assert (verdict.outcome, verdict.verified) == ("found", True)
