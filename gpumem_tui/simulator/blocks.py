@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 _ADDRESS_BITS = 80
-_ADDRESS_MASK = (1 << _ADDRESS_BITS) - 1
 
 
 @dataclass(slots=True)
@@ -96,30 +95,31 @@ class Pool:
         self.least_rest_bytes = least_rest_bytes
         self.unmapped: list[Block] = []
         self._keys: list[int] = []  # size and address in one number: a replay's time goes into comparing these
-        self._blocks: dict[int, Block] = {}  # by address; what was free before stays, and is not in the keys
+        self._blocks: list[Block] = []  # each at the index of its key
 
     def __len__(self) -> int:
         return len(self._keys)
 
     def __getitem__(self, index: int) -> Block:
-        return self._blocks[self._keys[index] & _ADDRESS_MASK]
+        return self._blocks[index]
 
     def __iter__(self) -> Iterator[Block]:
-        return (self._blocks[key & _ADDRESS_MASK] for key in self._keys)
+        return iter(self._blocks)
 
     def insert(self, block: Block, now: int) -> None:
         """Add a block that became free at `now`."""
         block.freed_at = now
-        address = block.address
-        block.key = key = block.size_bytes << _ADDRESS_BITS | address
-        insort(self._keys, key)
-        self._blocks[address] = block
+        block.key = key = block.size_bytes << _ADDRESS_BITS | block.address
+        index = bisect_left(self._keys, key)
+        self._keys.insert(index, key)
+        self._blocks.insert(index, block)
 
     def remove(self, block: Block) -> None:
         """Take a free block out."""
         index = bisect_left(self._keys, block.key)
         assert self._keys[index] == block.key, "a free block is missing from its pool"
         del self._keys[index]
+        del self._blocks[index]
 
     def first_of(self, size: int) -> int:
         """The index of the first block of at least `size` bytes; the pool's length if there is none."""
@@ -129,7 +129,10 @@ class Pool:
         """Take out the smallest block that is large enough, lowest address first."""
         keys = self._keys
         index = bisect_left(keys, size << _ADDRESS_BITS)
-        return self._blocks[keys.pop(index) & _ADDRESS_MASK] if index < len(keys) else None
+        if index == len(keys):
+            return None
+        del keys[index]
+        return self._blocks.pop(index)
 
 
 def cut(block: Block, size_bytes: int) -> Block:
