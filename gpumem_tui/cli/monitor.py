@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import click
 
 from gpumem_tui.cli.common import EXIT_FAILED, EXIT_INTERRUPTED, complain, is_terminal
+from gpumem_tui.cli.numbers import Finite
 
 if TYPE_CHECKING:
     from gpumem_tui.monitor.alerts import Alerts
@@ -46,12 +47,10 @@ class Address(click.ParamType[tuple[str, int]]):
 @click.command()
 @click.option("--once", is_flag=True, help="Print one reading and end.")
 @click.option("--json", "as_json", is_flag=True, help="JSON lines, one a reading; with --once a single object.")
-@click.option(
-    "--interval", "interval_s", type=click.FloatRange(0.2, 3600), metavar="S", help="Seconds between readings."
-)
+@click.option("--interval", "interval_s", type=Finite(0.2, 3600), metavar="S", help="Seconds between readings.")
 @click.option("--record", type=_FILE, metavar="FILE", help="Also keep every reading in a new file.")
 @click.option("--replay", type=_FILE, metavar="FILE", help="Show a recording instead of this machine.")
-@click.option("--speed", type=click.FloatRange(0.01, 1000), metavar="X", help="Play it X times as fast on the screen.")
+@click.option("--speed", type=Finite(0.01, 1000), metavar="X", help="Play it X times as fast on the screen.")
 @click.option(
     "--metrics", "address", type=Address(), is_flag=False, flag_value=_DEFAULT_METRICS, metavar="[HOST:PORT]",
     help=f"Also serve Prometheus metrics (on {_DEFAULT_METRICS} unless told otherwise).",

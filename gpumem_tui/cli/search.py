@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gpumem_tui.cli.common import EXIT_FAILED, complain, is_terminal
-from gpumem_tui.cli.workload import AT_LEAST_ONE, DEVICE_OPTIONS, WORKLOAD_OPTIONS, Finite, with_options
+from gpumem_tui.cli.numbers import Finite
+from gpumem_tui.cli.workload import AT_LEAST_ONE, DEVICE_OPTIONS, WORKLOAD_OPTIONS, with_options
 from gpumem_tui.configuration import configure
 from gpumem_tui.search.strategy import MAX_BATCH_SIZE
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from gpumem_tui.cli.common import EXIT_BAD_INPUT, EXIT_FAILED, complain
+from gpumem_tui.cli.numbers import Finite
 
 if TYPE_CHECKING:
     from gpumem_tui.attach.target import Target
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from gpumem_tui.watch.report import By
 
 PID = click.IntRange(min=1)
-SECONDS = click.FloatRange(min=0.05)
+SECONDS = Finite(min=0.05)
 _FIRST_SAMPLE_S = 5.0
 _POLL_S = 0.1
 

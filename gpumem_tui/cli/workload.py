@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import click
 
+from gpumem_tui.cli.numbers import Finite
 from gpumem_tui.formula.recipe import ATTENTIONS, OPTIMIZERS, PRECISIONS, RECOMPUTES, SHARDINGS
 from gpumem_tui.memory import GIB, KIB, MIB
 
@@ -29,16 +29,6 @@ class Size(click.ParamType[int]):
         if size_bytes <= 0:
             self.fail(f"{value!r} is not a size such as 20GiB or 512MiB", param, ctx)
         return size_bytes
-
-
-class Finite(click.FloatRange):
-    """A number of a range; not a number is in none."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        number = super().convert(value, param, ctx)
-        if not math.isfinite(number):
-            self.fail(f"{value} is not a finite number.", param, ctx)
-        return number
 
 
 AT_LEAST_ONE = click.IntRange(min=1)

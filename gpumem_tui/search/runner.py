@@ -207,14 +207,18 @@ def predict(config: SearchConfig, control: Control | None = None, batch_size: in
                 traced = _untraced(event, config)
     except ChildDied as death:
         if ready is None:
-            python = f"{config.python} ended before it had imported torch ({death})"
-            raise Unusable(Failed("torch", f"{python}: give --python the interpreter you train in")) from death
+            raise _no_python(config, str(death)) from death
         if config.workload.shape is None and config.device.simulated:
             raise
         traced = Unknown(f"tracing failed: {death}")
     if ready is None:
-        raise ChildDied("the tracing process said nothing")
+        raise _no_python(config, "without a word")
     return Predicted(Prediction(formula, traced), ready)
+
+
+def _no_python(config: SearchConfig, death: str) -> Unusable:
+    ended = f"{config.python} ended before it had imported torch ({death})"
+    return Unusable(Failed("torch", f"{ended}: give --python the interpreter you train in"))
 
 
 def _untraced(event: Failed, config: SearchConfig) -> Unknown:

@@ -44,6 +44,7 @@ def train_step(model, optimizer, batch):
         (["search", "--python", "/no/python"], "--python: /no/python is no program"),
         (["search", "--headroom", "nan"], "'--headroom': nan is not a finite number"),
         (["search", "--timeout", "inf"], "'--timeout': inf is not a finite number"),
+        (["look", "1", "--timeout", "nan"], "'--timeout': nan is not a finite number"),
         (["search", "--model", ""], "--model: unknown model ''"),
         (["search", "--json", "--plain"], "--json and --plain: give only one"),
         (["search", "--sharding", "zero3", "--gpus", "8"], "--sharding zero3: a search runs the step of one GPU"),

@@ -247,6 +247,7 @@ def _listening(pid: int) -> list[int]:
     ("arguments", "said"),
     [
         (["--interval", "0"], "'--interval': 0.0 is not in the range"),
+        (["--interval", "nan"], "'--interval': nan is not a finite number"),
         (["--once", "--record", "x"], "--once and --record: give only one of them"),
         (["--once", "--metrics"], "--once and --metrics: give only one of them"),
         (["--replay", "x", "--record", "y"], "--replay and --record: give only one of them"),
