@@ -10,6 +10,7 @@ from gpumem_tui.monitor.ledger import HOLDERS, device_ledger
 from gpumem_tui.monitor.snapshot import (
     NOT_LOOKED_UP_YET,
     NOT_READ_YET,
+    PLAIN_READINGS,
     GpuProcess,
     GpuReading,
     HostProcess,
@@ -35,23 +36,6 @@ INTEGRATED = {(3, 2), (5, 3), (6, 2), (7, 2), (8, 7), (10, 1), (11, 0), (12, 1)}
 
 _HOLDERS_BY_VIRTUALIZATION = {3: "virtual machines on this host", 4: "virtual machines on this host"}
 _IN_MIG = Unknown("not available in MIG mode")
-_PLAIN = (
-    "power_w",
-    "power_limit_w",
-    "temperature_c",
-    "temperature_limit_c",
-    "fan_percent",
-    "sm_clock_mhz",
-    "memory_clock_mhz",
-    "pcie_generation",
-    "pcie_width",
-    "pcie_rx_bytes_per_s",
-    "pcie_tx_bytes_per_s",
-    "ecc_corrected",
-    "ecc_uncorrected",
-    "performance_state",
-    "throttle",
-)
 
 
 def pids_of(raws: Sequence[Raw]) -> frozenset[int]:
@@ -84,13 +68,13 @@ def gpu_reading(
         unified=unified,
         mig=mig,
         instances=instances,
-        **{name: getattr(raw, name) for name in _PLAIN},
+        **{name: getattr(raw, name) for name in PLAIN_READINGS},
     )
 
 
 def lost_reading(index: int, identity: Identity | None, reason: str, age_s: float) -> GpuReading:
     """A GPU that does not answer: nothing of it is known but its name."""
-    absent = ("memory", "ledger", "processes", "utilization_percent", "memory_utilization_percent", *_PLAIN)
+    absent = ("memory", "ledger", "processes", "utilization_percent", "memory_utilization_percent", *PLAIN_READINGS)
     unknown: dict[str, Any] = dict.fromkeys(absent, Unknown(reason))
     return GpuReading(**_identified(index, identity), state=State.LOST, state_reason=reason, age_s=age_s, **unknown)
 

@@ -12,6 +12,7 @@ from gpumem_tui.memory import GIB, Unknown, Value, format_bytes
 from gpumem_tui.monitor.alerts import Alert
 from gpumem_tui.monitor.probes import ProbeReport
 from gpumem_tui.monitor.snapshot import (
+    PLAIN_READINGS,
     GpuProcess,
     GpuReading,
     HostProcess,
@@ -25,26 +26,7 @@ from gpumem_tui.monitor.snapshot import (
 
 SCHEMA = 1
 
-_READINGS = (
-    "utilization_percent",
-    "memory_utilization_percent",
-    "temperature_c",
-    "temperature_limit_c",
-    "power_w",
-    "power_limit_w",
-    "fan_percent",
-    "sm_clock_mhz",
-    "memory_clock_mhz",
-    "pcie_generation",
-    "pcie_width",
-    "pcie_rx_bytes_per_s",
-    "pcie_tx_bytes_per_s",
-    "ecc_corrected",
-    "ecc_uncorrected",
-    "performance_state",
-    "throttle",
-    "compute_capability",
-)
+_READINGS = ("utilization_percent", "memory_utilization_percent", *PLAIN_READINGS, "compute_capability")
 _MEMORY = tuple(field.name for field in fields(Memory))
 _HOST_PROCESS = tuple(field.name for field in fields(HostProcess) if field.name != "pid")
 _UNKNOWN = "–"

@@ -206,6 +206,26 @@ class GpuReading:
     instances: tuple[Instance, ...] = ()
 
 
+PLAIN_READINGS = (
+    "power_w",
+    "power_limit_w",
+    "temperature_c",
+    "temperature_limit_c",
+    "fan_percent",
+    "sm_clock_mhz",
+    "memory_clock_mhz",
+    "pcie_generation",
+    "pcie_width",
+    "pcie_rx_bytes_per_s",
+    "pcie_tx_bytes_per_s",
+    "ecc_corrected",
+    "ecc_uncorrected",
+    "performance_state",
+    "throttle",
+)
+"""Attributes of a `GpuReading` that are just what NVML says, neither derived nor shared out among MIG instances."""
+
+
 @dataclass(frozen=True)
 class HostReading:
     """The machine around the GPUs."""
