@@ -44,7 +44,8 @@ def child(*command: str, user: int | None = None) -> Iterator[int]:
     started = shutil.which(command[0])
     assert started is not None
     deadline = time.monotonic() + loops.DEADLINE_S
-    while os.readlink(f"/proc/{process.pid}/exe") != os.path.realpath(started):  # it is on its way there
+    mapped = Path(f"/proc/{process.pid}/maps")
+    while os.path.realpath(started) not in mapped.read_text():  # it is on its way there
         assert time.monotonic() < deadline
         time.sleep(0.01)
     try:
