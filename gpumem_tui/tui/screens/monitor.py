@@ -41,7 +41,8 @@ if TYPE_CHECKING:
     from gpumem_tui.plan.plan import Plan
     from gpumem_tui.watch.published import ProbeSource
 
-_LOOK_S = 0.05
+_LOOK_S = 0.1
+"""With 20 looks a second they took more than a tenth of the screen's CPU time (tests/bench/test_monitor_cost.py)."""
 _PATIENCE_S = 1.0
 """Until the first snapshot, the seconds it has taken are counted on the screen this often."""
 _PAGE = 10
