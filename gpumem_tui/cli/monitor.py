@@ -213,7 +213,7 @@ def _probes() -> Ask:
 def _alerts(settings: Settings) -> Alerts:
     from gpumem_tui.monitor.alerts import Alerts, Limits
 
-    return Alerts(Limits(settings.near_full_percent, settings.temperature_margin_c, settings.temperature_limit_c))
+    return Alerts(Limits.of(settings))
 
 
 def _recorder(path: Path) -> Recorder:

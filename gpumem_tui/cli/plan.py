@@ -60,8 +60,7 @@ plan.params = [option for option in plan.params if option.name not in _OF_A_SEAR
 
 def _parsed(values: dict[str, Any]) -> tuple[Plan, SearchConfig]:
     """The plan that the options describe, and how to trace it."""
-    from gpumem_tui.plan.controls import PlanError, plan_of
-    from gpumem_tui.plan.draft import draft_of
+    from gpumem_tui.plan.controls import check
     from gpumem_tui.plan.plan import Plan
 
     batch_size, target_batch = values.pop("batch_size"), values.pop("target_batch")
@@ -75,10 +74,7 @@ def _parsed(values: dict[str, Any]) -> tuple[Plan, SearchConfig]:
         if reason is not None:
             raise click.UsageError(f"--extra {extra}: {reason}")
     wanted = Plan(shape, recipe, config.device.gpu, batch_size, config.headroom, target_batch, extras)
-    try:
-        plan_of(draft_of(wanted))
-    except PlanError as error:
-        raise click.UsageError(f"--{error.control.replace('_', '-')}: {error}") from error
+    check(wanted)
     return wanted, config
 
 

@@ -6,11 +6,15 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import TYPE_CHECKING
 
 from gpumem_tui.memory import Unknown, format_bytes
 from gpumem_tui.monitor.probes import OutOfMemory, Probes
 from gpumem_tui.monitor.snapshot import GpuProcess, GpuReading, Memory, Reading, Snapshot, State
 from gpumem_tui.monitor.trend import Trend
+
+if TYPE_CHECKING:
+    from gpumem_tui.settings import Settings
 
 _NEAR_FULL_SLACK_PERCENT = 3.0
 _EARLY_PERCENT = 20.0
@@ -75,6 +79,11 @@ class Limits:
     near_full_percent: float = 95.0
     temperature_margin_c: int = 5
     temperature_limit_c: int = 90
+
+    @classmethod
+    def of(cls, settings: Settings) -> Limits:
+        """As the user has settled them."""
+        return cls(settings.near_full_percent, settings.temperature_margin_c, settings.temperature_limit_c)
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,12 @@ from typing import Any, cast
 
 from gpumem_tui.catalog.loader import gpus, models
 from gpumem_tui.catalog.shapes import ShapeError
+from gpumem_tui.errors import OptionError
 from gpumem_tui.formula.extras import Extras, why_not
 from gpumem_tui.formula.parameters import count_parameters
 from gpumem_tui.formula.recipe import ATTENTIONS, OPTIMIZERS, PRECISIONS, RECOMPUTES, SHARDINGS, Recipe
 from gpumem_tui.memory import GIB
-from gpumem_tui.plan.draft import SHAPE_FIELDS, Draft, has_field
+from gpumem_tui.plan.draft import SHAPE_FIELDS, Draft, draft_of, has_field
 from gpumem_tui.plan.plan import Plan
 from gpumem_tui.plan.steps import (
     ALIGNMENT,
@@ -138,6 +139,18 @@ def control_of(draft: Draft, key: str) -> Control:
     if not found:
         raise KeyError(key)
     return found[0]
+
+
+def check(plan: Plan) -> None:
+    """Whether the controls could have said this.
+
+    Raises:
+        OptionError: a number out of its range, or numbers that do not go together; names the option to mend.
+    """
+    try:
+        plan_of(draft_of(plan))
+    except PlanError as error:
+        raise OptionError(f"--{error.control.replace('_', '-')}: {error}") from error
 
 
 def plan_of(draft: Draft) -> Plan:

@@ -63,6 +63,7 @@ class Answers:
 
     @cached_property
     def _device(self) -> torch.device:
+        """Torch knows the type only once it is registered."""
         return torch.device(self._device_type, 0)
 
     def key(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Key | None:
@@ -160,7 +161,7 @@ class Answers:
         elem = _elem(answer)
         if isinstance(answer, _Viewed):
             elem.set_(args[answer.position].untyped_storage(), answer.offset, answer.shape, answer.stride)
-        return FakeTensor(self._mode, elem, self._device_type)
+        return FakeTensor(self._mode, elem, self._device)
 
 
 def _is_in(tensor: torch.Tensor, storage: torch.UntypedStorage) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from gpumem_tui.memory import GIB, KIB, MIB, Unknown, Value
 
 Span = tuple[str, str]
@@ -102,6 +104,17 @@ def wrapped(items: list[list[Span]], width: int, gap: int) -> list[list[Span]]:
             row += [*item, (" " * (cell - span_width(item) + gap), "")]
         rows.append(row[:-1])
     return rows
+
+
+def joined(cells: Sequence[Span]) -> list[Span]:
+    """Neighbours of one style as one span."""
+    spans: list[Span] = []
+    for text, style in cells:
+        if spans and spans[-1][1] == style:
+            spans[-1] = (spans[-1][0] + text, style)
+        else:
+            spans.append((text, style))
+    return spans
 
 
 def span_width(spans: list[Span]) -> int:

@@ -40,7 +40,7 @@ def open_program(settings: Settings | None = None) -> int:
 
     snapshot = source.wait(None, _DECIDE_S)
     if _worth_watching(snapshot) or _anything_publishes():
-        return _watch(source, settings)
+        return _watch(partial(_monitor_screen, source, settings), settings)
     source.stop()
     from gpumem_tui.configuration import configure
 
@@ -67,7 +67,9 @@ def open_monitor(
     """
     _leave_garbage()
     source.start()
-    return _watch(source, settings or Settings(), read_only=read_only, bell=bell, notice=notice, is_here=is_here)
+    settings = settings or Settings()
+    monitor = partial(_monitor_screen, source, settings, read_only=read_only, bell=bell, notice=notice, is_here=is_here)
+    return _watch(monitor, settings)
 
 
 def open_search(
@@ -101,14 +103,9 @@ def open_plan(plan: Plan, config: SearchConfig, *, settings: Settings | None = N
     Raises:
         OptionError: the plan's numbers do not go together.
     """
-    from gpumem_tui.options import OptionError
-    from gpumem_tui.plan.controls import PlanError, plan_of
-    from gpumem_tui.plan.draft import draft_of
+    from gpumem_tui.plan.controls import check
 
-    try:
-        plan_of(draft_of(plan))
-    except PlanError as error:
-        raise OptionError(f"--{error.control.replace('_', '-')}: {error}") from error
+    check(plan)
     settings = settings or Settings()
 
     return _run(
@@ -129,18 +126,7 @@ def _leave_garbage() -> None:
     gc.disable()
 
 
-def _watch(
-    source: Source,
-    settings: Settings,
-    *,
-    read_only: bool = False,
-    bell: bool = False,
-    notice: str = "",
-    is_here: bool = True,
-) -> int:
-    def monitor() -> MainScreen:
-        return _monitor_screen(source, settings, read_only=read_only, bell=bell, notice=notice, is_here=is_here)
-
+def _watch(monitor: Callable[[], MainScreen], settings: Settings) -> int:
     return _run({"monitor": monitor, "search": _default_search, "plan": _default_plan}, "monitor", settings)
 
 
@@ -174,11 +160,10 @@ def _monitor_screen(
     probes = LiveProbes() if is_here else None
     if probes is not None:
         probes.start()
-    limits = Limits(settings.near_full_percent, settings.temperature_margin_c, settings.temperature_limit_c)
     return MonitorScreen(
         source,
         history=History(settings.interval_s, settings.history_hours),
-        alerts=Alerts(limits),
+        alerts=Alerts(Limits.of(settings)),
         chart_s=settings.chart_minutes * 60,
         read_only=read_only or settings.read_only,
         bell=bell or settings.bell,

@@ -13,7 +13,6 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.events import Resize
 from textual.geometry import Size
-from textual.message import Message
 
 from gpumem_tui.memory import Unknown
 from gpumem_tui.monitor.alerts import Alert, AlertKind, Alerts
@@ -38,7 +37,6 @@ from gpumem_tui.tui.widgets.process_table import ProcessTable
 if TYPE_CHECKING:
     from textual.widgets import Input
 
-    from gpumem_tui.plan.plan import Plan
     from gpumem_tui.watch.published import ProbeSource
 
 _LOOK_S = 0.1
@@ -101,13 +99,6 @@ class MonitorScreen(ProcessActions):
         Binding("escape", "unfilter", "no filter", tooltip="List all processes again"),
         Binding("escape", "unselect", show=False),
     ]
-
-    class PlanWanted(Message):
-        """The user wants to plan with what a process trains."""
-
-        def __init__(self, plan: Plan) -> None:
-            super().__init__()
-            self.plan = plan
 
     def __init__(
         self,
@@ -327,10 +318,6 @@ class MonitorScreen(ProcessActions):
         if wanted and self._plan is not None and not self._plan.history:
             self._prefers_history = True
         self._enter(replace(self._state, charts_process=wanted))
-
-    def plan_wanted(self, plan: Plan) -> None:
-        """Tell whoever has a Plan screen."""
-        self.post_message(self.PlanWanted(plan))
 
     def cancel(self) -> None:
         """Stop reading; safe to call from any thread."""

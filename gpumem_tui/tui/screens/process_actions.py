@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, ClassVar
 
 from textual.binding import Binding, BindingType
+from textual.message import Message
 
 from gpumem_tui.memory import Unknown
 from gpumem_tui.monitor.snapshot import HostProcess
@@ -47,6 +48,13 @@ class ProcessActions(MainScreen):
         Binding("o", "plan", "plan", tooltip="Plan with its model on its GPU"),
     ]
 
+    class PlanWanted(Message, namespace="monitor_screen"):
+        """The user wants to plan with what a process trains."""
+
+        def __init__(self, plan: Plan) -> None:
+            super().__init__()
+            self.plan = plan
+
     def __init__(self, feed: Feed, *, read_only: bool) -> None:
         super().__init__()
         self.feed = feed
@@ -64,10 +72,6 @@ class ProcessActions(MainScreen):
     def chosen(self) -> Entry | None:
         """The process under the cursor."""
         return entry_of(self._state, self._state.cursor)
-
-    def plan_wanted(self, plan: Plan) -> None:
-        """The user wants to plan with what a process trains."""
-        raise NotImplementedError
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Only what does something now is offered."""
@@ -187,7 +191,7 @@ class ProcessActions(MainScreen):
         if isinstance(plan, Unknown):
             self.notify(f"no plan: {plan.reason}", severity="warning")
         else:
-            self.plan_wanted(plan)
+            self.post_message(self.PlanWanted(plan))
 
     # Looking into it
 

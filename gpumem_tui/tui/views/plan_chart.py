@@ -9,7 +9,7 @@ from math import ceil, floor, log2, log10
 
 from gpumem_tui.memory import Bucket
 from gpumem_tui.plan.curves import Curve, Series
-from gpumem_tui.tui.figures import MUTED, Span, wrapped
+from gpumem_tui.tui.figures import MUTED, Span, joined, wrapped
 from gpumem_tui.tui.glyphs import BUCKET_LOOKS
 from gpumem_tui.tui.views.plan_numbers import short_count
 from gpumem_tui.tui.views.plan_rows import Row, paragraph, row
@@ -47,7 +47,7 @@ def chart_rows(curve: Curve, width: int, height: int) -> list[Row]:
     lines = [row((f"{curve.y_label}", MUTED))]
     for index, line in enumerate(cells):
         tick = number(ticks[index]) if index in ticks else ""
-        spans: list[Span] = [(f"{tick:>{_TICK_WIDTH}} ", MUTED), ("┤" if tick else "│", MUTED), *_joined(line)]
+        spans: list[Span] = [(f"{tick:>{_TICK_WIDTH}} ", MUTED), ("┤" if tick else "│", MUTED), *joined(line)]
         if index in names:
             spans.append((f" {names[index][0]}", f"bold {names[index][1]}"))
         lines.append(row(*spans))
@@ -222,14 +222,3 @@ def _point_names(all_series: Sequence[Series]) -> dict[float, str]:
     return {
         x: name for series in all_series for (x, _), name in zip(series.points, series.names, strict=False)
     }  # fmt: skip
-
-
-def _joined(cells: Sequence[Span]) -> list[Span]:
-    """Neighbours of one style as one span."""
-    spans: list[Span] = []
-    for text, style in cells:
-        if spans and spans[-1][1] == style:
-            spans[-1] = (spans[-1][0] + text, style)
-        else:
-            spans.append((text, style))
-    return spans

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from gpumem_tui.memory import ALLOCATED_BUCKETS, Bucket, Unknown, Value, format_bytes
 from gpumem_tui.plan.answers import Answer
 from gpumem_tui.plan.tracing import Failed, Pending, Ready, TraceState
-from gpumem_tui.tui.figures import ABSENT, MUTED, Span, compact_bytes, proportions, signed
+from gpumem_tui.tui.figures import ABSENT, MUTED, Span, compact_bytes, joined, proportions, signed
 from gpumem_tui.tui.glyphs import BUCKET_LOOKS
 from gpumem_tui.tui.views.plan_rows import Row, paragraph, row
 from gpumem_tui.tui.views.readings import fit
@@ -146,18 +146,7 @@ def _bar(answer: Answer, segments: Mapping[Bucket, int], limit_bytes: int, width
     limit = min(width - 1, limit_bytes * width // scale_bytes)
     if limit_bytes < scale_bytes:
         drawn[limit] = (_LIMIT, "bold $text-error" if used_bytes > limit_bytes else "bold")
-    return _joined(drawn)
-
-
-def _joined(cells: list[Span]) -> list[Span]:
-    """Neighbours of one look as one span."""
-    spans: list[Span] = []
-    for text, style in cells:
-        if spans and spans[-1][1] == style:
-            spans[-1] = (spans[-1][0] + text, style)
-        else:
-            spans.append((text, style))
-    return spans
+    return joined(drawn)
 
 
 def _lines(answer: Answer, traced: TraceState) -> list[_Line]:
