@@ -12,11 +12,12 @@ import math
 import threading
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from gpumem_tui import __version__
 from gpumem_tui.monitor.codec import CodecError, Plain, difference, from_plain, patched, to_plain
+from gpumem_tui.monitor.newest import Newest
 from gpumem_tui.monitor.snapshot import Snapshot, Source
 
 VERSION = 1
@@ -198,6 +199,10 @@ class Recorded:
         """The source's first snapshot that is not `after`."""
         return self._source.wait(after, timeout_s)
 
+    def subscribe(self, tell: Callable[[], None]) -> None:
+        """Have this called after each new snapshot of the source."""
+        self._source.subscribe(tell)
+
     def stop(self) -> None:
         """End, and complete the file."""
         self._stopped.set()
@@ -229,9 +234,7 @@ class Replay:
     def __init__(self, recording: Recording, speed: float = 1.0) -> None:
         self._recording = recording
         self._speed = speed
-        self._latest: Snapshot | None = None
-        self._changed = threading.Condition()
-        self._over = False
+        self._newest: Newest[Snapshot] = Newest()
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._play, name="replay", daemon=True)
 
@@ -242,13 +245,15 @@ class Replay:
 
     def latest(self) -> Snapshot | None:
         """The snapshot that is due."""
-        return self._latest
+        return self._newest.value
 
     def wait(self, after: Snapshot | None, timeout_s: float) -> Snapshot | None:
         """The first snapshot that is not `after`, None at the end of the recording."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._latest is not after or self._over, timeout_s)
-            return None if self._latest is after else self._latest
+        return self._newest.wait(after, timeout_s)
+
+    def subscribe(self, tell: Callable[[], None]) -> None:
+        """Have this called after each snapshot that comes due, from another thread."""
+        self._newest.subscribe(tell)
 
     def stop(self) -> None:
         """End; returns at once."""
@@ -256,18 +261,16 @@ class Replay:
 
     def _play(self) -> None:
         due_s = time.monotonic()
+        last: Snapshot | None = None
         for snapshot in self._recording.snapshots():
-            if self._latest is not None:
-                gap_s = snapshot.time_s - self._latest.time_s
+            if last is not None:
+                gap_s = snapshot.time_s - last.time_s
                 due_s += min(max(0.0, gap_s), _LONGEST_GAP_S) / self._speed
             if self._stopped.wait(max(0.0, due_s - time.monotonic())):
                 return
-            with self._changed:
-                self._latest = snapshot
-                self._changed.notify_all()
-        with self._changed:
-            self._over = True
-            self._changed.notify_all()
+            self._newest.put(snapshot)
+            last = snapshot
+        self._newest.end()
 
 
 class _CutOff(Exception):

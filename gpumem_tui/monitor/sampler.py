@@ -20,6 +20,7 @@ from gpumem_tui.memory import Unknown
 from gpumem_tui.monitor.compose import pids_of
 from gpumem_tui.monitor.driver import Driver
 from gpumem_tui.monitor.host import Host, Look
+from gpumem_tui.monitor.newest import Newest
 from gpumem_tui.monitor.roster import Roster, Watched, have_moved, not_returned
 from gpumem_tui.monitor.snapshot import HostReading, Snapshot
 from gpumem_tui.monitor.worker import Worker
@@ -64,10 +65,9 @@ class Sampler:
         self._adopted = (0, 0)
         self._retries = 0
         self._start_at = self._count_at = 0.0
-        self._latest: Snapshot | None = None
+        self._newest: Newest[Snapshot] = Newest()
         self._stopped = False
         self._progress = threading.Condition()
-        self._published = threading.Condition()
 
     # ---- what snapshot.Source promises
 
@@ -77,20 +77,21 @@ class Sampler:
 
     def latest(self) -> Snapshot | None:
         """The newest snapshot, None before the first."""
-        return self._latest
+        return self._newest.value
 
     def wait(self, after: Snapshot | None, timeout_s: float) -> Snapshot | None:
         """The first snapshot that is not `after`, or None if there is none in time, or none ever again."""
-        with self._published:
-            self._published.wait_for(lambda: self._stopped or self._latest is not after, timeout_s)
-            return None if self._latest is after else self._latest
+        return self._newest.wait(after, timeout_s)
+
+    def subscribe(self, tell: Callable[[], None]) -> None:
+        """Have this called after each new snapshot, from another thread."""
+        self._newest.subscribe(tell)
 
     def stop(self) -> None:
         """End; returns at once. NVML stays started: to shut it down could hang."""
         self._stopped = True
-        for condition in (self._progress, self._published):
-            with condition:
-                condition.notify_all()
+        self._newest.end()
+        self._tell()
 
     # ---- the thread that makes snapshots
 
@@ -148,7 +149,7 @@ class Sampler:
         self._adopt(standing.starts, standing.gpu_count)
         for watched in self._watched.values():
             watched.worker.ask()
-        patience_s = _PATIENCE_S if self._latest else _FIRST_PATIENCE_S
+        patience_s = _PATIENCE_S if self._newest.value else _FIRST_PATIENCE_S
         self._wait_for(lambda: all(w.is_fresh or w.is_stuck for w in self._watched.values()), patience_s)
         self._drop_absent()
         if have_moved(self._watched.values()):
@@ -202,9 +203,7 @@ class Sampler:
             problem=problem,
             calls=self._calls(),
         )
-        with self._published:
-            self._latest = snapshot
-            self._published.notify_all()
+        self._newest.put(snapshot)
 
     def _host_reading(self) -> HostReading:
         """Without figures that are old: the host's processes can hang too, in a file system that does not answer."""

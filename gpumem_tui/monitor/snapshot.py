@@ -5,7 +5,7 @@ Each reading is a value or an `Unknown` with its reason. Nothing here reads NVML
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol, TypeVar, Union
@@ -268,6 +268,9 @@ class Source(Protocol):
 
     def wait(self, after: Snapshot | None, timeout_s: float) -> Snapshot | None:
         """The first snapshot that is not `after`, or None if there is none in time, or none ever again."""
+
+    def subscribe(self, tell: Callable[[], None]) -> None:
+        """Have this called after each new snapshot, from another thread; it must not wait."""
 
     def stop(self) -> None:
         """End; returns at once even if a driver call never comes back."""

@@ -7,9 +7,21 @@ import contextvars
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import TypeVar
 
 T = TypeVar("T")
+
+
+def teller(event: asyncio.Event) -> Callable[[], None]:
+    """Sets an event of this event loop, from whatever thread; nothing happens once the loop has ended."""
+    loop = asyncio.get_running_loop()
+
+    def tell() -> None:
+        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(event.set)
+
+    return tell
 
 
 async def in_daemon_thread(work: Callable[[], T]) -> T:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from time import monotonic
 
 from gpumem_tui.monitor.alerts import Alert, Alerts
@@ -10,7 +11,7 @@ from gpumem_tui.monitor.snapshot import GpuReading, Snapshot, Source
 from gpumem_tui.tui.monitor_state import device_key
 from gpumem_tui.watch.published import Key, ProbeSource, Published
 
-_PATIENCE_S = 0.2
+HOLD_S = 0.2
 """How long a snapshot is held back for what probes say beside it, so that both are of one moment."""
 
 
@@ -36,6 +37,17 @@ class Feed:
         self._followed: Key | None = None
         self._asked: Snapshot | None = None
         self._held_since_s: float | None = None
+
+    def subscribe(self, tell: Callable[[], None]) -> None:
+        """Have this called whenever a look may find something new, from another thread; it must not wait."""
+        self.source.subscribe(tell)
+        if self._probes is not None:
+            self._probes.subscribe(tell)
+
+    @property
+    def is_held(self) -> bool:
+        """A snapshot waits for what probes say: look again after `HOLD_S` even if nobody told to."""
+        return self._held_since_s is not None
 
     def look(self) -> bool:
         """Take in the newest snapshot and what probes say; False if nothing is new. Never waits."""
@@ -78,10 +90,11 @@ class Feed:
         if snapshot is not self._asked:
             self._asked = snapshot
             self._probes.ask(snapshot.gpus, self._followed)
-            self._held_since_s = self._held_since_s or monotonic()
-        if snapshot is self.latest or self._held_since_s is None:
+        if snapshot is self.latest:
             return False
-        return self._probes.is_reading and monotonic() - self._held_since_s < _PATIENCE_S
+        if self._held_since_s is None:
+            self._held_since_s = monotonic()
+        return self._probes.is_reading and monotonic() - self._held_since_s < HOLD_S
 
     def seen_s(self, snapshot: Snapshot) -> float:
         """How long it had looked when a snapshot was made."""

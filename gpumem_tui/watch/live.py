@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from gpumem_tui.monitor.snapshot import GpuReading
@@ -24,6 +24,7 @@ class LiveProbes:
         self._is_collecting = False
         self._stopped = False
         self._latest = Published()
+        self._told: list[Callable[[], None]] = []
 
     def start(self) -> None:
         """Begin; returns at once."""
@@ -42,6 +43,10 @@ class LiveProbes:
     def latest(self) -> Published:
         """What was read last."""
         return self._latest
+
+    def subscribe(self, tell: Callable[[], None]) -> None:
+        """Have this called after each reading."""
+        self._told.append(tell)
 
     def stop(self) -> None:
         """End; returns at once."""
@@ -64,3 +69,5 @@ class LiveProbes:
             if published != self._latest:
                 self._latest = published
             self._is_collecting = False
+            for tell in self._told:
+                tell()

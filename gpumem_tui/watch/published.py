@@ -5,7 +5,7 @@ Imports little: the Monitor's first frame waits for this.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
@@ -121,6 +121,10 @@ class ProbeSource(Protocol):
 
     def latest(self) -> Published:
         """What was read last; a new object only if something changed."""
+
+    def subscribe(self, tell: Callable[[], None]) -> None:
+        """Have this called after each reading, whether something changed or not, from another thread; it must not
+        wait."""
 
     def stop(self) -> None:
         """End; returns at once."""

@@ -318,7 +318,7 @@ async def main():
     async with app.run_test(size=(120, 40)) as pilot:
         source = scene.screen_of(app).feed.source
         for second in range(1, 1801):
-            source.snapshot = scene.at(second, 8)
+            source.show(scene.at(second, 8))
             scene.screen_of(app).look()
             if second % 10 == 0:
                 await pilot.pause()

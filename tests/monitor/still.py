@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from gpumem_tui.monitor.snapshot import Snapshot
 
 
@@ -21,6 +23,9 @@ class Still:
     def wait(self, after: Snapshot | None, timeout_s: float) -> Snapshot | None:
         """What the test put in, once."""
         return None if self.snapshot is after else self.snapshot
+
+    def subscribe(self, tell: Callable[[], None]) -> None:
+        """There is nothing new, ever."""
 
     def stop(self) -> None:
         """Nothing ends."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -11,6 +11,7 @@ from textual.app import App
 
 from gpumem_tui.memory import GIB, MIB, Breakdown, Bucket, Unknown
 from gpumem_tui.monitor.history import History
+from gpumem_tui.monitor.newest import Newest
 from gpumem_tui.monitor.probes import ProbeFigures
 from gpumem_tui.monitor.snapshot import (
     DeviceLedger,
@@ -167,19 +168,28 @@ class Scripted:
     """A source that gives what it is told to."""
 
     def __init__(self, snapshot: Snapshot | None = None) -> None:
-        self.snapshot = snapshot
+        self._newest: Newest[Snapshot] = Newest()
+        self._newest.value = snapshot
         self.stopped = False
 
     def start(self) -> None:
         """Nothing to begin."""
 
+    def show(self, snapshot: Snapshot) -> None:
+        """This is the newest now."""
+        self._newest.put(snapshot)
+
     def latest(self) -> Snapshot | None:
-        """What was said last."""
-        return self.snapshot
+        """What was shown last."""
+        return self._newest.value
 
     def wait(self, after: Snapshot | None, timeout_s: float) -> Snapshot | None:
-        """Nobody waits for it."""
-        return self.snapshot if self.snapshot is not after else None
+        """What was shown last."""
+        return self._newest.wait(after, timeout_s)
+
+    def subscribe(self, tell: Callable[[], None]) -> None:
+        """Have this called when another is shown."""
+        self._newest.subscribe(tell)
 
     def stop(self) -> None:
         """Remember it."""

@@ -59,7 +59,7 @@ def source_of(app: GpuMemApp) -> scene.Scripted:
 async def seen(pilot: Pilot[int], snapshot: Snapshot) -> None:
     """The next snapshot comes and is drawn."""
     assert isinstance(pilot.app, GpuMemApp)
-    source_of(pilot.app).snapshot = snapshot
+    source_of(pilot.app).show(snapshot)
     await until(pilot, lambda: scene.screen_of(pilot.app).state.snapshot is snapshot)
 
 
@@ -197,7 +197,7 @@ async def test_pause_holds_the_picture_and_catches_up() -> None:
         await pilot.press("space")
         held = screen.state.snapshot
         later = scene.machine(3, time_s=scene.NOON_S + 5)
-        source_of(app).snapshot = later
+        source_of(app).show(later)
         await until(pilot, lambda: screen.feed.latest is later)
         assert screen.state.snapshot is held
         assert "PAUSED" in text_of(screen.query_one("#header", Lines))

@@ -87,7 +87,7 @@ def probes_of(app: GpuMemApp) -> watch_scene.Said:
 async def says(pilot: Pilot[int], published: Published) -> None:
     """Probes say something new, and it is drawn."""
     assert isinstance(pilot.app, GpuMemApp)
-    probes_of(pilot.app).published = published
+    probes_of(pilot.app).say(published)
     await until(pilot, lambda: scene.screen_of(pilot.app).state.published is published)
 
 
@@ -116,7 +116,7 @@ async def test_a_snapshot_waits_a_moment_for_what_probes_say_beside_it() -> None
         screen = scene.screen_of(app)
         probes_of(app).is_reading = True
         later = replace(snapshot, time_s=snapshot.time_s + 1)
-        screen.feed.source.snapshot = later  # type: ignore[attr-defined]
+        screen.feed.source.show(later)  # type: ignore[attr-defined]
         assert not screen.feed.look()
         assert screen.feed.latest is snapshot
         await until(pilot, lambda: screen.state.snapshot is later)  # but not for ever: a disk may hang
@@ -129,7 +129,8 @@ async def test_a_paused_picture_holds_what_probes_say_too() -> None:
     async with app.run_test(size=SIZE) as pilot:
         screen = scene.screen_of(app)
         await pilot.press("space")
-        probes_of(app).published = later = Published()
+        later = Published()
+        probes_of(app).say(later)
         await until(pilot, lambda: screen.feed.published is later)
         assert screen.state.published is published
         await pilot.press("space")
@@ -436,7 +437,7 @@ async def test_a_real_training_process_from_its_first_step_to_a_look(tmp_path: P
         async with app.run_test(size=SIZE) as pilot:
 
             def published() -> bool:
-                source.snapshot = scene.of([], time_s=time.time())
+                source.show(scene.of([], time_s=time.time()))
                 return str(program.pid) in shown(pilot, ProcessTable)
 
             await until(pilot, published)
@@ -451,7 +452,7 @@ async def test_a_real_training_process_from_its_first_step_to_a_look(tmp_path: P
             program.wait()
 
             def gone() -> bool:
-                source.snapshot = scene.of([], time_s=time.time())
+                source.show(scene.of([], time_s=time.time()))
                 return scene.screen_of(app).has_class("-troubled")
 
             await until(pilot, gone)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,13 @@ class Said:
         self.followed: Key | None = None
         self.is_reading = False
         self.stopped = False
+        self._told: list[Callable[[], None]] = []
+
+    def say(self, published: Published) -> None:
+        """From now on this is what was read."""
+        self.published = published
+        for tell in self._told:
+            tell()
 
     def ask(self, gpus: Sequence[GpuReading], followed: Key | None) -> None:
         """Remember whose history is wanted."""
@@ -44,6 +51,10 @@ class Said:
     def latest(self) -> Published:
         """What the test put in."""
         return self.published
+
+    def subscribe(self, tell: Callable[[], None]) -> None:
+        """Have this called when something is said."""
+        self._told.append(tell)
 
     def stop(self) -> None:
         """Remember it."""

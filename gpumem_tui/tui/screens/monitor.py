@@ -18,7 +18,8 @@ from gpumem_tui.memory import Unknown
 from gpumem_tui.monitor.alerts import Alert, AlertKind, Alerts
 from gpumem_tui.monitor.history import History
 from gpumem_tui.monitor.snapshot import Source
-from gpumem_tui.tui.monitor_feed import Feed
+from gpumem_tui.tui.background import teller
+from gpumem_tui.tui.monitor_feed import HOLD_S, Feed
 from gpumem_tui.tui.monitor_state import MonitorState, focused_on, seen, sorted_by, sorted_on
 from gpumem_tui.tui.screens.process_actions import ProcessActions
 from gpumem_tui.tui.views.entries import charted, count, entry_of, moved
@@ -39,8 +40,6 @@ if TYPE_CHECKING:
 
     from gpumem_tui.watch.published import ProbeSource
 
-_LOOK_S = 0.1
-"""With 20 looks a second they took more than a tenth of the screen's CPU time (tests/bench/test_monitor_cost.py)."""
 _PATIENCE_S = 1.0
 """Until the first snapshot, the seconds it has taken are counted on the screen this often."""
 _PAGE = 10
@@ -51,7 +50,7 @@ _ALERTS_HEIGHT = 14
 
 
 class MonitorScreen(ProcessActions):
-    """Reads `source.latest()` on a timer and never waits for it.
+    """Takes in what `source` has when it is told that there is something new; never waits for it.
 
     Args:
         source: where snapshots come from: already started, stopped when the screen ends.
@@ -146,8 +145,10 @@ class MonitorScreen(ProcessActions):
         self._gpu_panel, self._chart = self.query_one(GpuPanel), self.query_one(HistoryChart)
         self._table, self._trouble = self.query_one(ProcessTable), self.query_one("#trouble", Lines)
         self._waiting = self.set_interval(_PATIENCE_S, self._draw)
+        news = asyncio.Event()
+        self.feed.subscribe(teller(news))
         self.look()
-        self.run_worker(self._follow())
+        self.run_worker(self._follow(news))
 
     def on_resize(self, event: Resize) -> None:
         """A tiny terminal gets one line that says what is needed."""
@@ -160,17 +161,23 @@ class MonitorScreen(ProcessActions):
 
     # What comes in
 
-    async def _follow(self) -> None:
-        """Look again and again. A timer of Textual's would cost several times as much."""
+    async def _follow(self, news: asyncio.Event) -> None:
+        """Look whenever there is something new: to look again and again took a sixth of the screen's CPU time."""
         while True:
-            await asyncio.sleep(_LOOK_S)
+            await news.wait()
+            news.clear()
             self.look()
+            if self.feed.is_held:
+                asyncio.get_running_loop().call_later(HOLD_S, news.set)
 
     def look(self) -> None:
         """Take in the newest snapshot, if it is a new one."""
+        is_first = self.feed.latest is None
         if not self.feed.look():
             return
-        self._waiting.stop()
+        if is_first:
+            self._waiting.stop()
+            self.call_after_refresh(self.look)  # probes are asked once the first snapshot is drawn
         if self._bell and self.feed.rings:
             self.app.bell()
         assert self.feed.latest is not None

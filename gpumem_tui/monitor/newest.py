@@ -1,0 +1,47 @@
+"""The newest of what one thread makes, for other threads."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class Newest(Generic[T]):
+    """Holds one value until the next one comes; a new one is another object.
+
+    Attributes:
+        value: the newest; None before the first.
+    """
+
+    def __init__(self) -> None:
+        self.value: T | None = None
+        self._ended = False
+        self._changed = threading.Condition()
+        self._told: list[Callable[[], None]] = []
+
+    def put(self, value: T) -> None:
+        """From now on this is the newest."""
+        with self._changed:
+            self.value = value
+            self._changed.notify_all()
+        for tell in self._told:
+            tell()
+
+    def end(self) -> None:
+        """There will be no other: whoever waits goes on."""
+        with self._changed:
+            self._ended = True
+            self._changed.notify_all()
+
+    def wait(self, after: T | None, timeout_s: float) -> T | None:
+        """The first value that is not `after`, or None if there is none in time, or none ever again."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._ended or self.value is not after, timeout_s)
+            return None if self.value is after else self.value
+
+    def subscribe(self, tell: Callable[[], None]) -> None:
+        """Have this called after each new value, by the thread that made it, which waits for it."""
+        self._told.append(tell)
