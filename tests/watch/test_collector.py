@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -140,11 +141,14 @@ def test_the_thread_reads_when_it_is_asked_and_then_rests(tmp_path: Path) -> Non
 
 def test_nothing_new_is_the_same_object(tmp_path: Path) -> None:
     probes = LiveProbes([tmp_path / "nothing"])
+    read = threading.Event()
+    probes.subscribe(read.set)
     probes.start()
     try:
         before = probes.latest()
         probes.ask([], None)
-        eventually(lambda: not probes.is_reading)
+        assert read.wait(10), "who waits for it is told all the same"
+        assert not probes.is_reading
         assert probes.latest() is before
     finally:
         probes.stop()
