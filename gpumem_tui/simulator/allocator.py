@@ -8,6 +8,8 @@ number of streams. Standard library only, so that the viewer replays traces with
 from __future__ import annotations
 
 from bisect import insort
+from collections import defaultdict
+from collections.abc import Iterator
 
 from gpumem_tui.memory import MIB
 from gpumem_tui.simulator.blocks import Block, Pool, Stats, absorb, cut
@@ -66,7 +68,7 @@ class CachingAllocator:
             self._expandable or self.settings.max_split_size_bytes or self.settings.garbage_collection_threshold
         )
         self._pools: dict[tuple[int, bool], Pool] = {}
-        self._requests: dict[tuple[int, int], tuple[int, Pool]] = {}
+        self._requests: defaultdict[int, dict[int, tuple[int, Pool]]] = defaultdict(dict)
         self._next_address = 1 << 40
         self._large_lookups = 0
 
@@ -78,8 +80,7 @@ class CachingAllocator:
         Raises:
             OutOfMemory: the device is full even after all cached segments were released.
         """
-        request = (size_bytes, stream)
-        size, pool = self._requests.get(request) or self._prepare(request)
+        size, pool = self._requests[stream].get(size_bytes) or self._prepare(size_bytes, stream)
         block = pool.take(size) if self._takes_best_fit else self._find_free(pool, size)
         if block is None:
             block = self._obtain(pool, size)
@@ -91,7 +92,7 @@ class CachingAllocator:
         rest = None
         if remaining >= pool.least_rest_bytes and (size < self._max_split_bytes or self._expandable):
             rest = cut(block, size)
-            pool.insert(rest, self._large_lookups)
+            pool.insert(rest)
         block.allocated = True
         stats.allocated_bytes += block.size_bytes
         if stats.allocated_bytes > stats.peak_allocated_bytes:
@@ -112,14 +113,15 @@ class CachingAllocator:
         freed_bytes = block.size_bytes
         stats.allocated_bytes -= freed_bytes
         block.allocated = False
-        before, after = block.prev, block.next
+        before, after, pool = block.prev, block.next, block.pool
         if before is not None and not before.allocated and before.mapped:
-            block.pool.remove(before)
+            pool.remove(before)
             absorb(block, before)
         if after is not None and not after.allocated and after.mapped:
-            block.pool.remove(after)
+            pool.remove(after)
             absorb(block, after)
-        block.pool.insert(block, self._large_lookups)
+        block.freed_at = self._large_lookups
+        pool.insert(block)
         if self._detailed:
             stats.requested_bytes -= block.requested_bytes
             merged_bytes = block.size_bytes - freed_bytes
@@ -151,13 +153,12 @@ class CachingAllocator:
 
     # Serving a request
 
-    def _prepare(self, request: tuple[int, int]) -> tuple[int, Pool]:
-        """What size a request of (bytes, stream) is served with, and from which pool; kept, as sizes come again."""
-        size_bytes, stream = request
+    def _prepare(self, size_bytes: int, stream: int) -> tuple[int, Pool]:
+        """What size a request is served with, and from which pool; kept, as sizes come again."""
         size = self.round_size(size_bytes)
         key = (stream, size <= SMALL_REQUEST_BYTES)
         pool = self._pools[key] if key in self._pools else self._new_pool(*key)
-        found = self._requests[request] = size, pool
+        found = self._requests[stream][size_bytes] = size, pool
         return found
 
     def _new_pool(self, stream: int, is_small: bool) -> Pool:
@@ -169,12 +170,10 @@ class CachingAllocator:
     def _find_free(self, pool: Pool, size: int) -> Block | None:
         """The best fit, as far as the settings allow to use it."""
         self._large_lookups += not pool.is_small
-        index = pool.first_of(size)
-        if index == len(pool):
+        fitting = pool.at_least(size)
+        block = self._prefer_not_to_grow(fitting) if self._expandable else next(fitting, None)
+        if block is None:
             return None
-        if self._expandable:
-            index = self._prefer_not_to_grow(pool, index)
-        block = pool[index]
         if size < self._max_split_bytes <= block.size_bytes:
             return None
         if size >= self._max_split_bytes and block.size_bytes >= size + self._max_rounding_bytes:
@@ -182,17 +181,20 @@ class CachingAllocator:
         pool.remove(block)
         return block
 
-    def _prefer_not_to_grow(self, pool: Pool, index: int) -> int:
+    @staticmethod
+    def _prefer_not_to_grow(fitting: Iterator[Block]) -> Block | None:
         """A block at the end of an expandable segment counts as large as it could grow, so others go first."""
 
-        def could_grow_to(position: int) -> int:
-            block = pool[position]
+        def could_grow_to(block: Block) -> int:
             after = block.next
             return block.size_bytes + (after.size_bytes if after is not None and not after.mapped else 0)
 
-        while index + 1 < len(pool) and could_grow_to(index + 1) < could_grow_to(index):
-            index += 1
-        return index
+        found = next(fitting, None)
+        for block in fitting:
+            if found is None or could_grow_to(block) >= could_grow_to(found):
+                break
+            found = block
+        return found
 
     def _take_from_driver(self, pool: Pool, size: int) -> Block | None:
         segment = self.segment_size(size)
@@ -268,14 +270,16 @@ class CachingAllocator:
         if self._max_split_bytes == _NO_LIMIT or self._expandable:
             return False
         wanted = max(size, self._max_split_bytes)
-        index = pool.first_of(wanted)
-        if index < len(pool):
-            self._release(pool[index])
+        fitting = next(pool.at_least(wanted), None)
+        if fitting is not None:
+            self._release(fitting)
             return True
         released = 0
-        while len(pool) and released < wanted and pool[-1].size_bytes >= self._max_split_bytes:
-            released += pool[-1].size_bytes
-            self._release(pool[-1])
+        for block in reversed(list(pool.at_least(self._max_split_bytes))):
+            if released >= wanted:
+                break
+            released += block.size_bytes
+            self._release(block)
         return released >= wanted
 
     def _collect_garbage(self) -> None:
@@ -353,7 +357,7 @@ class CachingAllocator:
             if neighbour is not None and not neighbour.allocated and neighbour.mapped:
                 pool.remove(neighbour)
                 absorb(block, neighbour)
-        pool.insert(block, self._large_lookups)
+        pool.insert(block)
         self._reserve(mapped_bytes)
         self.stats.num_device_alloc += 1
         return True
@@ -369,10 +373,10 @@ class CachingAllocator:
             return
         pool.remove(block)
         if last < block.address + block.size_bytes:
-            pool.insert(cut(block, last - block.address), self._large_lookups)
+            pool.insert(cut(block, last - block.address))
         if first > block.address:
             head, block = block, cut(block, first - block.address)
-            pool.insert(head, self._large_lookups)
+            pool.insert(head)
         block.mapped = False
         self.stats.reserved_bytes -= last - first
         self.stats.num_device_free += 1

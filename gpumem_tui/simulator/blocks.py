@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, insort
 from collections.abc import Iterator
 from dataclasses import dataclass
-
-_ADDRESS_BITS = 80
 
 
 @dataclass(slots=True)
@@ -42,14 +40,13 @@ class Stats:
 class Block:
     """A run of bytes within a segment: in use, free, or (expandable segments) without memory behind it.
 
-    `requested_bytes` is set while it is in use; `freed_at` and `key`, its pool's, while it is free.
+    `requested_bytes` is set while it is in use, `freed_at` once it was given back.
     """
 
     __slots__ = (
         "address",
         "allocated",
         "freed_at",
-        "key",
         "mapped",
         "next",
         "pool",
@@ -60,7 +57,6 @@ class Block:
 
     requested_bytes: int
     freed_at: int
-    key: int
 
     def __init__(
         self, address: int, size_bytes: int, pool: Pool, prev: Block | None = None, following: Block | None = None
@@ -80,59 +76,64 @@ class Block:
 
 
 class Pool:
-    """The free blocks of one stream and size class, a sequence in best-fit order: by size, then by address.
+    """The free blocks of one stream and size class, in best-fit order: by size, then by address.
+
+    Kept by size, since a program asks for few sizes again and again, and finds its own freed blocks.
 
     Attributes:
         least_rest_bytes: a block is split if at least this would be left of it.
         unmapped: runs without memory behind them, by address (expandable segments).
     """
 
-    __slots__ = ("_blocks", "_keys", "is_small", "least_rest_bytes", "stream", "unmapped")
+    __slots__ = ("_addresses", "_blocks", "_sizes", "is_small", "least_rest_bytes", "stream", "unmapped")
 
     def __init__(self, stream: int, is_small: bool, least_rest_bytes: int) -> None:
         self.stream = stream
         self.is_small = is_small
         self.least_rest_bytes = least_rest_bytes
         self.unmapped: list[Block] = []
-        self._keys: list[int] = []  # size and address in one number: a replay's time goes into comparing these
-        self._blocks: list[Block] = []  # each at the index of its key
-
-    def __len__(self) -> int:
-        return len(self._keys)
-
-    def __getitem__(self, index: int) -> Block:
-        return self._blocks[index]
+        self._sizes: list[int] = []  # ascending; one that is used up stays until a search comes across it
+        self._addresses: dict[int, list[int]] = {}  # by size, ascending
+        self._blocks: dict[int, Block] = {}  # by address
 
     def __iter__(self) -> Iterator[Block]:
-        return iter(self._blocks)
+        return self.at_least(0)
 
-    def insert(self, block: Block, now: int) -> None:
-        """Add a block that became free at `now`."""
-        block.freed_at = now
-        block.key = key = block.size_bytes << _ADDRESS_BITS | block.address
-        index = bisect_left(self._keys, key)
-        self._keys.insert(index, key)
-        self._blocks.insert(index, block)
+    def at_least(self, size: int) -> Iterator[Block]:
+        """The blocks of `size` bytes and more, in order. The pool must not change meanwhile."""
+        for index in range(bisect_left(self._sizes, size), len(self._sizes)):
+            for address in self._addresses[self._sizes[index]]:
+                yield self._blocks[address]
+
+    def insert(self, block: Block) -> None:
+        """Add a block that became free."""
+        address, size = block.address, block.size_bytes
+        self._blocks[address] = block
+        addresses = self._addresses.get(size)
+        if addresses is None:
+            self._addresses[size] = [address]
+            insort(self._sizes, size)
+        else:
+            insort(addresses, address)
 
     def remove(self, block: Block) -> None:
-        """Take a free block out."""
-        index = bisect_left(self._keys, block.key)
-        assert self._keys[index] == block.key, "a free block is missing from its pool"
-        del self._keys[index]
-        del self._blocks[index]
+        """Take a free block out.
 
-    def first_of(self, size: int) -> int:
-        """The index of the first block of at least `size` bytes; the pool's length if there is none."""
-        return bisect_left(self._keys, size << _ADDRESS_BITS)
+        Raises:
+            KeyError: it is not in the pool.
+        """
+        del self._blocks[block.address]
+        addresses = self._addresses[block.size_bytes]
+        del addresses[bisect_left(addresses, block.address)]
 
     def take(self, size: int) -> Block | None:
         """Take out the smallest block that is large enough, lowest address first."""
-        keys = self._keys
-        index = bisect_left(keys, size << _ADDRESS_BITS)
-        if index == len(keys):
-            return None
-        del keys[index]
-        return self._blocks.pop(index)
+        addresses = self._addresses.get(size)
+        if not addresses:
+            index = bisect_left(self._sizes, size)
+            while index < len(self._sizes) and not (addresses := self._addresses[self._sizes[index]]):
+                del self._addresses[self._sizes.pop(index)]
+        return self._blocks.pop(addresses.pop(0)) if addresses else None
 
 
 def cut(block: Block, size_bytes: int) -> Block:

@@ -6,6 +6,7 @@ import os
 import re
 from dataclasses import dataclass, replace
 
+from gpumem_tui.catalog.loader import gpus
 from gpumem_tui.catalog.shapes import Gpu
 from gpumem_tui.memory import KIB, MIB
 
@@ -66,7 +67,10 @@ Ti), 8,960/128 (RTX 5070 Ti), 21,760/128 (RTX 5090), 5,120/64 (TITAN V), 6,144/1
 H100 80 GB is the SXM module; a PCIe card has 114."""
 
 _MULTIPROCESSORS_OF_OTHERS = 108
-"""An A100's, assumed for a GPU that is not in the catalog."""
+"""An A100's, assumed for a GPU that is like none in the catalog."""
+
+_LIKE_PERCENT = 2
+"""How far the memory of one kind of GPU differs, with the driver and error correction."""
 
 _THREADS_PER_MULTIPROCESSOR = {
     (7, 5): 1024, (8, 6): 1536, (8, 7): 1536, (8, 9): 1536, (12, 0): 1536, (12, 1): 1536,
@@ -86,9 +90,22 @@ def profile_for(torch_version: str, gpu: Gpu) -> Profile:
         cublas_workspace_bytes=_cublas_workspace_bytes(tuple(map(int, major_minor.split("."))), gpu),
         context_bytes=context_bytes,
         context_source=context_source,
-        multiprocessors=_MULTIPROCESSORS.get(gpu.name, _MULTIPROCESSORS_OF_OTHERS),
+        multiprocessors=_multiprocessors(gpu),
         threads_per_multiprocessor=_THREADS_PER_MULTIPROCESSOR.get(gpu.compute_capability, 2048),
     )
+
+
+def _multiprocessors(gpu: Gpu) -> int:
+    """Those of the catalog's GPU; of one that this machine holds, what the catalog's of its kind agree on."""
+    if gpu.name in _MULTIPROCESSORS:
+        return _MULTIPROCESSORS[gpu.name]
+    alike = {
+        _MULTIPROCESSORS[known.name]
+        for known in gpus().values()
+        if known.compute_capability == gpu.compute_capability
+        and abs(known.total_bytes - gpu.total_bytes) * 100 <= known.total_bytes * _LIKE_PERCENT
+    }
+    return alike.pop() if len(alike) == 1 else _MULTIPROCESSORS_OF_OTHERS
 
 
 def _cublas_workspace_bytes(torch_version: tuple[int, ...], gpu: Gpu) -> int:

@@ -160,14 +160,19 @@ class AffineTrace:
             raise NotAffine(
                 f"an allocation that shrinks with the batch would have less than none at batch size {batch_size}"
             )
-        found: dict[tuple[str, tuple[int, ...], tuple[int, ...]], tuple[int, ...]] = {}
-        for number, start, steps in self.computed:
-            key = (start.rule, start.arguments, steps)
-            if key not in found:
-                arguments = (a + c * batch_size for a, c in zip(start.arguments, steps, strict=True))
-                found[key] = sizes_by_rule(start.rule, tuple(arguments))
-            sizes[number - 1] = found[key][start.position]
+        for (rule, start, steps), places in self._computed_together.items():
+            by_rule = sizes_by_rule(rule, tuple(a + c * batch_size for a, c in zip(start, steps, strict=True)))
+            for index, position in places:
+                sizes[index] = by_rule[position]
         return Timeline(self.events, tuple(sizes), self.buckets, self.marks, self.sites, self.site_table)
+
+    @cached_property
+    def _computed_together(self) -> dict[tuple[str, tuple[int, ...], tuple[int, ...]], list[tuple[int, int]]]:
+        """By rule, arguments and their growth: the index of each allocation, and which of the rule's sizes it takes."""
+        found: dict[tuple[str, tuple[int, ...], tuple[int, ...]], list[tuple[int, int]]] = {}
+        for number, start, steps in self.computed:
+            found.setdefault((start.rule, start.arguments, steps), []).append((number - 1, start.position))
+        return found
 
     def check(self, batch_size: int, traced: Timeline) -> None:
         """Compare with a run that was not used for the fit.
@@ -194,9 +199,9 @@ def replay(
         detailed=False,
     )
     stats, malloc, free = allocator.stats, allocator.malloc, allocator.free
-    sizes = timeline.sizes
-    blocks: list[Block | None] = []  # None: a buffer of no size
-    starts = [0, *(mark.event for mark in timeline.marks), len(timeline.events)]
+    sizes = iter(timeline.sizes)  # allocations are numbered as they are made
+    blocks: list[Block | None] = [None]  # by allocation; None for a buffer of no size and one that was released
+    starts = [0, *(mark.event for mark in timeline.marks), _end(timeline)]
     spans: list[tuple[Mark, int, int, int]] = []
     peak_bytes, peak_event = 0, -1
     fits = True
@@ -205,11 +210,12 @@ def replay(
         try:
             for event, number in enumerate(timeline.events[start:end], start):
                 if number < 0:
-                    block = blocks[-number - 1]
+                    block = blocks[-number]
                     if block is not None:
                         free(block)
+                        blocks[-number] = None
                     continue
-                size = sizes[number - 1]
+                size = next(sizes)
                 if not size:
                     blocks.append(None)
                     continue
@@ -225,6 +231,15 @@ def replay(
         if not fits:
             break
     return Replay(timeline, fits, stats.peak_allocated_bytes, stats.peak_reserved_bytes, peak_event, tuple(spans))
+
+
+def _end(timeline: Timeline) -> int:
+    """Where a replay may stop: what the last phase releases after its last allocation changes no figure."""
+    end = len(timeline.events)
+    last_phase = timeline.marks[-1].event if timeline.marks else 0
+    while end > last_phase and timeline.events[end - 1] < 0:
+        end -= 1
+    return end
 
 
 def _breakdowns(timeline: Timeline, allocated_at: dict[int, int]) -> dict[int, Breakdown]:

@@ -88,6 +88,14 @@ class AllocatorSettings:
         return cls(**found)  # type: ignore[arg-type]
 
 
+def memory_fraction(limit_bytes: int, total_bytes: int) -> float:
+    """What to give `torch.cuda.set_per_process_memory_fraction`, so that exactly `limit_bytes` may be reserved.
+
+    It multiplies by the device's total and cuts off: without the half byte, one byte and so a segment would be missing.
+    """
+    return min(1.0, (limit_bytes + 0.5) / total_bytes)
+
+
 def _split_options(text: str) -> list[str]:
     """Split at the commas that are outside of square brackets."""
     options, depth, start = [], 0, 0

@@ -48,7 +48,7 @@ class Fork:
         """The result, however the child ended after writing it.
 
         Raises:
-            ForkFailed: it raised, crashed or was killed without a result, or ran beyond `timeout_s` and is killed now.
+            ForkFailed: it left none: it raised, crashed, was killed, or ran beyond `timeout_s` and is killed now.
         """
         try:
             ended = _wait(self.pid, timeout_s)
@@ -62,10 +62,10 @@ class Fork:
         raised = reason.read_text() if reason.exists() else ""
         self.result.unlink()
         reason.unlink(missing_ok=True)
-        if ended is None:
-            raise ForkFailed(f"still running after {timeout_s:.0f} s: killed")
         if body:
             return body
+        if ended is None:
+            raise ForkFailed(f"still running after {timeout_s:.0f} s: killed")
         if raised:
             raise ForkFailed(raised)
         code = os.waitstatus_to_exitcode(ended)

@@ -15,6 +15,7 @@ from gpumem_tui.search.events import TraceDone, TraceRequest
 from gpumem_tui.search.trial import trace
 from gpumem_tui.simulator.profile import profile_for
 from gpumem_tui.simulator.replay import largest_batch
+from gpumem_tui.simulator.settings import memory_fraction
 from gpumem_tui.workload.errors import located
 from gpumem_tui.workload.run import Recorder, StepRun
 from tests.gpu.forks import Write
@@ -22,7 +23,7 @@ from tests.gpu.matrix import Edge
 from tests.gpu.sides import hide_gpus
 
 EDGE_STEPS = 2
-MOST_TRIALS = 6
+MOST_TRIALS = 12
 
 FITS = "fits"
 OUT_OF_MEMORY = "out of memory"
@@ -44,22 +45,32 @@ class Found:
 
 
 def find(start: int, trial: Callable[[int], str]) -> Found:
-    """Go up or down from `start`, size by size, until one fits whose successor does not.
+    """Go up or down from `start`, in strides that double, then halve what lies between what fits and what does not.
 
     Args:
         trial: runs a batch size; `FITS`, `OUT_OF_MEMORY`, or what else happened, which ends the search.
     """
     tried: dict[int, str] = {}
-    batch_size = max(1, start)
-    while len(tried) < MOST_TRIALS and batch_size >= 1:
+    fits, too_large = 0, None
+    batch_size, stride = max(1, start), 1
+    while len(tried) < MOST_TRIALS:
         outcome = tried[batch_size] = trial(batch_size)
-        if outcome not in (FITS, OUT_OF_MEMORY):
+        if outcome == FITS:
+            fits = batch_size
+        elif outcome == OUT_OF_MEMORY:
+            too_large = batch_size
+        else:
             break
-        neighbour = batch_size + 1 if outcome == FITS else batch_size - 1
-        if neighbour in tried:
-            return Found(min(batch_size, neighbour), tried)
-        batch_size = neighbour
-    return Found(0 if tried.get(1) == OUT_OF_MEMORY else None, tried)
+        if too_large is None:
+            batch_size = fits + stride
+        elif too_large - fits == 1:
+            return Found(fits, tried)
+        elif fits:
+            batch_size = (fits + too_large) // 2
+        else:
+            batch_size = max(1, too_large - stride)
+        stride *= 2
+    return Found(None, tried)
 
 
 def predict_edge(edge: Edge, gpu: Gpu, write: Write) -> None:
@@ -80,7 +91,7 @@ def try_on_gpu(edge: Edge, batch_size: int, write: Write) -> None:
     """Run one batch size on ``cuda:0`` under the cap. Call in a process that has not touched CUDA."""
     device = torch.device("cuda", 0)
     total_bytes = torch.cuda.get_device_properties(device).total_memory
-    torch.cuda.set_per_process_memory_fraction(edge.limit_bytes / total_bytes, device)
+    torch.cuda.set_per_process_memory_fraction(memory_fraction(edge.limit_bytes, total_bytes), device)
     write(_outcome(edge, batch_size, device, CudaRecorder(device)).encode())
 
 

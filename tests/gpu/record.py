@@ -1,8 +1,8 @@
 """Record what a real GPU does, beside what the simulated one says under the same torch: `python -m tests.gpu.record`.
 
-Needs torch, msgspec and one NVIDIA GPU (nvidia-ml-py for the driver's figures). Every run is a process of its own. One
-file per GPU and torch, a line per run, written as soon as it is known: what is recorded already is skipped, so a run
-that was stopped is resumed by the same command.
+Needs one NVIDIA GPU, torch and msgspec, and nvidia-ml-py for the driver's figures; nothing else. Every run is a process
+of its own. One file per GPU and torch, a line per run, written as soon as it is known: what is recorded already is
+skipped, so a run that was stopped is resumed by the same command.
 """
 
 from __future__ import annotations
@@ -92,6 +92,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except NoGpu as error:
         print(error, file=sys.stderr)
         return 4
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        print(f"--out {folder}: {error.strerror}", file=sys.stderr)
+        return 2
     tasks: list[Configuration | Edge] = [*configurations(), *edges()]
     tasks = [task for task in tasks if wanted.search(task.id)]
     left = [task for task in tasks if task.id not in done]
@@ -117,9 +122,10 @@ def _record_all(lab: Lab, tasks: Sequence[Configuration | Edge], folder: Path, d
 
 def _run(lab: Lab, configuration: Configuration, limit_s: float) -> RecordedRun:
     """Both sides at once: only one of them uses the GPU, the other one processor core."""
+    until = time.monotonic() + limit_s
     simulated = Fork.start(partial(sides.simulated, configuration, lab.machine.gpu))
     real_side = _sided(Fork.start(lab.real(configuration)), limit_s)
-    simulated_side = _sided(simulated, limit_s)
+    simulated_side = _sided(simulated, max(1.0, until - time.monotonic()))
     return RecordedRun(
         id=configuration.id,
         workload=configuration.workload,
@@ -173,7 +179,6 @@ def _edge(lab: Lab, edge: Edge, limit_s: float) -> RecordedEdge:
 
 def _append(folder: Path, recorded: Recorded) -> None:
     """Add a line, in place of one that a killed run left without its end."""
-    folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{_slug(recorded.machine.gpu.title)}-torch-{_slug(recorded.machine.torch)}.jsonl"
     whole_bytes = path.read_bytes().rfind(b"\n") + 1 if path.exists() else 0
     with path.open("ab") as file:
@@ -187,13 +192,13 @@ def _slug(text: str) -> str:
 
 
 def _recorded_ids(folder: Path, machine: Machine) -> set[str]:
-    """What need not run again: it ran on this GPU, torch and driver, and the real side came to its end."""
+    """What need not run again: it ran on this GPU, torch and driver, and the real side came to an answer."""
     return {
         found.id
         for found in load_recordings(folder)
         if (found.machine.gpu.title, found.machine.torch, found.machine.driver)
         == (machine.gpu.title, machine.torch, machine.driver)
-        and not (isinstance(found, RecordedRun) and found.real.error)
+        and (found.real is not None if isinstance(found, RecordedEdge) else not found.real.error)
     }
 
 
@@ -242,7 +247,8 @@ def _describe(write: Write) -> None:
         compute_capability=(properties.major, properties.minor),
         source="torch.cuda and NVML of the recording machine",
     )
-    write(msgspec.json.encode(Machine(str(torch.__version__), driver_version(), gpu, _facts())))
+    facts = {"multiprocessors": str(properties.multi_processor_count), **_facts()}
+    write(msgspec.json.encode(Machine(str(torch.__version__), driver_version(), gpu, facts)))
 
 
 def _facts() -> dict[str, str]:

@@ -86,7 +86,7 @@ def real(configuration: Configuration, write: Write) -> None:
         found: list[dict[str, Any]] = torch.cuda.memory._snapshot(device)["device_traces"][0]
         return found
 
-    sided = _run(configuration, device, recorder, context_bytes, entries)
+    sided = _run(configuration, device, recorder, context_bytes, write, entries)
     nvml = device_memory()
     side = msgspec.structs.replace(
         sided.side,
@@ -104,7 +104,7 @@ def simulated(configuration: Configuration, gpu: Gpu, write: Write) -> None:
     profile = profile_for(torch.__version__, gpu)
     simulated_gpu = SimulatedGpu(gpu, profile, on_backward_error=lambda error: write(failed(located(error))))
     with simulate(simulated_gpu) as device:
-        write(msgspec.json.encode(_run(configuration, device, simulated_gpu, profile.context_bytes)))
+        write(msgspec.json.encode(_run(configuration, device, simulated_gpu, profile.context_bytes, write)))
 
 
 def rehearsed(configuration: Configuration, gpu: Gpu, write: Write) -> None:
@@ -117,7 +117,7 @@ def rehearsed(configuration: Configuration, gpu: Gpu, write: Write) -> None:
     allocator = HistoryKeepingAllocator(gpu.cuda_total_bytes - profile.context_bytes)
     simulated_gpu.allocator = allocator
     with simulate(simulated_gpu) as device:
-        sided = _run(configuration, device, simulated_gpu, profile.context_bytes, lambda: allocator.entries)
+        sided = _run(configuration, device, simulated_gpu, profile.context_bytes, write, lambda: allocator.entries)
     write(msgspec.json.encode(sided))
 
 
@@ -136,9 +136,13 @@ def _run(
     device: torch.device,
     recorder: Recorder,
     context_bytes: int,
+    write: Write,
     entries: Entries | None = None,
 ) -> Sided:
-    """Run the steps; what raises is the side's error. `entries`: with them placement is part of the history."""
+    """Run the steps; what raises is the side's error. `entries`: with them placement is part of the history.
+
+    The figures are written before the history is taken apart, so that they are there whatever becomes of it.
+    """
     memory: Any = torch.get_device_module(device)
     meter = _Meter(recorder, device)
     error = ""
@@ -154,20 +158,18 @@ def _run(
         error = located(raised)
     seconds = time.perf_counter() - started
     meter.close()
-    history, buckets, unavailable = _composition(meter, entries)
-    return Sided(
-        Side(
-            error=error,
-            phases=tuple(meter.phases),
-            buckets=buckets,
-            alloc_retries=memory.memory_stats(device).get("num_alloc_retries", 0),
-            context_bytes=context_bytes,
-            context_end_bytes=_beside_allocator(device),
-            unavailable=unavailable,
-            seconds=seconds,
-        ),
-        history,
+    side = Side(
+        error=error,
+        phases=tuple(meter.phases),
+        alloc_retries=memory.memory_stats(device).get("num_alloc_retries", 0),
+        context_bytes=context_bytes,
+        context_end_bytes=_beside_allocator(device),
+        unavailable=dict.fromkeys(("buckets", "history"), "the run's process ended before it was read"),
+        seconds=seconds,
     )
+    write(msgspec.json.encode(Sided(side)))
+    history, buckets, unavailable = _composition(meter, entries)
+    return Sided(msgspec.structs.replace(side, buckets=buckets, unavailable=unavailable), history)
 
 
 def _composition(meter: _Meter, entries: Entries | None) -> tuple[str, dict[str, int] | None, dict[str, str]]:

@@ -34,6 +34,11 @@ def _hang(write: Write) -> None:
     signal.pause()
 
 
+def _speak_then_hang(write: Write) -> None:
+    write(b"part")
+    signal.pause()
+
+
 def test_what_was_written_last_is_the_result_however_the_child_ends() -> None:
     assert Fork.start(_speak_twice_then_die).wait(10) == b"whole"
 
@@ -50,6 +55,10 @@ def test_what_was_written_last_is_the_result_however_the_child_ends() -> None:
 def test_a_child_without_a_result_says_how_it_ended(work: Callable[[Write], None], why: str) -> None:
     with pytest.raises(ForkFailed, match=why):
         Fork.start(work).wait(10)
+
+
+def test_what_a_child_left_before_it_hung_is_the_result() -> None:
+    assert Fork.start(_speak_then_hang).wait(2) == b"part"
 
 
 def test_a_child_that_hangs_is_killed() -> None:

@@ -6,6 +6,7 @@ are known to fail where they should. `python -m tests.gpu.record` makes recordin
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 from dataclasses import replace
@@ -16,11 +17,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpumem_tui.catalog.loader import find_gpu
 from gpumem_tui.memory import MIB
 from gpumem_tui.simulator.blocks import Block
 from gpumem_tui.simulator.measurements import DEFAULT_RECORDINGS, RecordedEdge, RecordedRun, load_recordings
 from gpumem_tui.simulator.settings import AllocatorSettings
 from gpumem_tui.simulator.timeline import TimelineRecorder
+from tests.gpu import record, sides
 from tests.gpu.compare import first_difference, report
 from tests.gpu.history import History, HistoryError, pack, unpack, unpack_timeline
 from tests.gpu.largest import FITS, OUT_OF_MEMORY, find
@@ -111,9 +114,38 @@ class TestRehearsedRecording:
         assert "1 of 2 runs to record" in _record(rehearsed, "--only", _REHEARSED)
         assert len(load_recordings(rehearsed)) == 2
 
+    def test_recording_again_repeats_what_came_to_no_answer(self, rehearsed: Path, tmp_path: Path) -> None:
+        path = next(rehearsed.glob("*.jsonl"))
+        found = [msgspec.json.decode(line) for line in path.read_bytes().splitlines()]
+        for recorded in found:
+            recorded["real"] = {"error": "still running after 3 s: killed"} if recorded["event"] == "run" else None
+        (tmp_path / path.name).write_bytes(b"".join(msgspec.json.encode(recorded) + b"\n" for recorded in found))
+        assert "2 of 2 runs to record" in _record(tmp_path, "--only", _REHEARSED, "--budget", "0")
+
+    def test_figures_are_left_before_the_history_is_taken_apart(self) -> None:
+        configuration = next(run for run in configurations() if run.id == "mlp-2048-b64-fp32-adamw")
+        bodies: list[bytes] = []
+        try:
+            sides.rehearsed(configuration, find_gpu("h200-141gb"), bodies.append)
+        finally:
+            gc.enable()
+        first, last = (msgspec.json.decode(body, type=sides.Sided) for body in bodies)
+        assert first.side.phases == last.side.phases
+        assert (first.history, set(first.side.unavailable)) == ("", {"buckets", "history"})
+        assert last.history
+        assert not last.side.unavailable
+
     def test_stops_at_its_time_budget(self, tmp_path: Path) -> None:
         assert "2 runs left" in _record(tmp_path, "--only", _REHEARSED, "--budget", "0")
         assert not load_recordings(tmp_path)
+
+
+def test_a_folder_that_cannot_be_made_is_said_before_anything_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    assert record.main(["--rehearse", "--out", str(tmp_path / "file" / "folder"), "--only", _REHEARSED]) == 2
+    assert capsys.readouterr().err == f"--out {tmp_path}/file/folder: Not a directory\n"
 
 
 class TestDamagedHistory:
@@ -194,10 +226,18 @@ def test_any_history_survives_its_file_format_and_its_replay(moves: list[tuple[s
 
 
 @pytest.mark.parametrize(
-    ("largest", "start", "expected"), [(5, 5, 5), (5, 4, 5), (5, 7, 5), (0, 1, 0), (0, 2, 0), (50, 5, None)]
+    ("largest", "start", "trials"),
+    [(5, 5, 2), (5, 4, 4), (5, 6, 2), (5, 7, 4), (0, 1, 1), (0, 2, 2), (50, 5, 12), (5, 50, 11), (73, 83, 8)],
 )
-def test_edge_is_found_from_near_it(largest: int, start: int, expected: int | None) -> None:
-    assert find(start, lambda batch_size: FITS if batch_size <= largest else OUT_OF_MEMORY).batch_size == expected
+def test_edge_is_found_from_near_it(largest: int, start: int, trials: int) -> None:
+    found = find(start, lambda batch_size: FITS if batch_size <= largest else OUT_OF_MEMORY)
+    assert found.batch_size == largest
+    assert len(found.tried) == trials
+    assert found.tried[largest + 1] == OUT_OF_MEMORY
+
+
+def test_edge_that_is_far_away_is_given_up() -> None:
+    assert find(5, lambda batch_size: FITS).batch_size is None
 
 
 def test_an_error_ends_the_search_without_an_answer() -> None:

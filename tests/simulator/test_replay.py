@@ -252,6 +252,19 @@ def test_slack_of_unsplit_blocks_is_other() -> None:
     assert after[Bucket.OTHER] == MIB // 2
 
 
+def test_a_phase_that_only_releases_begins_at_what_it_finds() -> None:
+    recorder = TimelineRecorder()
+    recorder.mark(1, Phase.FORWARD)
+    first, second = recorder.allocate(MIB), recorder.allocate(2 * MIB)
+    recorder.mark(1, Phase.BACKWARD)
+    recorder.release(second)
+    recorder.mark(1, Phase.OPTIMIZER)
+    recorder.release(first)
+    replayed = replay(recorder.finish())
+    assert [phase.peak_allocated_bytes // MIB for phase in replayed.phases] == [3, 3, 1]
+    assert {phase.reserved_bytes for phase in replayed.phases} == {replayed.peak_reserved_bytes}
+
+
 def test_an_empty_run_has_no_peak() -> None:
     empty = TimelineRecorder().finish()
     assert empty.peak_event() == -1

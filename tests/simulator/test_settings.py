@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from gpumem_tui.catalog.loader import gpus
 from gpumem_tui.memory import GIB, MIB
-from gpumem_tui.simulator.settings import AllocatorSettings, SettingsError
+from gpumem_tui.simulator.settings import AllocatorSettings, SettingsError, memory_fraction
 
 
 def test_nothing_set_is_pytorchs_default() -> None:
@@ -75,6 +76,17 @@ def test_what_pytorch_refuses_is_refused_in_one_line(text: str, complaint: str) 
     assert "\n" not in str(caught.value)
     with pytest.raises((ValueError, RuntimeError)):
         torch._C._accelerator_setAllocatorSettings(f"large_segment_size_mb:20,{text}")
+
+
+@pytest.mark.parametrize("limit_bytes", [512 * MIB, 1024 * MIB, 4096 * MIB + 1])
+def test_a_memory_fraction_allows_the_limit_to_the_byte(limit_bytes: int) -> None:
+    """CUDACachingAllocator.cpp, `setMemoryFraction`: the fraction of the device's total, cut off."""
+    for gpu in gpus().values():
+        assert int(memory_fraction(limit_bytes, gpu.cuda_total_bytes) * gpu.cuda_total_bytes) == limit_bytes, gpu.name
+
+
+def test_a_memory_fraction_is_at_most_the_whole_device() -> None:
+    assert memory_fraction(2 * MIB, MIB) == 1.0
 
 
 def test_the_cuda_variable_wins_over_the_general_one(monkeypatch: pytest.MonkeyPatch) -> None:
