@@ -125,9 +125,11 @@ def look(pid: int, by: By, timeout_s: float, as_json: bool) -> int:
     from gpumem_tui.watch import report
     from gpumem_tui.watch.requests import NoAnswer, await_look, request_look
 
-    process = _find(_following(pid), pid)
+    process = _find(_following(pid), pid, ended=True)
     if process is None:
         return _does_not_publish(pid)
+    if not process.is_running:
+        return complain(f"{process.title} has ended: `gpumem-tui watch {pid}` shows its last sample", EXIT_FAILED)
     try:
         answer = await_look(process, request_look(process), timeout_s)
     except NoAnswer as error:
@@ -188,7 +190,7 @@ def _post_mortem(watcher: Watcher, process: ProbedProcess | None, *, as_json: bo
             shown += 1
     if shown:
         return 0
-    whose = f"{process.title} has" if process is not None else "no process that was watched has"
+    whose = f"{process.title} has not" if process is not None else "no process that was watched has"
     return complain(f"{whose} run out of memory", 0)
 
 

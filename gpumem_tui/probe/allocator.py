@@ -12,7 +12,7 @@ import torch
 
 @dataclass(frozen=True)
 class Figures:
-    """One device's allocator at one moment; -1 where this version of torch does not say. See `wire.Record`."""
+    """One device's allocator at one moment; -1 where this allocator does not say. See `wire.Record`."""
 
     allocated_bytes: int
     reserved_bytes: int
@@ -41,7 +41,10 @@ def devices_in_use(holding: Collection[int]) -> list[int]:
 
 def figures(device: int) -> Figures:
     """The allocator's figures for a device of this process."""
-    stats: dict[str, Any] = torch.cuda.memory_stats_as_nested_dict(device)
+    try:
+        stats: dict[str, Any] = torch.cuda.memory_stats_as_nested_dict(device)
+    except RuntimeError:  # an allocator of the program's own keeps none
+        return UNKNOWN
 
     def of(name: str, value: str = "current") -> int:
         found = stats.get(name)
@@ -59,6 +62,21 @@ def figures(device: int) -> Figures:
         of("inactive_split_bytes"),
         of("requested_bytes"),
     )
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What kind of device it is, as CUDA says."""
+
+    name: str
+    compute_capability: tuple[int, int]
+    total_bytes: int
+
+
+def kind(device: int) -> Kind:
+    """The kind of a device of this process."""
+    found = torch.cuda.get_device_properties(device)
+    return Kind(found.name, (found.major, found.minor), found.total_memory)
 
 
 def device_uuid(device: int) -> str:

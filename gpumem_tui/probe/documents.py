@@ -46,6 +46,15 @@ class Optimizer(TypedDict):
     options: dict[str, Any]
 
 
+class Untrained(TypedDict):
+    """What all module trees of one class of which nothing is trained hold of one device: a frozen teacher, a moving
+    average. `bytes` are of parameters and buffers that no trained tree holds too."""
+
+    name: str
+    device: int
+    bytes: int
+
+
 class ModelDocument(TypedDict):
     """``.model.json``: what is trained; replaced when that changes. `models` is empty if no module was found."""
 
@@ -53,6 +62,7 @@ class ModelDocument(TypedDict):
     wall_ns: int
     models: list[Model]
     optimizers: list[Optimizer]
+    untrained: list[Untrained]
 
 
 class Held(TypedDict):
@@ -119,6 +129,7 @@ class OutOfMemoryDocument(TypedDict):
 
     Attributes:
         device, device_uuid: as in `wire.Record`; device is None if the error did not say.
+        device_name: as CUDA calls it; empty if unknown. compute_capability: (major, minor); None if unknown.
         requested_bytes: of the allocation that failed; None if unknown. `requested_is_rounded`: read from a message.
         device_total_bytes, device_free_bytes: as CUDA said then; None if unknown.
         source: ``file.py:line`` of the program, empty if unknown.
@@ -134,6 +145,8 @@ class OutOfMemoryDocument(TypedDict):
     wall_ns: int
     device: int | None
     device_uuid: str
+    device_name: str
+    compute_capability: tuple[int, int] | None
     requested_bytes: int | None
     requested_is_rounded: bool
     device_total_bytes: int | None

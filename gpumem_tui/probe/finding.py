@@ -84,6 +84,7 @@ class Finder:
         self._optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self._modules: list[weakref.ref[nn.Module]] = []
         self._roots: list[weakref.ref[nn.Module]] = []
+        self._untrained: list[weakref.ref[nn.Module]] = []
         self.stale = True
 
     def meet(self, optimizer: torch.optim.Optimizer) -> None:
@@ -98,7 +99,12 @@ class Finder:
     @property
     def roots(self) -> list[nn.Module]:
         """The modules at the top of the trees that are trained, as of the last `scan`."""
-        return [root for root in (ref() for ref in self._roots) if root is not None]
+        return _alive(self._roots)
+
+    @property
+    def untrained(self) -> list[nn.Module]:
+        """The same of the trees of which nothing is trained."""
+        return _alive(self._untrained)
 
     def scan(self, objects: Iterable[Any] | None = None) -> None:
         """Find optimizers and modules, by default among all that the garbage collector tracks: tens of milliseconds."""
@@ -118,7 +124,9 @@ class Finder:
                 self._optimizers.add(thing)
         optimized = {id(parameter) for parameter in self._parameters()}
         roots = _without_copies(_roots(modules))
-        self._roots = [weakref.ref(root) for root in roots if _is_trained(root, optimized)]
+        trained = {id(root): _is_trained(root, optimized) for root in roots}
+        self._roots = [weakref.ref(root) for root in roots if trained[id(root)]]
+        self._untrained = [weakref.ref(root) for root in roots if not trained[id(root)]]
         self._modules = [
             weakref.ref(module) for root in roots for module in root.modules() if module._parameters or module._buffers
         ]
@@ -147,13 +155,22 @@ class Finder:
                 yield from group["params"]
 
 
+def _alive(refs: list[weakref.ref[nn.Module]]) -> list[nn.Module]:
+    return [module for module in (ref() for ref in refs) if module is not None]
+
+
 def _roots(modules: list[nn.Module]) -> list[nn.Module]:
     parts = {id(part) for module in modules for part in module._modules.values()}
     return [module for module in modules if id(module) not in parts]
 
 
 def _is_trained(root: nn.Module, optimized: set[int]) -> bool:
-    return any(id(p) in optimized or (p.is_leaf and p.grad is not None) for p in root.parameters())
+    return any(id(p) in optimized or (p.is_leaf and p.grad is not None) for p in parameters_in(root))
+
+
+def parameters_in(root: nn.Module) -> Iterator[torch.Tensor]:
+    """The parameters of a whole tree, also where its class answers `parameters()` in a way of its own."""
+    return nn.Module.parameters(root)
 
 
 def _without_copies(roots: list[nn.Module]) -> list[nn.Module]:
@@ -161,7 +178,7 @@ def _without_copies(roots: list[nn.Module]) -> list[nn.Module]:
     known: set[int] = set()
     kept = []
     for root in sorted(roots, key=lambda root: isinstance(root, torch.fx.GraphModule)):
-        held = {id(tensor) for tensor in root.parameters()}
+        held = {id(tensor) for tensor in parameters_in(root)}
         if not held <= known:
             known |= held
             kept.append(root)

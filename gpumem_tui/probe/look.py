@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from typing import Any
 
@@ -44,6 +44,7 @@ class Look:
         self._recorder: HistoryRecorder | OperatorRecorder | None = None
         self._undo = ExitStack()
         self._phase = Phase.BATCH
+        self._failure = ""
         self._active = False
 
     def start(self, roots: list[nn.Module], trained: Trained) -> str:
@@ -58,7 +59,7 @@ class Look:
 
     def _begin(self, roots: list[nn.Module], trained: Trained) -> str:
         names = {id(part): name for root in roots for name, part in root.named_modules()}
-        compiled = _has_compiled_code()
+        compiled = _has_compiled_code(part for root in roots for part in root.modules())
         follows = bool(roots) and not compiled
         if allocator.is_running():
             devices = allocator.devices_in_use(trained.holdings())
@@ -125,7 +126,7 @@ class Look:
             return "the optimizer went before its next step"
         if time.perf_counter() - self._started > _LONGEST_S:
             return f"no step ended within {_LONGEST_S:.0f} s"
-        return ""
+        return self._failure
 
     def _document(self, devices: list[LookedDevice], unavailable: dict[str, str]) -> LookDocument:
         return LookDocument(
@@ -153,10 +154,7 @@ class Look:
         def enter_module(module: nn.Module, arguments: Any) -> None:
             starts = self._phase is not Phase.FORWARD and torch._C._current_graph_task_id() == -1
             if self._active and starts and id(module) in parts:
-                self._enter(Phase.FORWARD)
-                given = (tensor for tensor in tensors_in(arguments) if tensor.grad_fn is None)
-                if self._recorder is not None:
-                    self._recorder.tag(Bucket.BATCH_DATA, given)
+                self._enter(Phase.FORWARD, arguments)
 
         def enter_optimizer(*_: Any) -> None:
             self._enter(Phase.OPTIMIZER)
@@ -165,10 +163,17 @@ class Look:
         self._undo.callback(register_optimizer_step_pre_hook(enter_optimizer).remove)
         self._undo.callback(_mark_backward(lambda: self._enter(Phase.BACKWARD)))
 
-    def _enter(self, phase: Phase) -> None:
-        if self._active and self._recorder is not None:
-            self._phase = phase
+    def _enter(self, phase: Phase, batch: Any = ()) -> None:
+        """A phase begins, with this batch. What fails here ends the look, not the step: arguments can be anything."""
+        if not self._active or self._recorder is None:
+            return
+        self._phase = phase
+        try:
             self._recorder.enter(phase)
+            self._recorder.tag(Bucket.BATCH_DATA, (tensor for tensor in tensors_in(batch) if tensor.grad_fn is None))
+        except Exception as error:  # noqa: BLE001  whatever it is, who asked is told
+            self._failure = f"{type(error).__name__}: {error}"
+            self.disarm()
 
 
 def _mark_backward(begins: Callable[[], None]) -> Callable[[], None]:
@@ -188,7 +193,15 @@ def _mark_backward(begins: Callable[[], None]) -> Callable[[], None]:
     return undo
 
 
-def _has_compiled_code() -> bool:
-    """Whether torch.compile has compiled anything here."""
+def _has_compiled_code(modules: Iterable[nn.Module]) -> bool:
+    """Whether torch.compile has compiled anything here, or is to compile one of these modules.
+
+    What it compiles with `fullgraph` is no frame in its counts, but a graph; and is an error in the program where it
+    cannot be compiled, such as below our recorder.
+    """
     dynamo = sys.modules.get("torch._dynamo.utils")
-    return dynamo is not None and bool(dynamo.counters.get("frames", {}).get("total"))
+    counters = {} if dynamo is None else dynamo.counters
+    if counters.get("frames", {}).get("total") or counters.get("stats", {}).get("unique_graphs"):
+        return True
+    wrapper = getattr(sys.modules.get("torch._dynamo.eval_frame"), "OptimizedModule", ())
+    return any(isinstance(one, wrapper) or getattr(one, "_compiled_call_impl", None) is not None for one in modules)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import nn
 
-from gpumem_tui.probe.documents import Model, Optimizer, Parameter
+from gpumem_tui.probe.documents import Model, Optimizer, Parameter, Untrained
+from gpumem_tui.probe.finding import parameters_in
+from gpumem_tui.probe.tensors import memory_of
 
 _MOST_PARAMETERS = 20_000
 
@@ -18,7 +21,7 @@ def describe_models(roots: Iterable[nn.Module]) -> list[Model]:
     """What is trained, parameter by parameter. Nothing is copied from a device."""
     found: list[Model] = []
     for root in roots:
-        named = list(root.named_parameters())
+        named = list(nn.Module.named_parameters(root))
         parameters = [
             Parameter(
                 name=name,
@@ -43,6 +46,23 @@ def describe_optimizers(optimizers: Iterable[torch.optim.Optimizer]) -> list[Opt
         for optimizer in optimizers
         if optimizer.param_groups
     ]
+
+
+def describe_untrained(untrained: Iterable[nn.Module], trained: Iterable[nn.Module]) -> list[Untrained]:
+    """What `untrained` trees hold, by class and device. A storage counts once, and not where a trained tree has it."""
+    counted = {storage._cdata for root in trained for _, storage in _storages(root)}
+    sizes: dict[tuple[str, int], int] = {}
+    for root in untrained:
+        for device, storage in _storages(root):
+            if storage._cdata not in counted:
+                counted.add(storage._cdata)
+                key = _name(root), device
+                sizes[key] = sizes.get(key, 0) + storage.nbytes()
+    return [Untrained(name=name, device=device, bytes=size) for (name, device), size in sizes.items() if size]
+
+
+def _storages(root: nn.Module) -> Iterator[tuple[int, torch.UntypedStorage]]:
+    return (memory for tensor in chain(parameters_in(root), nn.Module.buffers(root)) for memory in memory_of(tensor))
 
 
 def _name(thing: object) -> str:

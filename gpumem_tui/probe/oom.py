@@ -7,8 +7,10 @@ import re
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from types import FrameType, TracebackType
+from typing import Any
 
 import torch
 
@@ -42,23 +44,29 @@ class BlackBox:
     CUDA's allocator tells when it gives up, before the error is raised and while everything is still held. An error
     that ends the process without that (another allocator, a version of torch that does not tell) is seen as it leaves.
 
-    Attributes:
+    Args:
         look: gives the state; called inside a failing allocation, in any thread.
-        publish: writes the document. Neither may raise.
+        publish: writes the document.
+        guarded: calls what it is given, or leaves that be; nothing that is raised there gets past it. An exception
+            would take the place of the program's own.
     """
 
-    def __init__(self, look: Callable[[], State | None], publish: Callable[[OutOfMemoryDocument], None]) -> None:
+    def __init__(
+        self,
+        look: Callable[[], State],
+        publish: Callable[[OutOfMemoryDocument], None],
+        guarded: Callable[[Callable[[], None]], object],
+    ) -> None:
         self._look = look
         self._publish = publish
+        self._guarded = guarded
         self._last: OutOfMemoryDocument | None = None
         self._last_at = -_SAME_ERROR_S
+        self._watches_allocator = False
 
     def arm(self) -> None:
-        """Watch the allocator once CUDA is initialized (now or later; this does not initialize it) and the exit."""
-        attach = getattr(torch._C, "_cuda_attach_out_of_memory_observer", None)
-        call_later = getattr(torch.cuda, "_lazy_call", None)
-        if attach is not None and call_later is not None:
-            call_later(lambda: attach(uncompiled(self.allocation_failed)))
+        """Watch the allocator and the exit."""
+        self.watch_allocator()
         before = sys.excepthook
 
         def excepthook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -68,34 +76,55 @@ class BlackBox:
 
         sys.excepthook = excepthook
 
+    def watch_allocator(self) -> None:
+        """Watch the allocator from when CUDA is initialized, now or later; this does not initialize it.
+
+        Nothing is done where it is being initialized just now, as an attach by pid may find it: the lock that CUDA's
+        start holds may be held by this very thread. That can be tried again. A second call does nothing.
+        """
+        attach: Any = getattr(torch._C, "_cuda_attach_out_of_memory_observer", None)
+        call_later: Any = getattr(torch.cuda, "_lazy_call", None)
+        starting: Any = getattr(torch.cuda, "_initialization_lock", None)
+        if self._watches_allocator or None in (attach, call_later, starting) or not starting.acquire(blocking=False):
+            return
+        starting.release()
+        self._watches_allocator = True
+
+        def observe() -> None:
+            with suppress(RuntimeError):  # cudaMallocAsync, and allocators of the program's own, tell nobody
+                attach(uncompiled(self.allocation_failed))
+
+        call_later(observe)  # raises into the program's first use of CUDA what `observe` raises
+
     def allocation_failed(self, device: int, requested_bytes: int, total_bytes: int, free_bytes: int) -> None:
         """The allocator gives up on a request; the program may yet catch the error."""
         if time.monotonic() - self._last_at < _CAUGHT_EVERY_S:
             return
-        state = self._look()
-        if state is not None:
-            self._write(
+        frame = sys._getframe(1)
+        self._guarded(
+            lambda: self._write(
                 _document(
-                    state,
+                    self._look(),
                     device=device,
                     requested_bytes=requested_bytes,
                     device_total_bytes=total_bytes,
                     device_free_bytes=free_bytes,
-                    source=_calling_line(sys._getframe(1)),
+                    source=_calling_line(frame),
                 )
             )
+        )
 
     def process_failed(self, error: BaseException, trace: TracebackType | None) -> None:
         """An out-of-memory error ends the process."""
+        self._guarded(lambda: self._write(self._last_document(error, trace)))
+
+    def _last_document(self, error: BaseException, trace: TracebackType | None) -> OutOfMemoryDocument:
         text = str(error)
         document = self._last
         if document is None or time.monotonic() - self._last_at > _SAME_ERROR_S:
-            state = self._look()
-            if state is None:
-                return
-            document = _document_of_message(state, text)
+            document = _document_of_message(self._look(), text)
         source = _failing_line(trace) or document["source"]
-        self._write({**document, "source": source, "message": text[:_MESSAGE_LENGTH], "fatal": True})
+        return {**document, "source": source, "message": text[:_MESSAGE_LENGTH], "fatal": True}
 
     def _write(self, document: OutOfMemoryDocument) -> None:
         self._last, self._last_at = document, time.monotonic()
@@ -114,12 +143,17 @@ def _document(
     cuda = device if device is not None and device >= 0 and allocator.is_running() else None
     figures = allocator.figures(cuda) if cuda is not None else allocator.UNKNOWN
     figure = {name: None if value < 0 else value for name, value in asdict(figures).items()}
+    kind = allocator.kind(cuda) if cuda is not None else None
+    if kind is not None and device_total_bytes is None:
+        device_total_bytes = kind.total_bytes
     held = state.holdings.get(-1 if device is None else device, Holdings())
     return OutOfMemoryDocument(
         step=state.step,
         wall_ns=time.time_ns(),
         device=device,
         device_uuid=allocator.device_uuid(cuda) if cuda is not None else "",
+        device_name=kind.name if kind is not None else "",
+        compute_capability=kind.compute_capability if kind is not None else None,
         requested_bytes=requested_bytes,
         requested_is_rounded=is_rounded,
         device_total_bytes=device_total_bytes,

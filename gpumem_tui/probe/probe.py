@@ -30,7 +30,7 @@ from gpumem_tui.probe.documents import (
 )
 from gpumem_tui.probe.files import WireError, read_private, write_document
 from gpumem_tui.probe.finding import Finder, Holdings
-from gpumem_tui.probe.model import describe_models, describe_optimizers
+from gpumem_tui.probe.model import describe_models, describe_optimizers, describe_untrained
 from gpumem_tui.probe.oom import BlackBox, State
 from gpumem_tui.probe.ring import Ring
 from gpumem_tui.probe.steps import StepCount
@@ -63,6 +63,7 @@ class Probe:
         self._ring: Ring | None = None
         self._look: Look | None = None
         self._look_is_over = False
+        self._black_box = BlackBox(self._look_around, self._publish_out_of_memory, self._guarded)
         self._samples: deque[wire.Record] = deque(maxlen=KEPT_SAMPLES)
         self._lock = threading.Lock()
         self._due = 0.0
@@ -91,7 +92,7 @@ class Probe:
                 boundary(optimizer)
 
         register_optimizer_step_post_hook(invisible(after_step))
-        BlackBox(self._state, self._publish_out_of_memory).arm()
+        self._black_box.arm()
         os.register_at_fork(after_in_child=self._leave_child)
         atexit.register(self._end)
 
@@ -112,13 +113,6 @@ class Probe:
         if self._look is not None:
             self._look.disarm()
 
-    def _state(self) -> State | None:
-        """For the black box: what is held now. None if that cannot be told."""
-        return self._guarded(self._look_around)
-
-    def _publish_out_of_memory(self, document: OutOfMemoryDocument) -> None:
-        self._guarded(lambda: write_document(self._open_ring().files.oom, encode_document(dict(document))))
-
     def _guarded(self, work: Callable[[], _T], though_off: bool = False) -> _T | None:
         """Do something, of which no failure reaches the program; skip it if another thread is at it, or in a child."""
         skipped = (self._is_off and not though_off) or os.getpid() != self._pid
@@ -132,7 +126,8 @@ class Probe:
             self._errors += 1
             self._failures += 1
             if self._failures >= MOST_FAILURES and not self._is_off:
-                self._switch_off(f"{type(error).__name__}: {error}")
+                with suppress(Exception):  # such as of the program's own handlers of log messages
+                    self._switch_off(f"{type(error).__name__}: {error}")
             return None
         finally:
             self._lock.release()
@@ -140,7 +135,6 @@ class Probe:
     def _switch_off(self, reason: str) -> None:
         self._is_off = True
         self._due = math.inf
-        _log.warning("gpumem-tui stops watching this process: %s", reason)
         if self._look is not None:
             self._look.disarm()
             with suppress(Exception):  # what failed before may fail here as well, and it has just been told
@@ -148,13 +142,17 @@ class Probe:
         if self._ring is not None:
             with suppress(OSError, WireError):
                 self._ring.switch_off(reason)
+        _log.warning("gpumem-tui stops watching this process: %s", reason)
 
     # Sampling
 
     def _at_boundary(self, optimizer: torch.optim.Optimizer) -> None:
         if id(optimizer) not in self._steps.fired:
             self._meet(optimizer)
-        if time.monotonic() < self._due or not self._steps.is_whole(optimizer):
+        if time.monotonic() < self._due:
+            return
+        self._steps.recheck(optimizer)
+        if not self._steps.is_whole(optimizer):
             return
         if self._look is not None:
             self._end_look(self._look, optimizer)
@@ -179,6 +177,7 @@ class Probe:
 
     def _sample(self, phase: str = "optimizer") -> None:
         started = time.monotonic()
+        self._black_box.watch_allocator()
         try:
             ring = self._open_ring()
             with torch._C.DisableTorchFunction():  # the program's own modes need not see what is read here
@@ -206,6 +205,7 @@ class Probe:
             wall_ns=time.time_ns(),
             models=describe_models(self._finder.roots),
             optimizers=describe_optimizers(self._finder.optimizers),
+            untrained=describe_untrained(self._finder.untrained, self._finder.roots),
         )
         write_document(ring.files.model, encode_document(dict(document)))
 
@@ -236,6 +236,11 @@ class Probe:
             )
             for device in sorted({*holdings, *cuda} or {wire.CPU})  # where nothing is left, that is said
         ]
+
+    # When memory runs out
+
+    def _publish_out_of_memory(self, document: OutOfMemoryDocument) -> None:
+        write_document(self._open_ring().files.oom, encode_document(dict(document)))
 
     def _look_around(self) -> State:
         if self._finder.stale:

@@ -15,8 +15,9 @@ class StepCount:
     """Training steps, where several optimizers take part in one, or one fires its hook more than once.
 
     A class that overrides `step` and calls its parent's fires the hook in both: that is seen on the stack when it first
-    steps. Among several optimizers the one with most steps counts, and one that comes later starts where the others
-    are: so the two of a GAN count once, and a second run in the same process goes on from the first.
+    steps, and at every `recheck`, as torch puts the hook around the parent's only when the first of that class is made.
+    Among several optimizers the one with most steps counts, and one that comes later starts where the others are: so
+    the two of a GAN count once, and a second run in the same process goes on from the first.
 
     Attributes:
         fired: by the optimizer's `id`, how often its hook has fired. The hook itself counts here.
@@ -34,6 +35,18 @@ class StepCount:
         self._first[key] = max(0, self.steps - 1)
         self._fires_per_step[key] = _nested_steps(optimizer)
         self.fired[key] = 1
+
+    def recheck(self, optimizer: torch.optim.Optimizer) -> None:
+        """The optimizer fires its hook: does it do so more often within a step by now? The count goes on from here.
+
+        What fired since the last check stays counted as it was: which of it was twice cannot be told any more.
+        """
+        key = id(optimizer)
+        nested = _nested_steps(optimizer)
+        if nested > self._fires_per_step[key]:
+            self._first[key] = self._of(key) - 1
+            self._fires_per_step[key] = nested
+            self.fired[key] = 1
 
     def forget(self, key: int) -> None:
         """An optimizer is gone; its `id` may come back as another's. The count stands."""

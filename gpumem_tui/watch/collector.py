@@ -11,6 +11,7 @@ from gpumem_tui.monitor.processes import HostProcesses
 from gpumem_tui.monitor.snapshot import GpuReading, Reading
 from gpumem_tui.monitor.visible import Candidate
 from gpumem_tui.probe.files import WireError
+from gpumem_tui.probe.wire import CPU
 from gpumem_tui.watch.cleaning import clean
 from gpumem_tui.watch.devices import gpu_uuid, probe_figures
 from gpumem_tui.watch.documents import read_trained
@@ -116,7 +117,8 @@ def _derive(process: ProbedProcess, found: Mapping[Bucket, int]) -> Reading[Expe
         return Unknown(str(error))
     if trained is None:
         return Unknown("the probe has not listed the parameters yet")
-    return expect(trained, found, process.process.world_size)
+    devices = {sample.record.device for sample in process.samples if sample.is_on_gpu} or {CPU}
+    return expect(trained, found, process.process.world_size, devices)
 
 
 def _candidate(gpu: GpuReading) -> Candidate:

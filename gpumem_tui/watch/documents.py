@@ -47,11 +47,21 @@ class Optimizer:
 
 
 @dataclass(frozen=True)
+class Untrained:
+    """What the module trees of one class that nothing trains hold of one device."""
+
+    name: str
+    device: Annotated[int, msgspec.Meta(ge=-1)]
+    bytes: Count
+
+
+@dataclass(frozen=True)
 class Trained:
-    """What a process trains."""
+    """What a process trains, and what else is there; a probe of an earlier version does not tell of the latter."""
 
     models: tuple[Model, ...]
     optimizers: tuple[Optimizer, ...]
+    untrained: tuple[Untrained, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -111,6 +121,7 @@ class PostMortem:
     Attributes:
         buckets: parameters, gradients and optimizer state on that device at that moment.
         fatal: whether the error ended the process.
+        device_name, compute_capability: what kind of GPU it was; empty and None where the probe did not say.
     """
 
     step: Count
@@ -132,6 +143,8 @@ class PostMortem:
     ooms: Count | None
     inactive_split_bytes: Count | None
     fatal: bool
+    device_name: str = ""
+    compute_capability: tuple[Count, Count] | None = None
 
     @property
     def breakdown(self) -> Breakdown:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from gpumem_tui.catalog.shapes import ModelShape
-from gpumem_tui.formula.predict import FormulaPrediction, predict
+from gpumem_tui.catalog.shapes import Gpu, ModelShape
+from gpumem_tui.formula.predict import DEFAULT_HEADROOM, FormulaPrediction, max_batch_size, predict
 from gpumem_tui.formula.recipe import SHARDINGS, Optimizer, Precision, Recipe
-from gpumem_tui.memory import Bucket, Unknown
+from gpumem_tui.formula.remedies import Remedy, remedies
+from gpumem_tui.formula.rows import fixed_row
+from gpumem_tui.memory import Bucket, Unknown, format_bytes
 from gpumem_tui.monitor.snapshot import Reading
 from gpumem_tui.watch.documents import Trained
 from gpumem_tui.watch.shape import class_name, derive
@@ -35,27 +38,53 @@ _PRECISIONS: Mapping[str, Precision] = MappingProxyType({"float32": "fp32", "bfl
 
 @dataclass(frozen=True)
 class Expected:
-    """A model and a recipe for the formula, with what had to be assumed for them, one phrase each."""
+    """A model and a recipe for the formula, with what had to be assumed for them, one phrase each.
+
+    Attributes:
+        untrained_bytes: of modules beside the model that nothing trains, as found: no formula tells of them.
+    """
 
     shape: ModelShape
     recipe: Recipe
     assumed: tuple[str, ...]
+    untrained_bytes: int = 0
 
     def at(self, batch_size: int) -> FormulaPrediction:
         """The prediction for a batch size, which a probe does not see."""
-        return predict(self.shape, self.recipe, batch_size)
+        prediction = predict(self.shape, self.recipe, batch_size)
+        if not self.untrained_bytes:
+            return prediction
+        row = fixed_row(
+            Bucket.PARAMETERS, "modules that are not trained", (self.untrained_bytes,), "found by the probe"
+        )
+        return replace(prediction, rows=(row, *prediction.rows))
+
+    def max_batch_size(self, total_bytes: int) -> int:
+        """The largest batch that fits on a device of that size, a tenth of it left free."""
+        return max_batch_size(self.shape, self.recipe, self._left_bytes(total_bytes))
+
+    def remedies(self, total_bytes: int, gpu: Gpu | None) -> list[Remedy]:
+        """What would make a larger batch fit on such a device, the most useful first."""
+        return remedies(self.shape, self.recipe, self._left_bytes(total_bytes), gpu=gpu)
+
+    def _left_bytes(self, total_bytes: int) -> int:
+        """The size of a device on which, without those modules, as much fits."""
+        return max(0, total_bytes - math.ceil(self.untrained_bytes / (1 - DEFAULT_HEADROOM)))
 
     def samples_held(self, activation_bytes: int) -> int:
         """How many samples' activations these bytes are, by the formula."""
         return round(activation_bytes / self.at(1).activation_bytes_per_sample)
 
 
-def expect(trained: Trained, found: Mapping[Bucket, int], world_size: int | None) -> Reading[Expected]:
+def expect(
+    trained: Trained, found: Mapping[Bucket, int], world_size: int | None, devices: Collection[int]
+) -> Reading[Expected]:
     """The formula's view of what a process trains, or why there is none.
 
     Args:
         found: the measured bytes of this rank; they tell by which stage of ZeRO the state is sharded, if at all.
         world_size: ranks of the job; None outside of one.
+        devices: those that the prediction is of, as the process numbers them.
     """
     derived = derive(trained)
     if isinstance(derived, Unknown):
@@ -71,9 +100,16 @@ def expect(trained: Trained, found: Mapping[Bucket, int], world_size: int | None
     if precision == "fp32":
         assumed = (*assumed, "no autocast and no recompute, which parameters do not show")
     if world_size is not None and world_size > 1:
-        recipe = _sharded(derived.shape, replace(recipe, gpus=world_size), found)
+        others_bytes = sum(one.bytes for one in trained.untrained)
+        state = {bucket: size - others_bytes * (bucket is Bucket.PARAMETERS) for bucket, size in found.items()}
+        recipe = _sharded(derived.shape, replace(recipe, gpus=world_size), state)
         assumed = (*assumed, f"sharding {recipe.sharding} over {world_size} GPUs, by the size of the state")
-    return Expected(derived.shape, recipe, assumed)
+    beside = [one for one in trained.untrained if one.device in devices]
+    untrained_bytes = sum(one.bytes for one in beside)
+    if untrained_bytes:
+        names = ", ".join(sorted({class_name(one.name) for one in beside}))
+        assumed = (*assumed, f"{format_bytes(untrained_bytes)} of modules that nothing trains ({names}), as found")
+    return Expected(derived.shape, recipe, assumed, untrained_bytes)
 
 
 def _optimizer(trained: Trained) -> Reading[Optimizer]:

@@ -109,9 +109,9 @@ def find(pid: int, proc: Path = PROC) -> Host | None:
     """The process of that pid; None if there is none (any more)."""
     folder = proc / str(pid)
     try:
-        status = dict(line.partition(":")[::2] for line in (folder / "status").read_text().splitlines())
-        stat = (folder / "stat").read_text()
-        command = os.fsdecode((folder / "cmdline").read_bytes())
+        status = dict(line.partition(":")[::2] for line in _text(folder / "status").split("\n"))
+        stat = _text(folder / "stat")
+        command = _text(folder / "cmdline")
     except OSError:
         return None
     return Host(
@@ -125,6 +125,11 @@ def find(pid: int, proc: Path = PROC) -> Host | None:
         name=status["Name"].strip(),
         command=tuple(command.rstrip("\0").split("\0")) if command else (),
     )
+
+
+def _text(path: Path) -> str:
+    """What the kernel says there: names in it are the processes' own, and cut to 15 bytes wherever that is."""
+    return os.fsdecode(path.read_bytes())
 
 
 def printable(text: str) -> str:

@@ -9,11 +9,14 @@ from typing import Any
 
 import msgspec
 
-from gpumem_tui.formula.predict import DEFAULT_HEADROOM, max_batch_size
-from gpumem_tui.formula.remedies import Remedy, remedies
+from gpumem_tui.catalog.shapes import Gpu
+from gpumem_tui.formula.predict import DEFAULT_HEADROOM
+from gpumem_tui.formula.remedies import Remedy
 from gpumem_tui.memory import Breakdown, Bucket, Unknown, Value, format_bytes
+from gpumem_tui.monitor.devices import RealGpu
 from gpumem_tui.monitor.snapshot import Reading
 from gpumem_tui.probe.files import WireError
+from gpumem_tui.probe.wire import CPU
 from gpumem_tui.watch.documents import PostMortem, read_post_mortem, read_trained
 from gpumem_tui.watch.expected import FIXED, Expected, expect
 from gpumem_tui.watch.hosts import printable
@@ -58,7 +61,23 @@ class Case:
         total_bytes = self.post_mortem.device_total_bytes
         if isinstance(self.expected, Unknown) or total_bytes is None:
             return []
-        return remedies(self.expected.shape, self.expected.recipe, total_bytes)[:_BEST_REMEDIES]
+        return self.expected.remedies(total_bytes, self._gpu(total_bytes))[:_BEST_REMEDIES]
+
+    def _gpu(self, total_bytes: int) -> Gpu | None:
+        """The GPU that it ran on, as far as that is known."""
+        found = self.post_mortem
+        if found.device is None or found.compute_capability is None:
+            return None
+        return RealGpu(
+            index=found.device,
+            uuid=found.device_uuid,
+            name=found.device_name,
+            total_bytes=total_bytes,
+            reserved_bytes=0,
+            used_bytes=0,
+            compute_capability=found.compute_capability,
+            pids=(),
+        ).describe()
 
 
 def open_case(process: ProbedProcess) -> Case | None:
@@ -77,7 +96,8 @@ def open_case(process: ProbedProcess) -> Case | None:
     if trained is None:
         return Case(process, post_mortem, Unknown("the probe had not listed the parameters yet"))
     found = {bucket: post_mortem.breakdown[bucket] for bucket in FIXED}
-    return Case(process, post_mortem, expect(trained, found, process.process.world_size))
+    devices = {CPU if post_mortem.device is None else post_mortem.device}
+    return Case(process, post_mortem, expect(trained, found, process.process.world_size, devices))
 
 
 def case_json(case: Case) -> dict[str, Any]:
@@ -130,7 +150,8 @@ def request_lines(found: PostMortem) -> Iterator[str]:
         about = "about " if found.requested_is_rounded else ""
         where = f" at {found.source}" if found.source else ""
         free = "" if found.device_free_bytes is None else f", {format_bytes(found.device_free_bytes)} was free"
-        device = "" if found.device is None else f" on {device_name(found.device)}"
+        kind = f" ({found.device_name})" if found.device_name else ""
+        device = "" if found.device is None else f" on {device_name(found.device)}{kind}"
         yield f"the failed request: {about}{format_bytes(found.requested_bytes)}{device}{where}{free}"
     elif found.message:
         yield f"the error: {found.message.splitlines()[0]}"
@@ -180,7 +201,7 @@ def _formula_lines(case: Case) -> Iterator[str]:
     if isinstance(case.rest_bytes, int):
         yield f"  the rest is what about {expected.samples_held(case.rest_bytes)} samples of a batch hold"
     if total_bytes is not None:
-        fits = max_batch_size(expected.shape, recipe, total_bytes)
+        fits = expected.max_batch_size(total_bytes)
         yield f"  largest batch on this device, {DEFAULT_HEADROOM:.0%} left free: {fits:,}"
     best = case.remedies
     if best:

@@ -65,7 +65,16 @@ def derive(trained: Trained) -> Reading[Derived]:
     trainable = sum(_values(parameter) for parameter in model.parameters if parameter.trained)
     if trainable < _MOSTLY * sizes[model]:
         return Unknown(f"only {trainable / max(1, sizes[model]):.1%} of the parameters of {name} are trained")
-    return _of_model(model, sizes[model])
+    derived = _of_model(model, sizes[model])
+    if isinstance(derived, Unknown):
+        return derived
+    simplified = []
+    if trainable < sizes[model]:
+        simplified.append(f"all parameters trained, though {1 - trainable / sizes[model]:.1%} of them are frozen")
+    if sizes[model] < total:
+        others = ", ".join(sorted({class_name(other.name) for other in sizes if other is not model}))
+        simplified.append(f"{others}, trained beside it with {total - sizes[model]:,} parameters, left out of account")
+    return replace(derived, assumed=(*derived.assumed, *simplified))
 
 
 def _of_model(model: Model, parameters: int) -> Reading[Derived]:

@@ -112,6 +112,12 @@ def test_run_watch_and_look(program: Program, folder: Path) -> None:
     assert done.code == 0
     assert f"PID {pid} (" in done.out
     assert ": vanished at step " in done.out
+    done = program("watch", str(pid), "--post-mortem", env=env)
+    assert (done.code, done.out) == (0, "")
+    assert done.err.endswith(") has not run out of memory\n")
+    done = program("look", str(pid), env=env)
+    assert (done.code, done.out) == (4, "")
+    assert done.err.endswith(f") has ended: `gpumem-tui watch {pid}` shows its last sample\n")
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="attaching works on x86-64 only")

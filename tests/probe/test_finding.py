@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from gpumem_tui.probe.finding import Finder, Holdings
-from gpumem_tui.probe.model import describe_models, describe_optimizers
+from gpumem_tui.probe.model import describe_models, describe_optimizers, describe_untrained
 from gpumem_tui.probe.steps import StepCount
 from gpumem_tui.probe.tensors import memory_of, tensors_in
 from gpumem_tui.probe.wire import CPU
@@ -183,6 +184,35 @@ def test_the_model_is_described_once_with_plain_options() -> None:
     assert "lr" not in options["options"]  # a tensor would have to be read from its device
 
 
+def test_a_model_that_answers_for_its_parameters_in_its_own_way_is_found() -> None:
+    class Grouped(nn.Sequential):
+        def parameters(self, recurse: bool = True) -> Any:
+            return [{"params": [self[0].weight], "lr": 0.1}, {"params": [self[0].bias]}]
+
+    model, frozen = Grouped(nn.Linear(8, 4)), Grouped(nn.Linear(2, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
+    finder = Finder()
+    finder.scan([*model.modules(), *frozen.modules(), optimizer])
+    assert finder.roots == [model]
+    assert [p["name"] for p in describe_models(finder.roots)[0]["parameters"]] == ["0.weight", "0.bias"]
+    assert [one["bytes"] for one in describe_untrained(finder.untrained, finder.roots)] == [6 * FLOAT]
+
+
+def test_what_stands_beside_untrained_is_described_by_class() -> None:
+    student, teacher, average = nn.Linear(8, 4), nn.Linear(16, 4), nn.BatchNorm1d(10)
+    shared = nn.Linear(8, 4, bias=False)
+    shared.weight = student.weight
+    optimizer = torch.optim.SGD(student.parameters(), lr=0.1)
+    finder = Finder()
+    finder.scan([student, teacher, average, shared, nn.ReLU(), optimizer])
+    assert finder.roots == [student]
+    found = {(one["name"], one["device"], one["bytes"]) for one in describe_untrained(finder.untrained, finder.roots)}
+    assert found == {
+        ("torch.nn.modules.linear.Linear", CPU, (16 * 4 + 4) * FLOAT),
+        ("torch.nn.modules.batchnorm.BatchNorm1d", CPU, 4 * 10 * FLOAT + 8),
+    }
+
+
 # Steps
 
 
@@ -196,8 +226,6 @@ class Twice(torch.optim.SGD):
 @pytest.fixture
 def count() -> Any:
     """A step count that torch's own hook drives."""
-    from torch.optim.optimizer import register_optimizer_step_post_hook
-
     steps = StepCount()
 
     def fired(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
@@ -225,6 +253,39 @@ def test_a_step_that_calls_its_parents_is_one(count: StepCount) -> None:
     count.fired[id(optimizer)] += 1
     assert not count.is_whole(optimizer)
     assert count.steps == 4
+
+
+def test_a_parent_that_fires_later_too_is_seen(count: StepCount) -> None:
+    class Parent(torch.optim.Optimizer):
+        def __init__(self, parameters: Any, lr: float) -> None:
+            super().__init__(parameters, {"lr": lr})
+
+        def step(self, closure: Any = None) -> Any:
+            return None
+
+    class Child(Parent):
+        def step(self, closure: Any = None) -> Any:
+            with torch.no_grad():
+                return super().step(closure)
+
+    optimizer = _optimizer(Child)
+    for _ in range(3):
+        optimizer.step()
+    assert count.steps == 3
+    _optimizer(Parent)  # now torch puts the hook around the parent's step too
+    whole = []
+
+    def boundary(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        count.recheck(optimizer)
+        whole.append(count.is_whole(optimizer))
+
+    handle = register_optimizer_step_post_hook(boundary)
+    optimizer.step()
+    handle.remove()
+    for _ in range(3):
+        optimizer.step()
+    assert whole == [False, True]
+    assert count.steps == 7
 
 
 def test_two_optimizers_count_once_and_the_busier_one_decides(count: StepCount) -> None:

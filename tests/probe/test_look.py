@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -186,13 +186,23 @@ def test_a_mode_that_the_program_enters_is_not_torn_out() -> None:
     _assert_nothing_left()
 
 
-def test_compiled_code_is_not_compiled_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    import torch._dynamo.utils as dynamo
+@pytest.mark.parametrize("fullgraph", [False, True])
+@pytest.mark.parametrize("has_run", [False, True])
+def test_compiled_code_is_not_compiled_anew(fullgraph: bool, has_run: bool) -> None:
+    """With `fullgraph`, code that cannot be compiled would end the program."""
+    from torch._dynamo.utils import counters
 
     model = _model()
-    monkeypatch.setitem(dynamo.counters, "frames", {"total": 1, "ok": 1})
-    look = Look(1, 1, torch.optim.AdamW(model.parameters()))
-    assert "torch.compile" in look.start([model], Finder().trained())
+    compiled: Any = torch.compile(model, backend="eager", fullgraph=fullgraph)
+    try:
+        if has_run:
+            compiled(torch.randn(2, 16))
+        modules: list[nn.Module] = [] if has_run else [compiled]  # what has run is seen also where no module tells
+        look = Look(1, 1, torch.optim.AdamW(model.parameters()))
+        assert "torch.compile" in look.start(modules, Finder().trained())
+    finally:
+        torch._dynamo.reset()
+        counters.clear()
     _assert_nothing_left()
 
 
@@ -207,6 +217,44 @@ def test_a_failure_while_recording_is_told_and_the_step_is_not_harmed(monkeypatc
     assert document["devices"] == []
     assert document["unavailable"] == {"look": "ZeroDivisionError: no place"}
     _assert_nothing_left()
+
+
+def test_an_argument_that_cannot_be_looked_through_does_not_stop_the_forward() -> None:
+    class Lazy(Mapping[str, torch.Tensor]):
+        def __getitem__(self, key: str) -> torch.Tensor:
+            raise LookupError("not loaded yet")
+
+        def __iter__(self) -> Iterator[str]:
+            return iter(("x",))
+
+        def __len__(self) -> int:
+            return 1
+
+    class TakesMore(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(16, 16)
+
+        def forward(self, x: torch.Tensor, more: Lazy) -> Any:
+            return self.inner(x)
+
+    def step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        optimizer.zero_grad()
+        x = torch.randn(BATCH, 16)
+        (model(x, Lazy()) - x).pow(2).mean().backward()
+        optimizer.step()
+
+    model = TakesMore()
+    optimizer = torch.optim.AdamW(model.parameters())
+    step(model, optimizer)
+    finder = Finder()
+    finder.scan([model, optimizer])
+    look = Look(5, 1, optimizer)
+    assert look.start([model], finder.trained()) == ""
+    step(model, optimizer)
+    document = look.finish(2, finder.trained())
+    _assert_nothing_left()
+    assert document["unavailable"]["look"] == "LookupError: not loaded yet"
 
 
 def test_an_optimizer_that_goes_ends_the_look() -> None:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -25,7 +29,7 @@ def written() -> list[OutOfMemoryDocument]:
 
 @pytest.fixture
 def box(written: list[OutOfMemoryDocument]) -> BlackBox:
-    return BlackBox(lambda: STATE, written.append)
+    return BlackBox(lambda: STATE, written.append, lambda work: work())
 
 
 @pytest.mark.parametrize("steps", [0, 3])
@@ -97,3 +101,67 @@ def test_other_errors_go_where_they_went(box: BlackBox, written: list[OutOfMemor
         sys.excepthook = before
     assert [str(error) for error in seen] == ["a", "b", ""]
     assert [document["message"] for document in written] == ["b"]
+
+
+def test_what_goes_wrong_takes_the_place_of_no_error_of_the_program() -> None:
+    def broken() -> State:
+        raise RuntimeError("the probe's own")
+
+    def guarded(work: Callable[[], None]) -> None:
+        with suppress(RuntimeError):
+            work()
+
+    box = BlackBox(broken, lambda document: None, guarded)
+    box.allocation_failed(0, 12345, 80 * GIB, GIB)
+    box.process_failed(torch.OutOfMemoryError("CUDA out of memory."), None)
+
+
+# CUDA, of which this stands in for what torch calls
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """A device that answers, whose allocator keeps no figures: one of the program's own."""
+
+    def no_figures(device: int) -> dict[str, Any]:
+        raise RuntimeError("CUDAPluggableAllocator does not yet support getDeviceStats.")
+
+    properties = SimpleNamespace(name="Tesla T4", major=7, minor=5, total_memory=15 * GIB, uuid=None)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", no_figures)
+    return monkeypatch
+
+
+@pytest.mark.usefixtures("cuda")
+def test_the_kind_of_device_is_written_down(box: BlackBox, written: list[OutOfMemoryDocument]) -> None:
+    box.process_failed(torch.OutOfMemoryError("CUDA out of memory. GPU 1 is full."), None)
+    (document,) = written
+    assert (document["device_name"], document["compute_capability"]) == ("Tesla T4", (7, 5))
+    assert document["device_total_bytes"] == 15 * GIB
+    assert document["allocated_bytes"] is None
+
+
+def test_an_allocator_that_tells_nobody_does_not_spoil_the_start_of_cuda(
+    box: BlackBox, cuda: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def refuse(observer: object) -> None:
+        asked.append(observer)
+        raise RuntimeError("cudaMallocAsync does not yet support attachOutOfMemoryObserver.")
+
+    cuda.setattr(torch._C, "_cuda_attach_out_of_memory_observer", refuse, raising=False)
+    box.watch_allocator()
+    box.watch_allocator()
+    assert len(asked) == 1
+
+
+def test_attached_while_cuda_starts_it_does_not_wait_for_itself(box: BlackBox, cuda: pytest.MonkeyPatch) -> None:
+    asked: list[object] = []
+    cuda.setattr(torch._C, "_cuda_attach_out_of_memory_observer", asked.append, raising=False)
+    with torch.cuda._initialization_lock:  # as this thread holds it while CUDA starts
+        box.watch_allocator()
+    assert asked == []
+    box.watch_allocator()
+    assert len(asked) == 1

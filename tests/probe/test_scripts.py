@@ -58,6 +58,34 @@ def test_one_process(script: str, steps: int, tmp_path: Path) -> None:
     assert found.header.process.entry == "run"
 
 
+WRAPPED_LATER = """
+import math
+import torch
+from gpumem_tui.probe import probe
+
+probe.INTERVAL_S, probe.SAMPLE_SHARE = 0.0, math.inf  # every step is looked at
+
+class Child(torch.optim.SGD):
+    def step(self, closure=None):
+        return super().step(closure)
+
+parameter = torch.nn.Parameter(torch.ones(4))
+optimizer = Child([parameter], lr=0.1)
+for step in range(6):
+    if step == 3:
+        other = torch.optim.SGD([torch.nn.Parameter(torch.ones(4))], lr=0.1)
+    parameter.sum().backward()
+    optimizer.step()
+"""
+
+
+def test_steps_count_once_when_torch_comes_to_hook_the_parents_step_too(tmp_path: Path) -> None:
+    done = run(["-c", WRAPPED_LATER], tmp_path / "published")
+    assert (done.code, done.errors) == (0, "")
+    (found,) = done.published
+    assert [record.step for record in found.records] == [1, 2, 3, 4, 5, 6, 6]  # the last as the program ends
+
+
 def test_nothing_is_compiled_for_the_probe(tmp_path: Path) -> None:
     """Nor does it break a graph in two: frames and graphs are those of a run without it."""
     script = [HERE / "counted.py", SCRIPTS / "compiled.py"]

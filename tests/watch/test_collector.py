@@ -78,6 +78,12 @@ def test_what_is_expected_follows_the_document(tmp_path: Path) -> None:
     assert (watched.expected.shape.name, watched.expected.recipe.optimizer) == ("gpt2", "adamw")
     again = collector.collect([GPU]).processes[0].expected
     assert again is watched.expected, "derived once"
+    teacher = {"name": "my.Teacher", "bytes": GIB}
+    untrained = [{**teacher, "device": 0}, {**teacher, "device": -1}]  # the one in host memory is of no GPU's ledger
+    ring.document(ring.files.model, {**model_document(), "untrained": untrained})
+    expected = collector.collect([GPU]).processes[0].expected
+    assert isinstance(expected, Expected)
+    assert expected.untrained_bytes == GIB
     ring.document(ring.files.model, model_document(optimizer="torch.optim.sgd.SGD"))
     os.utime(ring.files.model, ns=(1, 1))
     [watched] = collector.collect([GPU]).processes

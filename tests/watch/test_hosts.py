@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 from gpumem_tui.probe.files import start_ticks
@@ -67,3 +69,18 @@ def test_its_own_choice_of_a_folder(tmp_path: Path) -> None:
 
 def test_what_a_process_calls_itself_stays_one_plain_line() -> None:
     assert hosts.shortened("\x1b[2J\nx" + "y" * 100, 10) == " [2J xyyy…"
+
+
+def test_a_name_that_is_no_text_hides_no_process() -> None:
+    """The kernel cuts names after 15 bytes, in the middle of a character if need be."""
+    code = "import ctypes; ctypes.CDLL(None).prctl(15, b'train\\xe8\\xae'); print(flush=True); input()"
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            process.stdout.readline()
+            found = hosts.find(process.pid)
+            assert found is not None
+            assert found.name.startswith("train")
+            assert process.pid in {host.pid for host in hosts.every()}
+        finally:
+            process.kill()

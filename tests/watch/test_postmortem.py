@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,8 @@ import pytest
 from gpumem_tui.catalog.loader import find_model
 from gpumem_tui.formula.predict import predict
 from gpumem_tui.formula.recipe import Recipe
-from gpumem_tui.memory import Bucket, Unknown
-from gpumem_tui.watch.documents import Model, Optimizer, Parameter, Trained, read_post_mortem
+from gpumem_tui.memory import GIB, Bucket, Unknown
+from gpumem_tui.watch.documents import Model, Optimizer, Parameter, Trained, Untrained, read_post_mortem
 from gpumem_tui.watch.expected import Expected, expect
 from gpumem_tui.watch.postmortem import Case, case_json, case_lines, open_case
 from gpumem_tui.watch.reader import Watcher
@@ -96,7 +97,7 @@ def test_the_prediction_stands_beside_what_was_found(tmp_path: Path) -> None:
 
 def test_how_many_samples_filled_the_device() -> None:
     """The formula's own activations for 7 samples are found to be those of 7 samples."""
-    expected = expect(trained(), {}, None)
+    expected = expect(trained(), {}, None, {0})
     assert isinstance(expected, Expected)
     growing = sum(row.size_bytes for row in expected.at(7).rows if row.grows_with_batch)
     assert expected.samples_held(growing) == 7
@@ -114,9 +115,47 @@ def test_what_the_device_did_not_say_is_a_dash(tmp_path: Path) -> None:
     assert case.remedies == []
 
 
+def test_a_frozen_teacher_is_part_of_what_is_expected() -> None:
+    teacher = Untrained("my.Teacher", 0, 7 * GIB)
+    elsewhere = Untrained("my.Average", 1, GIB)
+    alone, together = (
+        expect(replace(trained(), untrained=untrained), {}, None, {0})
+        for untrained in ((elsewhere,), (teacher, elsewhere))
+    )
+    assert isinstance(alone, Expected)
+    assert isinstance(together, Expected)
+    assert together.at(4).peak_bytes == alone.at(4).peak_bytes + 7 * GIB
+    assert together.at(0).breakdown[Bucket.PARAMETERS] == 4 * GPT2_VALUES + 7 * GIB
+    assert together.assumed == (*alone.assumed, "7.00 GiB of modules that nothing trains (Teacher), as found")
+    largest = together.max_batch_size(80 * GIB)
+    assert together.at(largest).peak_bytes <= 72 * GIB < together.at(largest + 1).peak_bytes
+    assert alone.max_batch_size(80 * GIB) > largest
+    assert together.remedies(80 * GIB, None)[0].max_batch_size < alone.remedies(80 * GIB, None)[0].max_batch_size
+
+
+@pytest.mark.parametrize("sharding", ["none", "zero2", "zero3"])
+def test_a_teacher_does_not_hide_how_the_state_is_sharded(sharding: Any) -> None:
+    found = fixed(Recipe(sharding=sharding, gpus=4))
+    found[Bucket.PARAMETERS] += 8 * GIB
+    expected = expect(replace(trained(), untrained=(Untrained("my.Teacher", 0, 8 * GIB),)), found, 4, {0})
+    assert isinstance(expected, Expected)
+    assert expected.recipe.sharding == sharding
+
+
+def test_remedies_are_for_the_gpu_that_it_ran_on(tmp_path: Path) -> None:
+    """A T4 has no bfloat16 arithmetic."""
+    old = case_of(tmp_path / "old", model_document(), device_name="Tesla T4", compute_capability=[7, 5])
+    new = case_of(tmp_path / "new", model_document(), device_name="NVIDIA L4", compute_capability=[8, 9])
+    assert any("on cuda:0 (Tesla T4) at train.py:34" in line for line in case_lines(old))
+    offered = {"old": "\n".join(case_lines(old)), "new": "\n".join(case_lines(new))}
+    assert "--precision amp-fp16" in offered["old"]
+    assert "bf16" not in offered["old"]
+    assert "--precision amp-bf16" in offered["new"]
+
+
 @pytest.mark.parametrize("sharding", ["none", "zero1", "zero2", "zero3"])
 def test_sharding_is_told_by_the_size_of_the_state(sharding: Any) -> None:
-    expected = expect(trained(), fixed(Recipe(sharding=sharding, gpus=4)), world_size=4)
+    expected = expect(trained(), fixed(Recipe(sharding=sharding, gpus=4)), 4, {0})
     assert isinstance(expected, Expected)
     assert expected.recipe == Recipe(sharding=sharding, gpus=4)
     assert expected.assumed[-1] == f"sharding {sharding} over 4 GPUs, by the size of the state"
@@ -132,15 +171,15 @@ def test_sharding_is_told_by_the_size_of_the_state(sharding: Any) -> None:
     ],
 )
 def test_optimizers_by_their_classes(optimizer: str, options: dict[str, Any], name: str) -> None:
-    expected = expect(trained(optimizer=optimizer, **options), {}, None)
+    expected = expect(trained(optimizer=optimizer, **options), {}, None, {0})
     assert isinstance(expected, Expected)
     assert expected.recipe.optimizer == name
 
 
 def test_what_has_no_formula_has_a_reason() -> None:
-    assert expect(trained(optimizer="my.Muon"), {}, None) == Unknown("no formula for the optimizer Muon")
-    assert expect(trained(dtype="float16"), {}, None) == Unknown("no formula for parameters in float16")
-    assert expect(Trained((), ()), {}, None) == Unknown("the probe found no module")
+    assert expect(trained(optimizer="my.Muon"), {}, None, {0}) == Unknown("no formula for the optimizer Muon")
+    assert expect(trained(dtype="float16"), {}, None, {0}) == Unknown("no formula for parameters in float16")
+    assert expect(Trained((), ()), {}, None, {0}) == Unknown("the probe found no module")
 
 
 def test_no_post_mortem_of_a_process_that_never_ran_out(tmp_path: Path) -> None:

@@ -205,3 +205,14 @@ def test_what_cannot_be_told_has_a_reason() -> None:
 def test_a_little_that_is_not_explained_is_said() -> None:
     found = derived({**gpt2(), "scale": (1000,)})
     assert found.assumed[-1] == "1,000 of 124,440,808 parameters left out of account"
+
+
+def test_what_is_frozen_or_trained_beside_it_is_said() -> None:
+    frozen = derive(trained(gpt2(), frozen="transformer.wpe"))
+    assert isinstance(frozen, Derived)
+    assert frozen.assumed[-1] == "all parameters trained, though 0.6% of them are frozen"
+    critic = Model("my.Critic", (Parameter("value.weight", (1000, 1000), "float32", True),), False)
+    beside = derive(Trained((*trained(gpt2()).models, critic), ()))
+    assert isinstance(beside, Derived)
+    assert beside.assumed[-1] == "Critic, trained beside it with 1,000,000 parameters, left out of account"
+    assert derived(gpt2()).assumed == beside.assumed[:-1] == frozen.assumed[:-1]

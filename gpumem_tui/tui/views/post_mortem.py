@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator
 
-from gpumem_tui.formula.predict import DEFAULT_HEADROOM, max_batch_size
+from gpumem_tui.formula.predict import DEFAULT_HEADROOM
 from gpumem_tui.memory import Unknown, format_bytes
 from gpumem_tui.tui.figures import ABSENT, MUTED, Span, percent
 from gpumem_tui.tui.glyphs import BUCKET_LOOKS, UNACCOUNTED_LOOK
@@ -83,7 +83,7 @@ def _remedies(case: Case, expected: Expected, width: int) -> Iterator[Row]:
     total_bytes = case.post_mortem.device_total_bytes
     if total_bytes is None:
         return
-    fits = max_batch_size(expected.shape, expected.recipe, total_bytes)
+    fits = expected.max_batch_size(total_bytes)
     yield [("What would have made it fit", "bold $primary")]
     said = f"a batch of at most {fits:,}, with {DEFAULT_HEADROOM:.0%} of the device left free"
     yield [(f"{fits:>8,}  ", "bold"), (fit(said, max(0, width - 10)), "")]
