@@ -7,6 +7,7 @@ import io
 import json
 import os
 import sys
+from collections import deque
 from collections.abc import Callable
 from contextlib import ExitStack, closing, nullcontext
 from pathlib import Path
@@ -120,7 +121,7 @@ def _show(source: Source, settings: Settings, recorder: Recorder | None, notice:
     code = open_monitor(
         source=recorded, settings=settings, read_only=settings.read_only, bell=settings.bell, notice=notice
     )
-    return complain(recorded.problem, EXIT_FAILED) if recorded.problem else code
+    return complain(recorded.notice, EXIT_FAILED) if recorded.notice else code
 
 
 def _show_recording(recording: Recording, settings: Settings, speed: float) -> int:
@@ -168,11 +169,7 @@ def _print_recording(recording: Recording, alerts: Alerts, *, once: bool, as_jso
 
     if not once:
         return _say_damage(recording, _written(lambda: stream(recording.snapshots(), alerts, as_json=as_json)))
-    last = None
-    for snapshot in recording.snapshots():
-        last = snapshot
-    if last is None:
-        raise click.UsageError(f"--replay: {recording.path} holds no reading that can be played")
+    (last,) = deque(recording.snapshots(), maxlen=1)
     return _say_damage(recording, _written(lambda: print_once(last, alerts, as_json=as_json)))
 
 
@@ -229,9 +226,12 @@ def _recording(path: Path) -> Recording:
     from gpumem_tui.monitor.recording import Recording, RecordingError
 
     try:
-        return Recording(path)
+        recording = Recording(path)
     except RecordingError as error:
         raise click.UsageError(f"--replay: {error}") from error
+    if next(recording.snapshots(), None) is None:
+        raise click.UsageError(f"--replay: {path} holds no reading that can be played")
+    return recording
 
 
 def _serve(stack: ExitStack, source: Source, host: str, port: int) -> str:

@@ -25,6 +25,9 @@ _HOT_SLACK_C = 3
 _AT_LIMIT_PERCENT = 97.0
 _AT_LIMIT_S = 10.0
 """A process that runs out of memory may free some before it ends: the limit may have been this long ago."""
+_FILLING_S = 30.0
+"""A process that runs out of memory mostly ends within this time of first reaching the limit. One that lived on there
+had what it needed: that it ends says nothing."""
 _LATELY_S = 30.0
 """An end for want of memory is an alert if it was no longer ago than this when it was first seen."""
 _NOTABLE_PERCENT = 5.0
@@ -41,13 +44,16 @@ class Severity(Enum):
 
 
 class AlertKind(Enum):
-    """What is the matter. The value is the key used in JSON."""
+    """What is the matter. The value is the key used in JSON.
+
+    Of one severity they stand in this order: why GPUs are lost, what just happened, what lasts.
+    """
 
     NO_DRIVER = "no_driver"
-    LOST = "lost"
-    STALE = "stale"
     OOM = "oom"
+    LOST = "lost"
     ECC = "ecc"
+    STALE = "stale"
     NEAR_FULL = "near_full"
     HOT = "hot"
     THROTTLED = "throttled"
@@ -146,12 +152,26 @@ class _Scope:
 
 @dataclass
 class _Past:
-    """What earlier snapshots said of a scope. `full_s`: when it was last at its limit."""
+    """What earlier snapshots said of a scope.
+
+    Attributes:
+        full_s: when it was last at its limit.
+        processes: the last list of them; None before the first.
+        filled_s: by pid, when the limit was first reached in a process's life; long ago where nobody saw it.
+    """
 
     trend: Trend = field(default_factory=Trend)
     time_s: float = 0.0
     full_s: float = -math.inf
-    processes: tuple[GpuProcess, ...] = ()
+    processes: tuple[GpuProcess, ...] | None = None
+    filled_s: dict[int, float] = field(default_factory=dict)
+
+    def take(self, processes: tuple[GpuProcess, ...], now_s: float, *, full: bool) -> None:
+        """The next list of processes, and whether memory is at its limit now."""
+        since_s = -math.inf if self.processes is None else now_s
+        known = {p.pid: self.filled_s.get(p.pid, since_s if full else None) for p in processes}
+        self.filled_s = {pid: filled_s for pid, filled_s in known.items() if filled_s is not None}
+        self.processes = processes
 
 
 class Alerts:
@@ -162,12 +182,13 @@ class Alerts:
         self._standing: dict[Key, _Standing] = {}
         self._past: dict[tuple[str, str], _Past] = {}
         self._probes: Probes = {}
+        self._watched: frozenset[int] = frozenset()
         self._time_s = 0.0
 
     def update(
         self, snapshot: Snapshot, probes: Probes | None = None, ended: Sequence[OutOfMemory] = ()
     ) -> tuple[Alert, ...]:
-        """The alerts after one more snapshot: the worst first, then the oldest.
+        """The alerts after one more snapshot: the worst first, of those in the order of their kinds, then the oldest.
 
         Args:
             probes: what the probes of watched processes say, if any does.
@@ -177,6 +198,8 @@ class Alerts:
         if now_s < self._time_s:
             self._set_back(now_s)
         self._time_s = now_s
+        publishing = {pid for _, pid in probes or ()}
+        self._watched |= publishing
         found: dict[Key, _Finding] = {}
         unread: set[Key] = set()
         if snapshot.problem:
@@ -191,6 +214,7 @@ class Alerts:
         scopes = {(gpu.uuid, scope.instance) for gpu in snapshot.gpus for scope in _scopes(gpu)}
         self._past = {key: past for key, past in self._past.items() if key in scopes}
         self._probes = dict(probes) if probes else self._probes
+        self._watched &= publishing | {p.pid for past in self._past.values() for p in past.processes or ()}
         self._follow(found, unread, now_s)
         return self._alerts()
 
@@ -211,8 +235,12 @@ class Alerts:
             for (uuid, instance, kind), standing in self._standing.items()
             if standing.seen_s - standing.since_s >= _DELAY_S.get(kind, 0.0)
         ]
-        worst_first = list(reversed(Severity))
-        return tuple(sorted(alerts, key=lambda alert: (worst_first.index(alert.severity), alert.since_s)))
+        worst_first, kinds = list(reversed(Severity)), list(AlertKind)
+
+        def rank(alert: Alert) -> tuple[int, int, float]:
+            return worst_first.index(alert.severity), kinds.index(alert.kind), alert.since_s
+
+        return tuple(sorted(alerts, key=rank))
 
     def _set_back(self, now_s: float) -> None:
         """The clock went back: nothing may have begun in the future."""
@@ -243,14 +271,32 @@ class Alerts:
         if isinstance(scope.memory, Unknown):
             return
         size_bytes = scope.memory.used_bytes + scope.memory.free_bytes
-        if not isinstance(scope.processes, Unknown):
-            yield from _ended_at_the_limit(scope.processes, scope, past, size_bytes)
-            past.processes = scope.processes
         percent = 100 * scope.memory.used_bytes / size_bytes if size_bytes else 0.0
+        if not isinstance(scope.processes, Unknown):
+            yield from self._ended_while_filling(scope.processes, scope, past, size_bytes, now_s)
+            past.take(scope.processes, now_s, full=percent >= _AT_LIMIT_PERCENT)
         past.trend.add(now_s, scope.memory.used_bytes)
         past.time_s = now_s
         past.full_s = now_s if percent >= _AT_LIMIT_PERCENT else past.full_s
         yield from self._near_full(scope, scope.memory, percent, past.trend.seconds_to(size_bytes))
+
+    def _ended_while_filling(
+        self, processes: tuple[GpuProcess, ...], scope: _Scope, past: _Past, size_bytes: int, now_s: float
+    ) -> Iterator[_Finding]:
+        """A process that held a notable share, and is gone right after it first met the limit: a guess, which is not
+        needed where a probe says how it ended."""
+        if past.time_s - past.full_s > _AT_LIMIT_S:
+            return
+        left = {process.pid for process in processes} | self._watched
+        for process in past.processes or ():
+            held, filled_s = process.used_bytes, past.filled_s.get(process.pid, -math.inf)
+            if process.pid in left or isinstance(held, Unknown) or now_s - filled_s > _FILLING_S:
+                continue
+            if 100 * held >= _NOTABLE_PERCENT * size_bytes:
+                who = "" if isinstance(process.host, Unknown) else f" ({process.host.name})"
+                end = f"pid {process.pid}{who} ended as memory filled up, it held {format_bytes(held)}"
+                message = f"{scope.title}: perhaps out of memory: {end}"
+                yield _Finding(AlertKind.OOM, Severity.WARNING, message, scope.instance)
 
     def _near_full(self, scope: _Scope, memory: Memory, percent: float, full_in_s: float | None) -> Iterator[_Finding]:
         above = percent - self._limits.near_full_percent
@@ -287,22 +333,6 @@ class Alerts:
             elif retries > 0:
                 message = f"{title}: pid {key[1]} fits only by freeing its cache ({_times(figures.retries)} so far)"
                 yield _Finding(AlertKind.OOM, Severity.WARNING, message)
-
-
-def _ended_at_the_limit(
-    processes: tuple[GpuProcess, ...], scope: _Scope, past: _Past, size_bytes: int
-) -> Iterator[_Finding]:
-    """A process that held a notable share, and is gone right after the memory was full."""
-    if past.time_s - past.full_s > _AT_LIMIT_S:
-        return
-    left = {process.pid for process in processes}
-    for process in past.processes:
-        held = process.used_bytes
-        if process.pid in left or isinstance(held, Unknown) or 100 * held < _NOTABLE_PERCENT * size_bytes:
-            continue
-        who = "" if isinstance(process.host, Unknown) else f" ({process.host.name})"
-        message = f"{scope.title}: pid {process.pid}{who} ended with memory full, it held {format_bytes(held)}"
-        yield _Finding(AlertKind.OOM, Severity.WARNING, f"{message}: out of memory?", scope.instance)
 
 
 def _ended(snapshot: Snapshot, ended: Sequence[OutOfMemory]) -> Iterator[tuple[str, _Finding]]:

@@ -35,6 +35,8 @@ class Newest(Generic[T]):
         with self._changed:
             self._ended = True
             self._changed.notify_all()
+        for tell in self._told:
+            tell()
 
     def wait(self, after: T | None, timeout_s: float) -> T | None:
         """The first value that is not `after`, or None if there is none in time, or none ever again."""
@@ -43,5 +45,5 @@ class Newest(Generic[T]):
             return None if self.value is after else self.value
 
     def subscribe(self, tell: Callable[[], None]) -> None:
-        """Have this called after each new value, by the thread that made it, which waits for it."""
+        """Have this called after each new value and at the end, by the thread that made it, which waits for it."""
         self._told.append(tell)

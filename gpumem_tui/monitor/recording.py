@@ -174,11 +174,11 @@ class Recorded:
     """A source whose snapshots are also recorded, at most one an interval.
 
     Attributes:
-        problem: one line if recording had to stop, else empty; the source goes on.
+        notice: one line if recording had to stop, else empty; the source goes on.
     """
 
     def __init__(self, source: Source, recorder: Recorder, interval_s: float) -> None:
-        self.problem = ""
+        self.notice = ""
         self._source = source
         self._recorder = recorder
         self._interval_s = interval_s
@@ -200,7 +200,7 @@ class Recorded:
         return self._source.wait(after, timeout_s)
 
     def subscribe(self, tell: Callable[[], None]) -> None:
-        """Have this called after each new snapshot of the source."""
+        """Have this called after each new snapshot of the source and at its end."""
         self._source.subscribe(tell)
 
     def stop(self) -> None:
@@ -221,7 +221,7 @@ class Recorded:
                     self._stopped.wait(self._interval_s)
             self._recorder.close()
         except RecordingError as error:
-            self.problem = str(error)
+            self.notice = str(error)
 
 
 class Replay:
@@ -229,11 +229,15 @@ class Replay:
 
     Args:
         speed: 2 plays two recorded seconds in one.
+
+    Attributes:
+        notice: says so at the end.
     """
 
     def __init__(self, recording: Recording, speed: float = 1.0) -> None:
         self._recording = recording
         self._speed = speed
+        self.notice = ""
         self._newest: Newest[Snapshot] = Newest()
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._play, name="replay", daemon=True)
@@ -252,7 +256,7 @@ class Replay:
         return self._newest.wait(after, timeout_s)
 
     def subscribe(self, tell: Callable[[], None]) -> None:
-        """Have this called after each snapshot that comes due, from another thread."""
+        """Have this called after each snapshot that comes due and at the end, from another thread."""
         self._newest.subscribe(tell)
 
     def stop(self) -> None:
@@ -270,6 +274,7 @@ class Replay:
                 return
             self._newest.put(snapshot)
             last = snapshot
+        self.notice = "end of recording"
         self._newest.end()
 
 

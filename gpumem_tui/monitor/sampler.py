@@ -71,6 +71,9 @@ class Sampler:
 
     # ---- what snapshot.Source promises
 
+    notice = ""
+    """What is wrong stands in the snapshots."""
+
     def start(self) -> None:
         """Begin; returns at once."""
         threading.Thread(target=self._run, name="gpu-sampler", daemon=True).start()
@@ -84,7 +87,7 @@ class Sampler:
         return self._newest.wait(after, timeout_s)
 
     def subscribe(self, tell: Callable[[], None]) -> None:
-        """Have this called after each new snapshot, from another thread."""
+        """Have this called after each new snapshot and at the end, from another thread."""
         self._newest.subscribe(tell)
 
     def stop(self) -> None:

@@ -260,6 +260,10 @@ class Snapshot:
 class Source(Protocol):
     """Whatever gives snapshots: the live sampler, or a recording that is played back."""
 
+    @property
+    def notice(self) -> str:
+        """A few words on how it stands, for whoever shows the snapshots; empty while there is nothing to say."""
+
     def start(self) -> None:
         """Begin; returns at once."""
 
@@ -270,7 +274,7 @@ class Source(Protocol):
         """The first snapshot that is not `after`, or None if there is none in time, or none ever again."""
 
     def subscribe(self, tell: Callable[[], None]) -> None:
-        """Have this called after each new snapshot, from another thread; it must not wait."""
+        """Have this called after each new snapshot and at the end, from another thread; it must not wait."""
 
     def stop(self) -> None:
         """End; returns at once even if a driver call never comes back."""

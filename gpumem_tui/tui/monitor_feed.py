@@ -21,6 +21,7 @@ class Feed:
     Attributes:
         published: what the probes said beside the newest one.
         alerts: what is the matter now; `rings`: one of them began with the newest snapshot.
+        notice: what the source says of itself.
         first, latest: None before there is one.
     """
 
@@ -29,6 +30,7 @@ class Feed:
         self.published = Published()
         self.alerts: tuple[Alert, ...] = ()
         self.rings = False
+        self.notice = ""
         self.first: Snapshot | None = None
         self.latest: Snapshot | None = None
         self._history = history
@@ -51,16 +53,17 @@ class Feed:
 
     def look(self) -> bool:
         """Take in the newest snapshot and what probes say; False if nothing is new. Never waits."""
-        snapshot = self.source.latest()
+        notice, snapshot = self.source.notice, self.source.latest()
         if snapshot is None:
             return False
         if self._is_awaited(snapshot):
             return False
         published = self._probes.latest() if self._probes is not None else self.published
-        if snapshot is self.latest and published is self.published:
+        if snapshot is self.latest and published is self.published and notice == self.notice:
             return False
         self.first = self.first or snapshot
         self.latest, self.published, self._held_since_s = snapshot, published, None
+        self.notice = notice
         self._history.add(snapshot, published.figures)
         before = {alert.key for alert in self.alerts}
         self.alerts = self._judge.update(snapshot, published.figures, published.out_of_memory)

@@ -51,17 +51,22 @@ def memory(used_bytes: int, total_bytes: int = 80 * GIB) -> Memory:
     return Memory(total_bytes, RESERVED_BYTES, used_bytes, total_bytes - RESERVED_BYTES - used_bytes)
 
 
+def ledger(held: Memory, processes: Sequence[GpuProcess], unaccounted_bytes: int, note: str) -> DeviceLedger:
+    """What adds up: the driver's reserve, the processes in their order, what nobody accounts for, and what is free."""
+    rows = (
+        LedgerRow(Kind.DRIVER_RESERVED, RESERVED_BYTES),
+        *(LedgerRow(Kind.PROCESS, process.used_bytes, process) for process in processes),
+        LedgerRow(Kind.UNACCOUNTED, unaccounted_bytes, note=note),
+        LedgerRow(Kind.FREE, held.free_bytes),
+    )
+    return DeviceLedger(held.total_bytes, rows)
+
+
 def gpu(index: int = 0, used_bytes: int = 10 * GIB, **changes: Any) -> GpuReading:
     """An A100 with everything supported; one process holds all but 256 MiB of what is used."""
     held = memory(used_bytes)
-    unaccounted = min(256 * MIB, used_bytes)
-    owner = process(4000 + index, used_bytes - unaccounted)
-    rows = (
-        LedgerRow(Kind.DRIVER_RESERVED, RESERVED_BYTES),
-        LedgerRow(Kind.PROCESS, used_bytes - unaccounted, owner),
-        LedgerRow(Kind.UNACCOUNTED, unaccounted, note="kernel"),
-        LedgerRow(Kind.FREE, held.free_bytes),
-    )
+    unaccounted_bytes = min(256 * MIB, used_bytes)
+    owner = process(4000 + index, used_bytes - unaccounted_bytes)
     values: dict[str, Any] = {
         "index": index,
         "uuid": f"GPU-{index:08d}",
@@ -70,7 +75,7 @@ def gpu(index: int = 0, used_bytes: int = 10 * GIB, **changes: Any) -> GpuReadin
         "state_reason": "",
         "age_s": 0.0,
         "memory": held,
-        "ledger": DeviceLedger(held.total_bytes, rows),
+        "ledger": ledger(held, [owner], unaccounted_bytes, "kernel"),
         "processes": (owner,),
         "compute_capability": (8, 0),
         "utilization_percent": 97,

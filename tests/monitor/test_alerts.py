@@ -26,6 +26,7 @@ class Watch:
         self.second = -1
 
     def __call__(self, *gpus: GpuReading, seconds: int = 1, probes: Any = None, **changes: Any) -> list[Alert]:
+        current: tuple[Alert, ...] = ()
         for _ in range(seconds):
             self.second += 1
             current = self.alerts.update(machine(gpus, after_s=self.second, **changes), probes)
@@ -93,26 +94,67 @@ class TestNearFull:
 
 
 class TestOutOfMemory:
-    def test_a_process_that_ends_at_the_limit(self, watch: Watch) -> None:
-        held = 70 * GIB
-        crowd = (process(7, held), process(8, GIB))
+    def test_a_process_that_ends_as_it_fills_the_device(self, watch: Watch) -> None:
+        crowd = (process(7, 70 * GIB), process(8, GIB))
+        watch(replace(_percent(50), processes=crowd))
         watch(replace(_percent(99), processes=crowd), seconds=3)
         watch(replace(_percent(60), processes=crowd))  # it freed some while it died
         alerts = watch(replace(_percent(1), processes=crowd[1:]))
         (alert,) = (alert for alert in alerts if alert.kind is AlertKind.OOM)
-        assert alert.message == "GPU 0: pid 7 (python) ended with memory full, it held 70.00 GiB: out of memory?"
+        assert alert.severity is Severity.WARNING
+        end = "pid 7 (python) ended as memory filled up, it held 70.00 GiB"
+        assert alert.message == f"GPU 0: perhaps out of memory: {end}"
         assert _kinds(watch(_percent(1), seconds=30)) == [AlertKind.OOM]
         assert watch(_percent(1), seconds=40) == []
 
+    def test_one_that_was_not_there_before_fills_it_at_once(self, watch: Watch) -> None:
+        watch(_percent(1))
+        watch(replace(_percent(99), processes=(process(7, 70 * GIB),)))
+        assert AlertKind.OOM in _kinds(watch(_percent(1)))
+
     def test_not_one_that_ends_long_after_or_held_little(self, watch: Watch) -> None:
         big, small = process(7, 70 * GIB), process(8, GIB)
+        watch(replace(_percent(50), processes=(big, small)))
         watch(replace(_percent(99), processes=(big, small)))
         assert AlertKind.OOM not in _kinds(watch(replace(_percent(98), processes=(big,))))
         watch(replace(_percent(60), processes=(big,)), seconds=15)
         assert watch(_percent(0)) == []
 
+    @pytest.mark.parametrize("dip_percent", [98, 40])
+    def test_not_one_that_lived_at_the_limit_for_long(self, watch: Watch, dip_percent: float) -> None:
+        steady = (process(7, 70 * GIB),)
+        watch(replace(_percent(50), processes=steady))
+        for _ in range(4):
+            watch(replace(_percent(98), processes=steady), seconds=10)
+            watch(replace(_percent(dip_percent), processes=steady))
+        watch(replace(_percent(98), processes=steady))
+        assert AlertKind.OOM not in _kinds(watch(_percent(1)))
+
+    def test_not_one_that_was_there_before_we_looked(self, watch: Watch) -> None:
+        watch(replace(_percent(98), processes=(process(7, 70 * GIB),)), seconds=2)
+        assert AlertKind.OOM not in _kinds(watch(_percent(1)))
+
+    @pytest.mark.parametrize("silent_s", [0, 2])
+    def test_a_probe_says_how_it_ended(self, watch: Watch, silent_s: int) -> None:
+        """The driver may list a process for a moment after it has ended."""
+        big = (process(7, 70 * GIB),)
+        probes = {(_UUID, 7): ProbeFigures(GIB, GIB, 0, 0), (_UUID, 9): ProbeFigures(GIB, GIB, 0, 0)}
+        others = {(_UUID, 9): ProbeFigures(GIB, GIB, 0, 0)}
+        watch(replace(_percent(50), processes=big), probes=probes)
+        watch(replace(_percent(99), processes=big), probes=probes)
+        watch(replace(_percent(99), processes=big), probes=others, seconds=silent_s)
+        assert AlertKind.OOM not in _kinds(watch(_percent(1), probes=others))
+
+    def test_a_pid_that_is_used_again_is_not_taken_for_the_watched_one(self, watch: Watch) -> None:
+        big = (process(7, 70 * GIB),)
+        watch(replace(_percent(50), processes=big), probes={(_UUID, 7): ProbeFigures(GIB, GIB, 0, 0)})
+        watch(_percent(1), seconds=5)
+        watch(replace(_percent(99), processes=big))
+        assert AlertKind.OOM in _kinds(watch(_percent(1)))
+
     def test_not_while_the_list_cannot_be_read(self, watch: Watch) -> None:
         big = process(7, 70 * GIB)
+        watch(replace(_percent(50), processes=(big,)))
         watch(replace(_percent(99), processes=(big,)))
         watch(replace(_percent(99), processes=Unknown("no permission")))
         alerts = watch(replace(_percent(99), processes=(big,)))
@@ -188,6 +230,20 @@ def test_no_driver(watch: Watch) -> None:
     (alert,) = watch(problem="no NVIDIA driver on this machine: install it")
     assert (alert.kind, alert.gpu_uuid, alert.severity) == (AlertKind.NO_DRIVER, "", Severity.CRITICAL)
     assert watch() == []
+
+
+def test_a_driver_that_stops_comes_before_the_gpus_that_it_takes_along(watch: Watch) -> None:
+    gone = [gpu(index, state=State.LOST, state_reason="the driver does not run") for index in (0, 1)]
+    watch(*gone)
+    alerts = watch(*gone, problem="NVIDIA driver and library versions differ: reboot")
+    assert _kinds(alerts) == [AlertKind.NO_DRIVER, AlertKind.LOST, AlertKind.LOST]
+
+
+def test_what_just_happened_comes_before_what_lasts(watch: Watch) -> None:
+    big, lasts = (process(7, 70 * GIB),), gpu(1, state=State.STALE, age_s=4.2, state_reason="it hangs")
+    watch(replace(_percent(50), processes=big), lasts)
+    assert _kinds(watch(replace(_percent(99), processes=big), lasts)) == [AlertKind.STALE, AlertKind.NEAR_FULL]
+    assert _kinds(watch(_percent(1), lasts)) == [AlertKind.OOM, AlertKind.STALE, AlertKind.NEAR_FULL]
 
 
 def test_the_worst_comes_first(watch: Watch) -> None:

@@ -49,6 +49,17 @@ class TestDriver:
         _write(system, "sys/bus/pci/devices/0000:00:01.0/vendor", "0x8086\n")
         assert doctor.driver_check(system, _NO_DRIVER).status is Status.SKIP
 
+    def test_a_library_without_a_driver_is_no_fault_either(self, system: System) -> None:
+        not_loaded = machine(problem="the NVIDIA driver is not loaded: load it with `sudo modprobe nvidia`, or reboot")
+        assert doctor.driver_check(system, not_loaded).status is Status.SKIP
+
+    def test_a_driver_that_does_not_start_is_one_wherever_its_gpu_hangs(self, system: System) -> None:
+        """Under WSL, on Tegra and in some containers no GPU is to be seen on the bus."""
+        mismatch = machine(problem="NVIDIA driver and library versions differ: reboot, or reload the driver")
+        check = doctor.driver_check(system, mismatch)
+        differ = "NVIDIA driver and library versions differ"
+        assert check == Check("driver", Status.FAIL, differ, "reboot, or reload the driver")
+
     def test_a_gpu_without_a_driver_is(self, system: System) -> None:
         _write(system, "sys/bus/pci/devices/0000:00:01.0/vendor", "0x10de\n")
         _write(system, "sys/bus/pci/devices/0000:00:01.0/class", "0x030200\n")

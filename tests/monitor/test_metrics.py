@@ -11,8 +11,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from gpumem_tui.memory import GIB, Unknown
 from gpumem_tui.monitor.metrics import CannotServe, Server, is_loopback
 from gpumem_tui.monitor.snapshot import Instance, Snapshot, State
+from tests.monitor.scripted import Scripted
 from tests.monitor.snapshots import RESERVED_BYTES, START_S, gpu, machine, memory, process
-from tests.monitor.still import Still
 
 Series = dict[tuple[str, frozenset[tuple[str, str]]], float]
 Scrape = Callable[[Snapshot | None], Series]
@@ -21,11 +21,12 @@ Scrape = Callable[[Snapshot | None], Series]
 @pytest.fixture
 def scrape() -> Iterator[Scrape]:
     """Serves a snapshot and reads every series back, by name and labels."""
-    source = Still(None)
+    source = Scripted()
     server = Server(source, "127.0.0.1", 0)
 
     def read(snapshot: Snapshot | None) -> Series:
-        source.snapshot = snapshot
+        if snapshot is not None:
+            source.show(snapshot)
         with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/metrics", timeout=30) as answer:
             text = answer.read().decode()
         return {
@@ -98,14 +99,14 @@ def test_before_the_first_snapshot_and_without_a_driver(scrape: Scrape) -> None:
 
 
 def test_an_address_that_cannot_be_had_is_one_line() -> None:
-    server = Server(Still(None), "127.0.0.1", 0)
+    server = Server(Scripted(), "127.0.0.1", 0)
     try:
         with pytest.raises(CannotServe, match=f"127.0.0.1:{server.port} cannot be served: Address already in use"):
-            Server(Still(None), "127.0.0.1", server.port)
+            Server(Scripted(), "127.0.0.1", server.port)
     finally:
         server.stop()
     with pytest.raises(CannotServe, match=r"192\.0\.2\.1:0 cannot be served"):
-        Server(Still(None), "192.0.2.1", 0)
+        Server(Scripted(), "192.0.2.1", 0)
 
 
 @pytest.mark.parametrize(

@@ -49,4 +49,4 @@ def test_everyone_who_subscribed_is_told_once_the_value_is_there() -> None:
     newest.subscribe(lambda: seen.append(("other", newest.value)))
     newest.put("first")
     newest.end()
-    assert seen == [("one", "first"), ("other", "first")]
+    assert seen == [("one", "first"), ("other", "first")] * 2, "after the value, and at the end"

@@ -170,8 +170,8 @@ def test_a_full_disk_ends_the_recording_but_not_the_source(tmp_path: Path) -> No
     code = (
         "import pathlib, resource, signal, time\n"
         "from gpumem_tui.monitor.recording import Recorded, Recorder, RecordingError\n"
+        "from tests.monitor.scripted import Scripted\n"
         "from tests.monitor.snapshots import machine, gpu\n"
-        "from tests.monitor.still import Still\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (4000, 4000))\n"
         f"recorder = Recorder(pathlib.Path({str(tmp_path / 'file')!r}))\n"
@@ -181,11 +181,11 @@ def test_a_full_disk_ends_the_recording_but_not_the_source(tmp_path: Path) -> No
         "recorder.close()\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (200, 200))\n"
         f"recorder = Recorder(pathlib.Path({str(tmp_path / 'watched')!r}))\n"
-        "recorded = Recorded(Still(machine([gpu()])), recorder, 0.1)\n"
+        "recorded = Recorded(Scripted(machine([gpu()])), recorder, 0.1)\n"
         "recorded.start()\n"
         "deadline_s = time.monotonic() + 30\n"
-        "while not recorded.problem and time.monotonic() < deadline_s: time.sleep(0.01)\n"
-        "print(recorded.problem, recorded.latest() is not None)\n"
+        "while not recorded.notice and time.monotonic() < deadline_s: time.sleep(0.01)\n"
+        "print(recorded.notice, recorded.latest() is not None)\n"
     )
     command, environment = [sys.executable, "-c", code], {**os.environ, "PYTHONPATH": os.getcwd()}
     done = subprocess.run(command, check=True, timeout=60, capture_output=True, text=True, env=environment)
@@ -208,6 +208,7 @@ class TestReplay:
         assert seen == snapshots
         assert time.monotonic() - began_s >= 0.3
         assert replay.latest() == snapshots[-1]
+        assert replay.notice == "end of recording"
 
     def test_it_stops_at_once(self, tmp_path: Path) -> None:
         _record(tmp_path / "file", 4)
@@ -215,6 +216,7 @@ class TestReplay:
         replay.start()
         assert replay.wait(None, 30.0) is not None
         assert replay.wait(replay.latest(), 0.01) is None
+        assert replay.notice == ""
         replay.stop()
         replay._thread.join(30.0)
         assert not replay._thread.is_alive()
@@ -234,4 +236,4 @@ def test_a_source_can_be_recorded_while_it_is_watched(tmp_path: Path) -> None:
     second = Recording(tmp_path / "second")
     assert [snapshot for snapshot in snapshots if snapshot in copied] == list(second.snapshots())
     assert copied[-1] == snapshots[-1]
-    assert (second.damage, recorded.problem) == ("", "")
+    assert (second.damage, recorded.notice) == ("", "")

@@ -1,27 +1,24 @@
-"""Machines without NVML: snapshots built by hand, and a source that gives them."""
+"""Machines for the screens: many processes of several users, on GPUs whose figures differ, and their history."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from textual.app import App
+from textual.pilot import Pilot
 
 from gpumem_tui.memory import GIB, MIB, Breakdown, Bucket, Unknown
 from gpumem_tui.monitor.history import History
-from gpumem_tui.monitor.newest import Newest
 from gpumem_tui.monitor.probes import ProbeFigures
 from gpumem_tui.monitor.snapshot import (
-    DeviceLedger,
     GpuProcess,
     GpuReading,
     HostProcess,
     HostReading,
-    Kind,
-    LedgerRow,
-    Memory,
     ProcessKind,
     Snapshot,
     State,
@@ -29,12 +26,12 @@ from gpumem_tui.monitor.snapshot import (
 from gpumem_tui.tui.app import GpuMemApp
 from gpumem_tui.tui.monitor_state import ProcessParts
 from gpumem_tui.tui.screens.monitor import MonitorScreen
+from gpumem_tui.tui.widgets.lines import Lines
+from tests.monitor import snapshots
+from tests.monitor.scripted import Scripted
 
 NOON_S = 1_772_452_800.0
 TOTAL_BYTES = 80 * GIB
-RESERVED_BYTES = 606 * MIB
-UNSUPPORTED = Unknown("not supported")
-NAMES = ("NVIDIA A100-SXM4-80GB", "NVIDIA H100 80GB HBM3", "NVIDIA GeForce RTX 4090")
 COMMANDS = (
     "python train.py --model llama-3-8b --batch-size 16 --precision amp-bf16",
     "/opt/conda/bin/python -m torch.distributed.run --nproc-per-node 8 finetune.py",
@@ -74,41 +71,22 @@ def gpu(index: int, processes: Sequence[GpuProcess], *, unaccounted_bytes: int =
     """A GPU that these processes use."""
     sizes = [each.used_bytes for each in processes]
     used_bytes = sum(size for size in sizes if isinstance(size, int)) + unaccounted_bytes
-    free_bytes = TOTAL_BYTES - RESERVED_BYTES - used_bytes
-    rows = [
-        LedgerRow(Kind.DRIVER_RESERVED, RESERVED_BYTES),
-        *(LedgerRow(Kind.PROCESS, each.used_bytes, each) for each in processes),
-        LedgerRow(Kind.UNACCOUNTED, unaccounted_bytes, note="kernel or display use, or processes of other namespaces"),
-        LedgerRow(Kind.FREE, free_bytes),
-    ]
-    return GpuReading(
-        index=index,
+    held = snapshots.memory(used_bytes, TOTAL_BYTES)
+    ledger = snapshots.ledger(
+        held, processes, unaccounted_bytes, "kernel or display use, or processes of other namespaces"
+    )
+    return snapshots.gpu(
+        index,
         uuid=f"GPU-{index:08d}-1111-2222-3333-444444444444",
-        name=NAMES[0],
-        state=State.OK,
-        state_reason="",
-        age_s=0.0,
-        memory=Memory(TOTAL_BYTES, RESERVED_BYTES, used_bytes, free_bytes),
-        ledger=DeviceLedger(TOTAL_BYTES, tuple(rows)),
+        memory=held,
+        ledger=ledger,
         processes=tuple(processes),
-        compute_capability=(8, 0),
         utilization_percent=(index * 37 + 51) % 101,
         memory_utilization_percent=(index * 17 + 30) % 101,
         power_w=120.0 + index * 31,
-        power_limit_w=400.0,
         temperature_c=48 + index * 4,
-        temperature_limit_c=89,
-        fan_percent=UNSUPPORTED,
-        sm_clock_mhz=1410,
-        memory_clock_mhz=1593,
-        pcie_generation=4,
-        pcie_width=16,
         pcie_rx_bytes_per_s=420 * MIB,
         pcie_tx_bytes_per_s=130 * MIB,
-        ecc_corrected=0,
-        ecc_uncorrected=0,
-        performance_state=0,
-        throttle=(),
     )
 
 
@@ -122,18 +100,12 @@ def machine(gpus: int, processes: int = 3, *, time_s: float = NOON_S) -> Snapsho
 
 
 def of(gpus: Sequence[GpuReading], *, time_s: float = NOON_S, problem: str = "") -> Snapshot:
-    """A machine of these GPUs."""
+    """A machine of these GPUs; with a `problem`, one whose driver does not run."""
+    changes: dict[str, Any] = {"time_s": time_s, "problem": problem}
+    if problem:
+        changes |= {"driver_version": Unknown(problem), "cuda_version": Unknown(problem)}
     host = HostReading("gpubox", 34.0, 210 * GIB, 512 * GIB)
-    reason = Unknown(problem or "not read yet")
-    known = not problem
-    return Snapshot(
-        time_s=time_s,
-        driver_version="550.54.14" if known else reason,
-        cuda_version="12.4" if known else reason,
-        gpus=tuple(gpus),
-        host=host,
-        problem=problem,
-    )
+    return snapshots.machine(gpus, host=host, **changes)
 
 
 def stale(reading: GpuReading, age_s: float = 4.0) -> GpuReading:
@@ -162,38 +134,6 @@ def parts() -> ProcessParts:
         Bucket.TEMPORARY: GIB // 2,
     }
     return ProcessParts(Breakdown(buckets), GIB)
-
-
-class Scripted:
-    """A source that gives what it is told to."""
-
-    def __init__(self, snapshot: Snapshot | None = None) -> None:
-        self._newest: Newest[Snapshot] = Newest()
-        self._newest.value = snapshot
-        self.stopped = False
-
-    def start(self) -> None:
-        """Nothing to begin."""
-
-    def show(self, snapshot: Snapshot) -> None:
-        """This is the newest now."""
-        self._newest.put(snapshot)
-
-    def latest(self) -> Snapshot | None:
-        """What was shown last."""
-        return self._newest.value
-
-    def wait(self, after: Snapshot | None, timeout_s: float) -> Snapshot | None:
-        """What was shown last."""
-        return self._newest.wait(after, timeout_s)
-
-    def subscribe(self, tell: Callable[[], None]) -> None:
-        """Have this called when another is shown."""
-        self._newest.subscribe(tell)
-
-    def stop(self) -> None:
-        """Remember it."""
-        self.stopped = True
 
 
 def at(second: int, gpus: int) -> Snapshot:
@@ -238,3 +178,13 @@ def screen_of(program: App[int]) -> MonitorScreen:
     screen = program.main_screen("monitor")
     assert isinstance(screen, MonitorScreen)
     return screen
+
+
+def text_of(widget: Lines) -> str:
+    """What is written on it."""
+    return "\n".join("".join(part for part, _ in row) for row in widget.rows)
+
+
+def shown(pilot: Pilot[int], kind: type[Lines]) -> str:
+    """What is written on the Monitor's only widget of a kind."""
+    return text_of(screen_of(pilot.app).query_one(kind))

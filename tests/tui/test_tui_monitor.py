@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 import threading
@@ -10,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import psutil
 import pytest
@@ -19,6 +21,7 @@ from textual.screen import ModalScreen
 from textual.widgets import Input
 
 from gpumem_tui.memory import GIB, Unknown
+from gpumem_tui.monitor.alerts import Alert, Alerts
 from gpumem_tui.monitor.history import History
 from gpumem_tui.monitor.snapshot import HostProcess, Snapshot
 from gpumem_tui.tui.app import GpuMemApp, Unavailable
@@ -32,27 +35,21 @@ from gpumem_tui.tui.widgets.history_chart import HistoryChart
 from gpumem_tui.tui.widgets.key_bar import KeyBar
 from gpumem_tui.tui.widgets.lines import Lines
 from gpumem_tui.tui.widgets.process_table import ProcessTable
+from tests.monitor.scripted import Scripted
 from tests.tui import monitor_scene as scene
+from tests.tui.monitor_scene import shown, text_of
 from tests.tui.pictures import until
 
 SIZE = (120, 40)
-
-
-def text_of(widget: Lines) -> str:
-    return "\n".join("".join(part for part, _ in row) for row in widget.rows)
-
-
-def shown(pilot: Pilot[int], kind: type[Lines]) -> str:
-    return text_of(scene.screen_of(pilot.app).query_one(kind))
 
 
 def sorted_by(screen: MonitorScreen) -> SortBy:
     return screen.state.sort
 
 
-def source_of(app: GpuMemApp) -> scene.Scripted:
+def source_of(app: GpuMemApp) -> Scripted:
     source = scene.screen_of(app).feed.source
-    assert isinstance(source, scene.Scripted)
+    assert isinstance(source, Scripted)
     return source
 
 
@@ -205,6 +202,39 @@ async def test_pause_holds_the_picture_and_catches_up() -> None:
         assert screen.state.snapshot is later
 
 
+async def test_a_recording_that_ends_says_so() -> None:
+    app = scene.app(scene.machine(2), notice="recording a.rec")
+    async with app.run_test(size=SIZE) as pilot:
+        header = scene.screen_of(app).query_one("#header", Lines)
+        assert "recording a.rec" in text_of(header)
+        source_of(app).end("end of recording")
+        await until(pilot, lambda: "end of recording · recording a.rec" in text_of(header))
+
+
+class Counting(Alerts):
+    """Counts the snapshots that are taken in."""
+
+    taken = 0
+
+    def update(self, *arguments: Any) -> tuple[Alert, ...]:
+        self.taken += 1
+        return super().update(*arguments)
+
+
+async def test_a_flood_of_snapshots_is_drawn_up_to_the_last_but_not_one_by_one() -> None:
+    alerts = Counting()
+    app = scene.app(scene.machine(1), alerts=alerts)
+    async with app.run_test(size=SIZE) as pilot:
+        screen = scene.screen_of(app)
+        taken, began_s = alerts.taken, time.monotonic()
+        for second in range(200):
+            last = scene.machine(1, time_s=scene.NOON_S + second)
+            source_of(app).show(last)
+            await asyncio.sleep(0)
+        await until(pilot, lambda: screen.state.snapshot is last)
+        assert alerts.taken - taken <= 2 + (time.monotonic() - began_s) / 0.05
+
+
 async def test_the_chart_is_read_with_arrows_and_mouse() -> None:
     app = scene.app(scene.at(0, 1), history=scene.history(300, 1))
     async with app.run_test(size=SIZE) as pilot:
@@ -330,7 +360,7 @@ async def test_leaving_stops_the_source() -> None:
 
 
 def _monitor() -> MainScreen:
-    return MonitorScreen(scene.Scripted(scene.machine(1)), history=History(), clock=scene.clock)
+    return MonitorScreen(Scripted(scene.machine(1)), history=History(), clock=scene.clock)
 
 
 async def test_a_screen_that_takes_long_to_make_holds_up_nothing() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -114,6 +115,13 @@ def test_gpus_that_do_not_fit_scroll_with_the_focus() -> None:
         assert shown.focused is not None
         assert device_key(shown.focused) in view.places.values()
         assert sum("▸" in text(row) for row in view.rows) == 1
+
+
+def test_a_heading_has_no_half_of_a_word() -> None:
+    for index in range(16):
+        shown = focused_on(state(16), index)
+        heading = text(gpus_view(shown, layout(38, 8, 16, 48), 38).rows[0])
+        assert re.fullmatch(r"GPUs \d+–\d+ of 16 +(GiB +)?util ─+", heading)
 
 
 # Shares
@@ -350,12 +358,12 @@ def test_what_was_never_read_leaves_a_gap() -> None:
 
 def test_the_header_drops_what_matters_least() -> None:
     shown = state()
-    long, short = (text(header_row(shown, columns, scene.clock, "")) for columns in (118, 38))
+    long, short = (text(header_row(shown, columns, scene.clock, ())) for columns in (118, 38))
     assert all(part in long for part in ("gpubox", "driver 550.54.14", "CUDA 12.4", "210/512 GiB", "12:00:00"))
     assert "gpubox" in short
     assert "12:00:00" in short
-    assert "PAUSED" in text(header_row(replace(shown, paused=True), 118, scene.clock, ""))
-    assert "replay of a.rec" in text(header_row(shown, 118, scene.clock, "replay of a.rec"))
+    assert "PAUSED" in text(header_row(replace(shown, paused=True), 118, scene.clock, ()))
+    assert "replay of a.rec" in text(header_row(shown, 118, scene.clock, ("", "replay of a.rec")))
 
 
 def test_the_alerts_say_how_many_more_there_are() -> None:

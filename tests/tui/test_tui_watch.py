@@ -41,21 +41,15 @@ from gpumem_tui.watch.live import LiveProbes
 from gpumem_tui.watch.published import Published
 from gpumem_tui.watch.reader import Watcher
 from tests.attach import loops
+from tests.monitor.scripted import Scripted
 from tests.tui import monitor_scene as scene
 from tests.tui import watch_scene
+from tests.tui.monitor_scene import shown, text_of
 from tests.tui.pictures import until
 from tests.watch.rings import RECORD, RingFile, this_process
 from tests.watch.test_report import LOOK
 
 SIZE = (120, 40)
-
-
-def text_of(widget: Lines) -> str:
-    return "\n".join("".join(part for part, _ in row) for row in widget.rows)
-
-
-def shown(pilot: Pilot[int], kind: type[Lines]) -> str:
-    return text_of(scene.screen_of(pilot.app).query_one(kind))
 
 
 def page(app: App[int]) -> str:
@@ -221,7 +215,7 @@ async def test_a_plan_is_asked_for_with_what_the_process_trains() -> None:
             wanted.append(message)
 
     snapshot, published = watch_scene.training()
-    monitor = MonitorScreen(scene.Scripted(snapshot), probes=watch_scene.Said(published), clock=scene.clock)
+    monitor = MonitorScreen(Scripted(snapshot), probes=watch_scene.Said(published), clock=scene.clock)
     app = Listening({"monitor": lambda: monitor, "plan": MainScreen}, "monitor")
     async with app.run_test(size=SIZE) as pilot:
         await pilot.press("down", "o")
@@ -430,7 +424,7 @@ async def test_a_real_training_process_from_its_first_step_to_a_look(tmp_path: P
     env = environment({**os.environ, "GPUMEM_TUI_DIR": str(folder), "OMP_NUM_THREADS": "1"})
     probes = LiveProbes([folder])
     probes.start()
-    source = scene.Scripted(scene.of([], time_s=time.time()))
+    source = Scripted(scene.of([], time_s=time.time()))
     app = GpuMemApp({"monitor": lambda: MonitorScreen(source, probes=probes, clock=scene.clock)}, "monitor")
     program = subprocess.Popen([sys.executable, "-c", TRAINING], env=env)
     try:

@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 
     from gpumem_tui.watch.published import ProbeSource
 
+_SHORTEST_S = 0.05
+"""Between two looks at what is new: a recording may be played a thousand times as fast."""
 _PATIENCE_S = 1.0
 """Until the first snapshot, the seconds it has taken are counted on the screen this often."""
 _PAGE = 10
@@ -166,15 +168,16 @@ class MonitorScreen(ProcessActions):
         while True:
             await news.wait()
             news.clear()
-            self.look()
-            if self.feed.is_held:
+            if self.look():
+                await asyncio.sleep(_SHORTEST_S)
+            elif self.feed.is_held:
                 asyncio.get_running_loop().call_later(HOLD_S, news.set)
 
-    def look(self) -> None:
-        """Take in the newest snapshot, if it is a new one."""
+    def look(self) -> bool:
+        """Take in the newest snapshot and draw it; False if nothing is new."""
         is_first = self.feed.latest is None
         if not self.feed.look():
-            return
+            return False
         if is_first:
             self._waiting.stop()
             self.call_after_refresh(self.look)  # probes are asked once the first snapshot is drawn
@@ -182,6 +185,7 @@ class MonitorScreen(ProcessActions):
             self.app.bell()
         assert self.feed.latest is not None
         self._enter(seen(self._state, self.feed.latest, self.feed.published))
+        return True
 
     @on(GpuPanel.Chosen)
     def _gpu_chosen(self, message: GpuPanel.Chosen) -> None:
@@ -354,10 +358,11 @@ class MonitorScreen(ProcessActions):
         state = self._state
         troubled = is_troubled(state.snapshot) and not count(state)
         self.set_class(troubled, "-troubled")
-        alone = sorted(self.feed.alerts, key=_is_lasting) if not troubled else ()
+        alerts = self.feed.alerts if state.gpus else sorted(self.feed.alerts, key=_is_lasting)
+        alone = alerts if not troubled else ()
         own_line = bool(alone) and height >= _ALERTS_HEIGHT
         self._alert_line.set_class(not own_line, "-gone")
-        header = header_row(state, inner, self._clock, self._notice)
+        header = header_row(state, inner, self._clock, (self.feed.notice, self._notice))
         if own_line:
             self._alert_line.show_rows([alert_row(alone, inner)])
         self._header.show_rows([alert_row(alone, inner) if alone and not own_line else header])
@@ -407,7 +412,7 @@ class MonitorScreen(ProcessActions):
 
 
 def _is_lasting(alert: Alert) -> bool:
-    """Nothing that just happened: where processes are watched without a GPU, it comes after what did."""
+    """Nothing that just happened: where processes are watched without a GPU for good, it comes after what did."""
     return alert.kind is AlertKind.NO_DRIVER
 
 

@@ -137,7 +137,9 @@ def _heading(state: MonitorState, width: int, shown: Sequence[GpuReading], first
     columns = f"{'used/total GiB':>15}{'util':>6}{'power':>6}{'temp':>6}" if roomy else f"{'GiB':>11}{'util':>5}"
     text = _how_many(state, shown, first)
     lead = max(name, len(text) + 1)
-    left = f"{text:<{lead}}{columns[lead - name :]}"
+    covered = lead - name
+    whole = covered if columns[:covered][-1:] in ("", " ") else columns.find(" ", covered)  # no half of a word
+    left = f"{text:<{lead}}{columns[whole:]:>{len(columns) - covered}}" if whole >= 0 else text
     return ruled([(left, f"bold {MUTED}")], [], width)
 
 

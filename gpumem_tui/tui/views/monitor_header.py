@@ -16,15 +16,15 @@ Row = list[Span]
 PROGRAM = "gpumem-tui"
 
 
-def header_row(state: MonitorState, width: int, clock: Callable[[float], str], notice: str) -> Row:
-    """What matters least is dropped where the line is too short."""
+def header_row(state: MonitorState, width: int, clock: Callable[[float], str], notices: Sequence[str]) -> Row:
+    """What matters least is dropped where the line is too short. `notices` come first; empty ones say nothing."""
     snapshot = state.snapshot
     left: Row = [(PROGRAM, "bold $primary")]
     right: Row = [(" PAUSED ", "bold $background on $warning"), (" ", "")] if state.paused else []
     right += [(" AT PEAK ", "bold $background on $activations"), (" ", "")] if state.at_peak else []
     if snapshot is not None:
         right.append((clock(snapshot.time_s), MUTED))
-    facts = [notice] if notice else []
+    facts = [notice for notice in notices if notice]
     facts += _facts(snapshot) if snapshot is not None else []
     for number, fact in enumerate(facts):
         lead = "  " if number == 0 else " · "
