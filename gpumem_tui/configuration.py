@@ -59,5 +59,7 @@ def _interpreter(path: str | None) -> str | None:
         return None
     found = shutil.which(os.path.expanduser(path))
     if found is None:
-        raise OptionError(f"--python: {path} is no program that can be run; give the path of a Python with torch")
+        raise OptionError(
+            f"--python: {path or 'nothing'} is no program that can be run; give the path of a Python with torch"
+        )
     return found

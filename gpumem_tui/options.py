@@ -11,11 +11,13 @@ from gpumem_tui.formula.recipe import Attention, Optimizer, Precision, Recipe, R
 from gpumem_tui.memory import MIB, Unknown, format_bytes
 from gpumem_tui.monitor.devices import RealGpu
 from gpumem_tui.monitor.visible import Candidate, visible_devices
+from gpumem_tui.plan.draft import MOST_GPUS, SHAPE_LIMITS
 from gpumem_tui.search.runner import Device
 from gpumem_tui.workload.spec import WorkloadSpec, split_file
 
 DEFAULT_MODEL = "gpt2"
 DEFAULT_SIMULATED_GPU = "a100-80gb"
+_LIMITS = {**SHAPE_LIMITS, "gpus": MOST_GPUS}
 _BESIDE_THE_ALLOCATOR_BYTES = 1024 * MIB
 """Left to the CUDA context, kernels and libraries, and as a margin, when a GPU is shared."""
 
@@ -63,8 +65,14 @@ class WorkloadOptions:
         named = [f"--{name}" for name in ("model", "config", "workload") if getattr(self, name) is not None]
         if len(named) > 1:
             raise OptionError(f"{' and '.join(named)}: give only one of them")
+        for name in ("config", "workload"):
+            if getattr(self, name) == "":
+                raise OptionError(f"--{name}: give the path of a file")
         if self.gpus < 1:
             raise OptionError(f"--gpus: must be at least 1, not {self.gpus}")
+        for name, value in {**self.changes.given(), "gpus": self.gpus}.items():
+            if value > _LIMITS[name]:
+                raise OptionError(f"--{name.replace('_', '-')}: must be at most {_LIMITS[name]:,}")
         if self.sharding != "none" and self.gpus == 1:
             raise OptionError(
                 f"--sharding {self.sharding}: needs more than one GPU to shard over; add --gpus 2 or more"
@@ -92,7 +100,11 @@ class WorkloadOptions:
         if recipe != Recipe():
             raise OptionError("--workload: the file decides precision, optimizer and the rest; leave those options out")
         path, name = split_file(self.workload)
-        if not path.is_file():
+        try:
+            is_file = path.is_file()
+        except OSError as error:  # a name that is too long
+            raise OptionError(f"--workload: {path}: {error.strerror}") from error
+        if not is_file:
             raise OptionError(f"--workload: there is no file {path}")
         absolute = str(path.resolve())
         return WorkloadSpec(recipe, file=f"{absolute}:{name}" if name else absolute)

@@ -33,7 +33,6 @@ def search(as_json: bool, plain: bool, **values: Any) -> int:
     """Ramp a real training step until it is out of memory, with the prediction beside it."""
     if as_json and plain:
         raise click.UsageError("--json and --plain: give only one of them")
-    target_batch = values.pop("target_batch")
     options, config = configure(values)
     _refuse_sharding(config)
     _refuse_idle_gpus(config)
@@ -43,7 +42,7 @@ def search(as_json: bool, plain: bool, **values: Any) -> int:
         return open_search(options, config, autostart=True)
     from gpumem_tui.search.headless import run
 
-    return run(config, as_json=as_json, target_batch=target_batch)
+    return run(config, as_json=as_json)
 
 
 @click.command()
@@ -55,21 +54,18 @@ def search(as_json: bool, plain: bool, **values: Any) -> int:
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def predict(batch_size: int, by: str | None, as_json: bool, **values: Any) -> int:
     """Predict one batch size by formula and by tracing the real step; needs no GPU."""
-    from gpumem_tui.formula.plan import accumulation
     from gpumem_tui.search import report
     from gpumem_tui.search.prediction import Traced
 
-    target_batch = values.pop("target_batch")
     _, config = configure({**values, "share": True})
     _refuse_idle_gpus(config)
     predicted = _predict(config, batch_size)
     prediction = predicted.prediction
-    body = report.prediction_json(config, prediction, batch_size)
-    steps = None
-    if target_batch is not None:
-        steps = accumulation(target_batch, batch_size, config.workload.recipe.gpus)
-        body["accumulation"] = report.accumulation_json(steps)
+    steps = report.wanted_accumulation(config, batch_size)
     if as_json:
+        body = report.prediction_json(config, prediction, batch_size)
+        if steps is not None:
+            body["accumulation"] = report.accumulation_json(steps)
         click.echo(json.dumps(body))
         return 0
     click.echo(report.workload_line(config.workload))

@@ -62,7 +62,7 @@ DEVICE_OPTIONS = [
     ),
     click.option("--target-batch", type=AT_LEAST_ONE, help="Wanted global batch size: says the accumulation steps."),
     click.option("--python", metavar="PATH", help="Interpreter that has torch (default: this one)."),
-    click.option("--steps", type=AT_LEAST_ONE, default=3, show_default=True, help="Training steps a trial."),
+    click.option("--steps", type=click.IntRange(1, 10_000), default=3, show_default=True, help="Steps of a trial."),
 ]  # fmt: skip
 
 

@@ -17,7 +17,7 @@ from gpumem_tui.formula.extras import Extras, why_not
 from gpumem_tui.formula.parameters import count_parameters
 from gpumem_tui.formula.recipe import ATTENTIONS, OPTIMIZERS, PRECISIONS, RECOMPUTES, SHARDINGS, Recipe
 from gpumem_tui.memory import GIB
-from gpumem_tui.plan.draft import SHAPE_FIELDS, Draft, draft_of, has_field
+from gpumem_tui.plan.draft import MOST_GPUS, SHAPE_LIMITS, Draft, draft_of, has_field
 from gpumem_tui.plan.plan import Plan
 from gpumem_tui.plan.steps import (
     ALIGNMENT,
@@ -126,7 +126,7 @@ Control = Choice | Number
 
 def controls(draft: Draft) -> tuple[Control, ...]:
     """The controls of a draft, from top to bottom; those that its model has nothing to set for are left out."""
-    return tuple(c for c in _CONTROLS if c.key not in SHAPE_FIELDS or has_field(draft.base, c.key))
+    return tuple(c for c in _CONTROLS if c.key not in SHAPE_LIMITS or has_field(draft.base, c.key))
 
 
 def control_of(draft: Draft, key: str) -> Control:
@@ -195,14 +195,14 @@ def remarks(plan: Plan) -> Iterator[tuple[str, str]]:
         yield "gpus", "without sharding each GPU holds everything"
 
 
-def _shape_number(name: str, label: str, group: str, hint: str, most: int, nudge: Steps, jump: Steps) -> Number:
+def _shape_number(name: str, label: str, group: str, hint: str, nudge: Steps, jump: Steps) -> Number:
     def put(draft: Draft, value: int | None) -> Draft:
         changes = {**draft.changes, name: value or 0}
         if changes[name] == getattr(draft.base, name):
             del changes[name]
         return replace(draft, changes=changes)
 
-    return Number(name, label, group, hint, most, nudge, jump, lambda draft: draft.shape_value(name), put)
+    return Number(name, label, group, hint, SHAPE_LIMITS[name], nudge, jump, lambda d: d.shape_value(name), put)
 
 
 def _recipe_choice(name: str, group: str, hint: str, notes: Mapping[str, str], values: tuple[str, ...]) -> Choice:
@@ -292,21 +292,21 @@ _MODEL, _BATCH, _TRAINING, _HARDWARE = "Model", "Batch", "Training", "Hardware"
 
 _CONTROLS: tuple[Control, ...] = (
     Choice("model", "model", _MODEL, "Enter picks from the catalog", _model_options, lambda d: d.base.name, _put_model),
-    _shape_number("layers", "layers", _MODEL, "Transformer blocks", 10_000, by(1), double),
+    _shape_number("layers", "layers", _MODEL, "Transformer blocks", by(1), double),
     _shape_number("hidden", "hidden", _MODEL, "Width of the residual stream; the feed-forward width follows",
-                  1_000_000, multiple(hidden_unit), double),
-    _shape_number("heads", "heads", _MODEL, "Attention heads; they divide the hidden size", 10_000,
+                  multiple(hidden_unit), double),
+    _shape_number("heads", "heads", _MODEL, "Attention heads; they divide the hidden size",
                   divisor(lambda d: d.shape_value("hidden"), heads_fit), double),
-    _shape_number("kv_heads", "kv heads", _MODEL, "Key/value heads; they divide the heads", 10_000,
+    _shape_number("kv_heads", "kv heads", _MODEL, "Key/value heads; they divide the heads",
                   divisor(lambda d: d.shape_value("heads"), lambda d, n: True), double),
-    _shape_number("ffn", "ffn", _MODEL, "Inner width of the feed-forward network", 10_000_000,
+    _shape_number("ffn", "ffn", _MODEL, "Inner width of the feed-forward network",
                   multiple(lambda d: ALIGNMENT), double),
-    _shape_number("vocab", "vocab", _MODEL, "Vocabulary: the output head's width", 10_000_000,
+    _shape_number("vocab", "vocab", _MODEL, "Vocabulary: the output head's width",
                   multiple(lambda d: ALIGNMENT), double),
-    _shape_number("image_size", "image px", _MODEL, "Pixels a side", 10_000, multiple(image_unit), double),
+    _shape_number("image_size", "image px", _MODEL, "Pixels a side", multiple(image_unit), double),
     Number("batch_size", "micro-batch", _BATCH, "Samples of one forward and backward on one GPU", 1_000_000_000,
            by(1), power, lambda d: d.batch_size, lambda d, v: replace(d, batch_size=v or 0)),
-    _shape_number("seq_len", "sequence", _BATCH, "Tokens a sample", 10_000_000,
+    _shape_number("seq_len", "sequence", _BATCH, "Tokens a sample",
                   multiple(lambda d: ALIGNMENT), power),
     Number("target_batch", "target", _BATCH, "Samples wanted per optimizer step over all GPUs; 0 for no wish",
            1_000_000_000, multiple(lambda d: max(1, d.pass_samples)), power, lambda d: d.target_batch,
@@ -330,7 +330,7 @@ _CONTROLS: tuple[Control, ...] = (
     Choice("offload", "offload", _TRAINING, "What waits in host memory", lambda d: _OFFLOAD_OPTIONS, _offload,
            _put_offload),
     Choice("gpu", "GPU", _HARDWARE, "Enter picks from the catalog", _gpu_options, lambda d: d.gpu.name, _put_gpu),
-    Number("gpus", "GPU count", _HARDWARE, "GPUs that train together", 100_000, by(1), power,
+    Number("gpus", "GPU count", _HARDWARE, "GPUs that train together", MOST_GPUS, by(1), power,
            lambda d: d.recipe.gpus, lambda d, v: replace(d, recipe=replace(d.recipe, gpus=v or 0))),
     _recipe_choice("sharding", _HARDWARE, "What is spread over the GPUs (ZeRO)", {
         "none": "each GPU holds everything", "zero1": "optimizer state", "zero2": "+ gradients",

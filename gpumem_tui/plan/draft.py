@@ -13,8 +13,13 @@ from gpumem_tui.formula.extras import NO_EXTRAS, Extras
 from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.plan.plan import Plan
 
-SHAPE_FIELDS = ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "seq_len", "image_size")
-"""What can be changed of a model's shape, where its family has it."""
+SHAPE_LIMITS = {
+    "layers": 10_000, "hidden": 1_000_000, "heads": 10_000, "kv_heads": 10_000, "ffn": 10_000_000, "vocab": 10_000_000,
+    "seq_len": 10_000_000, "image_size": 10_000,
+}  # fmt: skip
+"""What can be changed of a model's shape, where its family has it, and how large it may be: beyond that nobody trains,
+and a step takes for ever to trace."""
+MOST_GPUS = 100_000
 
 
 @dataclass(frozen=True)
@@ -57,7 +62,7 @@ def draft_of(plan: Plan) -> Draft:
     if known is not None and known.family == plan.shape.family:
         differing = {
             name: value
-            for name in SHAPE_FIELDS
+            for name in SHAPE_LIMITS
             if has_field(known, name) and (value := getattr(plan.shape, name)) != getattr(known, name)
         }
         with suppress(ShapeError):  # a shape that cannot exist is nothing but itself

@@ -61,7 +61,8 @@ def search_values(plan: Plan) -> dict[str, Any]:
     if isinstance(device, Unknown):
         raise OptionError(device.reason)
     shape = {"model": draft.base.name, **draft.changes}
-    return {**shape, **asdict(plan.recipe), "gpu": device, "headroom": plan.headroom}
+    wish = {"headroom": plan.headroom, "target_batch": plan.target_batch}
+    return {**shape, **asdict(plan.recipe), "gpu": device, **wish}
 
 
 def _options(values: Iterable[tuple[str, object]]) -> list[str]:

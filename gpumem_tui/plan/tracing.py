@@ -1,7 +1,8 @@
 """Traces plans in the background: one at a time, the latest wins, and what was traced once serves again.
 
 A trace depends on the network, the recipe and the GPU's architecture. Batch size, GPU memory, headroom and target do
-not need another: they are answered from the trace there is.
+not need another: they are answered from the trace there is. Where memory does not grow evenly with the batch, a trace
+answers for its own batch size only.
 """
 
 from __future__ import annotations
@@ -35,18 +36,19 @@ are pressed faster than this."""
 _TRACES = 16
 _ANSWERS = 512
 
-_Found = tuple[Traced, BatchFinder] | Unknown
+_Found = tuple[Traced, BatchFinder | None] | Unknown
 Key = TypeVar("Key", bound=Hashable)
 Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
 class TraceKey:
-    """All of a plan that a trace depends on."""
+    """All of a plan that a trace depends on. `only_at`: the one batch size that it answers for; 0 for every one."""
 
     shape: ModelShape
     recipe: Recipe
     compute_capability: tuple[int, int]
+    only_at: int = 0
 
 
 @dataclass(frozen=True)
@@ -110,7 +112,7 @@ class TraceOptions:
         )
 
 
-Predict = Callable[[SearchConfig, Control], Predicted]
+Predict = Callable[[SearchConfig, Control, int, str], Predicted]
 
 
 class PlanTracer(Protocol):
@@ -159,15 +161,16 @@ class Tracer:
         self._closed = False
         self._tracing: tuple[TraceKey, Control] | None = None
         self._traces: _Lru[TraceKey, _Found] = _Lru(_TRACES)
+        self._not_affine: dict[TraceKey, str] = {}  # why no trace answers for every batch size
         self._answers: _Lru[Plan, Ready] = _Lru(_ANSWERS)
         self._thread: threading.Thread | None = None
 
     def want(self, plan: Plan) -> TraceState:
         """What is known of `plan` now; if that is `Pending`, `on_change` tells the rest. Returns at once."""
-        key = trace_key(plan)
         with self._changed:
             if self._closed:
                 return Failed(plan, "the tracer is closed")
+            key = self._key(plan)
             if self._tracing is not None and self._tracing[0] != key:
                 self._tracing[1].cancel()
             known = self._known(plan, key)
@@ -181,18 +184,18 @@ class Tracer:
 
     def again(self, plan: Plan) -> TraceState:
         """As `want`, and a trace that failed is tried once more."""
-        key = trace_key(plan)
         with self._changed:
+            key = self._key(plan)
             if isinstance(key, TraceKey) and isinstance(self._traces.get(key), Unknown):
                 self._traces.drop(key)
         return self.want(plan)
 
     def known(self, plan: Plan) -> TracedAnswer | None:
         """The answer for a plan whose trace is there, whatever plan is wanted; None without one. Takes a replay."""
-        key = trace_key(plan)
-        if isinstance(key, Unknown):
-            return None
         with self._changed:
+            key = self._key(plan)
+            if isinstance(key, Unknown):
+                return None
             ready, found = self._answers.get(plan), self._traces.get(key)
         if ready is not None:
             return ready.answer
@@ -209,6 +212,11 @@ class Tracer:
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(timeout_s)
 
+    def _key(self, plan: Plan) -> TraceKey | Unknown:
+        """Where the plan's trace is kept, or why there can be none."""
+        key = trace_key(plan)
+        return replace(key, only_at=plan.batch_size) if key in self._not_affine else key
+
     def _known(self, plan: Plan, key: TraceKey | Unknown) -> TraceState:
         if isinstance(key, Unknown):
             return Failed(plan, key.reason)
@@ -219,9 +227,7 @@ class Tracer:
 
     def _work(self) -> None:
         while (plan := self._next()) is not None:
-            key = trace_key(plan)
-            assert isinstance(key, TraceKey), "what cannot be traced is never wanted"
-            found = self._trace(plan, key)
+            found = self._trace(plan)
             if found is None or self._overtaken(plan):
                 continue
             state = self._answered(plan, found)
@@ -251,10 +257,13 @@ class Tracer:
     def _overtaken(self, plan: Plan) -> bool:
         return self._closed or self._latest != plan
 
-    def _trace(self, plan: Plan, key: TraceKey) -> _Found | None:
+    def _trace(self, plan: Plan) -> _Found | None:
         """The trace there is, or a new one; None if the plan changed before there was one."""
         control = Control()
         with self._changed:
+            key = self._key(plan)
+            assert isinstance(key, TraceKey), "what cannot be traced is never wanted"
+            not_affine = self._not_affine.get(replace(key, only_at=0), "")
             known = self._traces.get(key)
             rest_s = self._settle_s if known is None else min(REST_S, self._settle_s)
             if self._changed.wait_for(lambda: self._overtaken(plan), rest_s):
@@ -264,8 +273,7 @@ class Tracer:
             self._tracing = key, control
         found: _Found
         try:
-            traced = self._predict(self._options.config(plan), control).prediction.traced
-            found = traced if isinstance(traced, Unknown) else (traced, BatchFinder(traced.trace, traced.settings))
+            found = _finding(self._predict(self._options.config(plan), control, plan.batch_size, not_affine))
         except Cancelled:
             return None
         except (Unusable, ChildDied) as error:
@@ -274,8 +282,19 @@ class Tracer:
             with self._changed:
                 self._tracing = None
         with self._changed:
+            if not isinstance(found, Unknown) and found[0].only_at:
+                self._not_affine[replace(key, only_at=0)] = found[0].not_affine
+                key = replace(key, only_at=found[0].only_at)
             self._traces.put(key, found)
         return found
+
+
+def _finding(predicted: Predicted) -> _Found:
+    """A trace with what finds the largest batch by it, if it answers for more than one."""
+    traced = predicted.prediction.traced
+    if isinstance(traced, Unknown):
+        return traced
+    return traced, None if traced.only_at else BatchFinder(traced.trace, traced.settings)
 
 
 class _Lru(Generic[Key, Item]):

@@ -47,12 +47,14 @@ class TraceRequest:
 
     Attributes:
         batch_size: where there is no such form, trace at this size alone; None: say that there is none.
+        not_affine: why there is no such form, where that is known from an earlier trace: do not look for it again.
     """
 
     workload: WorkloadSpec
     gpu: Gpu
     steps: int
     batch_size: int | None = None
+    not_affine: str = ""
 
 
 Request = TrialRequest | TraceRequest

@@ -7,7 +7,6 @@ import signal
 import sys
 from typing import Any
 
-from gpumem_tui.formula.plan import accumulation
 from gpumem_tui.search import report
 from gpumem_tui.search.events import TrialDone
 from gpumem_tui.search.prediction import Prediction, Traced
@@ -25,18 +24,18 @@ from gpumem_tui.search.runner import (
 )
 
 
-def run(config: SearchConfig, *, as_json: bool, target_batch: int | None) -> int:
+def run(config: SearchConfig, *, as_json: bool) -> int:
     """Search, print, and return the exit code. Ctrl-C cancels the search, and its verdict is printed like any other."""
     control = Control()
     before = signal.signal(signal.SIGINT, lambda *_: control.cancel())
     try:
-        return _run(config, control, as_json=as_json, target_batch=target_batch)
+        return _run(config, control, as_json=as_json)
     finally:
         signal.signal(signal.SIGINT, before)
 
 
-def _run(config: SearchConfig, control: Control, *, as_json: bool, target_batch: int | None) -> int:
-    writer = _Json(config, target_batch) if as_json else _Plain(config, target_batch)
+def _run(config: SearchConfig, control: Control, *, as_json: bool) -> int:
+    writer = _Json(config) if as_json else _Plain(config)
     prediction: Prediction | None = None
     results: dict[int, TrialDone] = {}
     verdict: Verdict | None = None
@@ -68,9 +67,8 @@ def _run(config: SearchConfig, control: Control, *, as_json: bool, target_batch:
 
 
 class _Json:
-    def __init__(self, config: SearchConfig, target_batch: int | None) -> None:
+    def __init__(self, config: SearchConfig) -> None:
         self._config = config
-        self._target_batch = target_batch
 
     def predicted(self, event: Predicted) -> None:
         """The predictions come with the result."""
@@ -79,11 +77,7 @@ class _Json:
         self._print(report.trial_json(event.number, event.result, self._config.device))
 
     def finished(self, verdict: Verdict, prediction: Prediction | None, largest: TrialDone | None) -> None:
-        body = report.result_json(self._config, verdict, prediction)
-        if self._target_batch is not None and verdict.max_batch_size:
-            steps = accumulation(self._target_batch, verdict.max_batch_size, self._config.workload.recipe.gpus)
-            body["accumulation"] = report.accumulation_json(steps)
-        self._print(body)
+        self._print(report.result_json(self._config, verdict, prediction))
 
     @staticmethod
     def _print(body: dict[str, Any]) -> None:
@@ -91,9 +85,8 @@ class _Json:
 
 
 class _Plain:
-    def __init__(self, config: SearchConfig, target_batch: int | None) -> None:
+    def __init__(self, config: SearchConfig) -> None:
         self._config = config
-        self._target_batch = target_batch
         self._print(report.workload_line(config.workload))
         self._print(f"on {report.device_line(config.device, config.limit_bytes)}, strategy {config.strategy}")
 
@@ -124,8 +117,7 @@ class _Plain:
         self._print(f"{checked}{trials}, {verdict.ooms} out of memory")
         for line in report.advice(self._config, verdict):
             self._print(f"  {line}")
-        if self._target_batch is not None and verdict.max_batch_size:
-            steps = accumulation(self._target_batch, verdict.max_batch_size, self._config.workload.recipe.gpus)
+        if (steps := report.wanted_accumulation(self._config, verdict.max_batch_size)) is not None:
             self._print(report.accumulation_line(self._config.workload, steps))
 
     @staticmethod

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from gpumem_tui.formula.parameters import count_parameters
-from gpumem_tui.formula.plan import Accumulation, tokens_per_global_batch
+from gpumem_tui.formula.plan import Accumulation, accumulation, tokens_per_global_batch
 from gpumem_tui.formula.predict import FormulaPrediction
 from gpumem_tui.formula.recipe import Recipe, Sharding
 from gpumem_tui.memory import ALLOCATED_BUCKETS, Breakdown, Bucket, Unknown, format_bytes
@@ -181,12 +181,25 @@ def result_json(config: SearchConfig, verdict: Verdict, prediction: Prediction |
         at = max(1, verdict.max_batch_size)
         body["formula"] = formula_json(prediction.formula, at)
         body["traced"] = traced_json(prediction.traced, at)
+    if (steps := wanted_accumulation(config, verdict.max_batch_size)) is not None:
+        body["accumulation"] = accumulation_json(steps)
     return body
 
 
-def accumulation_json(accumulation: Accumulation) -> dict[str, int]:
+def wanted_accumulation(config: SearchConfig, batch_size: int) -> Accumulation | None:
+    """How a micro-batch reaches the wanted global batch; None if none is wanted, or not one sample fits."""
+    if config.target_batch is None or not batch_size:
+        return None
+    return accumulation(config.target_batch, batch_size, config.workload.recipe.gpus)
+
+
+def accumulation_json(steps: Accumulation) -> dict[str, int]:
     """How the found batch reaches the wanted one."""
-    return {"steps": accumulation.steps, "global_batch_size": accumulation.global_batch_size}
+    return {
+        "steps": steps.steps,
+        "global_batch_size": steps.global_batch_size,
+        "target_batch": steps.target_batch,
+    }
 
 
 # Plain lines
@@ -321,13 +334,22 @@ def ledger_lines(config: SearchConfig, prediction: Prediction, result: TrialDone
     return lines
 
 
-def accumulation_line(workload: WorkloadSpec, accumulation: Accumulation) -> str:
-    """How the micro-batches reach the wanted global batch, or the next larger one."""
-    line = f"{accumulation.steps} accumulation steps make a global batch of {accumulation.global_batch_size:,}"
-    shape = workload.shape
+def accumulation_line(workload: WorkloadSpec, steps: Accumulation) -> str:
+    """How the micro-batches reach the wanted global batch, or the next larger one and what smaller ones would do."""
+    shape, gpus = workload.shape, workload.recipe.gpus
+    passes, wanted = steps.steps * gpus, f"{steps.target_batch:,}"
+    one = steps.steps == 1
+    line = f"{steps.steps:,} accumulation step{'' if one else 's'} of batch {steps.global_batch_size // passes:,}"
+    line += f" on {gpus:,} GPUs" if gpus > 1 else ""
+    line += f" make{'s' if one else ''} a global batch of {steps.global_batch_size:,}"
     if shape is not None and shape.seq_len:
-        line += f" sequences, {tokens_per_global_batch(shape, accumulation):,} tokens"
-    return line if accumulation.exact else f"{line}; {accumulation.target_batch:,} is not a multiple of the batch"
+        line += f" sequences, {tokens_per_global_batch(shape, steps):,} tokens"
+    if steps.exact:
+        return line
+    smaller, rest = divmod(steps.target_batch, passes)
+    if smaller and not rest:
+        return f"{line}; batch {smaller:,} would make exactly {wanted}"
+    return f"{line}; {wanted} cannot be split evenly"
 
 
 def assumed_lines(traced: Traced) -> list[str]:

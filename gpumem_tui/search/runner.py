@@ -50,6 +50,7 @@ class SearchConfig:
         limit_bytes: cap on what the allocator may reserve; None for the whole device.
         ramp_step: a ramp's step; None for one that suits the prediction.
         timeout_s: a trial silent for longer than this hangs.
+        target_batch: samples wanted per optimizer step over all GPUs; None for no wish. No trial depends on it.
     """
 
     workload: WorkloadSpec
@@ -61,6 +62,7 @@ class SearchConfig:
     headroom: float = DEFAULT_HEADROOM
     ramp_step: int | None = None
     timeout_s: float = 300.0
+    target_batch: int | None = None
     allocator: AllocatorSettings = field(default_factory=AllocatorSettings)
 
     @property
@@ -182,11 +184,14 @@ class Control:
             child.end()
 
 
-def predict(config: SearchConfig, control: Control | None = None, batch_size: int | None = None) -> Predicted:
+def predict(
+    config: SearchConfig, control: Control | None = None, batch_size: int | None = None, not_affine: str = ""
+) -> Predicted:
     """Both predictions, the traced one from a child process.
 
     Args:
         batch_size: where memory does not grow evenly with the batch, trace this size alone; None: do without a trace.
+        not_affine: why it does not, as an earlier trace said: spares finding out again.
 
     Raises:
         Unusable: no torch there, or a workload that cannot be built.
@@ -196,7 +201,7 @@ def predict(config: SearchConfig, control: Control | None = None, batch_size: in
     formula = Formula(config.workload, config.limit_bytes or config.device.gpu.total_bytes, config.headroom)
     ready: Ready | None = None
     traced: Traced | Unknown = Unknown("the trace ended early")
-    request = TraceRequest(config.workload, config.device.gpu, config.steps, batch_size)
+    request = TraceRequest(config.workload, config.device.gpu, config.steps, batch_size, not_affine)
     try:
         for event in _converse(request, config, control):
             if isinstance(event, Ready):

@@ -305,6 +305,8 @@ def trace(request: TraceRequest, workload: Workload, profile: Profile, report: R
     tracer = Tracer(workload, recipe, request.gpu, profile, request.steps, _leaving(report), assumed)
     only_at, not_affine = 0, ""
     try:
+        if request.not_affine:
+            raise NotAffine(request.not_affine)
         found = tracer.affine()
     except NotAffine as error:
         if request.batch_size is None:

@@ -163,7 +163,7 @@ def test_predict_prints_the_contract(program: Program) -> None:
     assert body["workload"]["parameters"] == 124_439_808
     assert body["formula"]["buckets"]["parameters"] == 4 * 124_439_808
     assert sum(body["traced"]["buckets"].values()) == body["traced"]["peak_allocated_bytes"]
-    assert body["accumulation"] == {"steps": 32, "global_batch_size": 256}
+    assert body["accumulation"] == {"steps": 32, "global_batch_size": 256, "target_batch": 256}
 
 
 def test_predict_says_when_the_peak_is_and_of_what_it_is_not_sure(program: Program) -> None:
@@ -210,6 +210,17 @@ def test_predict_traces_the_size_asked_for_where_memory_grows_unevenly(program: 
     assert "is not what smaller ones foretell" in body["traced"]["unavailable"]
     plain = program("predict", "--workload", str(path), "--batch-size", "7").out
     assert "by trace batch 7 fits; the largest that does is not known" in plain
+
+
+def test_a_search_says_how_its_batch_reaches_the_wanted_one(program: Program) -> None:
+    search = ["search", "--model", "mlp", "--limit", "2GiB", "--target-batch", "100000"]
+    result = _lines(program(*search, "--json"))[-1]
+    steps = -(-100_000 // result["max_batch_size"])
+    made = steps * result["max_batch_size"]
+    assert result["accumulation"] == {"steps": steps, "global_batch_size": made, "target_batch": 100_000}
+    said = program(*search, "--plain").out.splitlines()[-1]
+    assert said.startswith(f"{steps:,} accumulation step")
+    assert f" a global batch of {made:,}" in said
 
 
 def test_a_search_names_its_cap_and_that_the_proof_is_a_simulation(program: Program) -> None:

@@ -12,12 +12,9 @@ from gpumem_tui.formula.extras import EXTRAS, why_not
 from gpumem_tui.formula.recipe import ATTENTIONS, OPTIMIZERS, PRECISIONS, RECOMPUTES, SHARDINGS, Recipe
 from gpumem_tui.memory import MIB, Bucket
 from gpumem_tui.plan.plan import Plan
-from gpumem_tui.search.prediction import Traced
 from gpumem_tui.simulator.replay import AffineTrace
-from gpumem_tui.simulator.timeline import Phase, Timeline, TimelineRecorder
-
-CONTEXT_BYTES = 426 * MIB
-PROFILE = "torch 2.13 sm_80"
+from gpumem_tui.simulator.timeline import Timeline
+from tests.search.traces import traced, training
 
 GPT2 = Plan(find_model("gpt2"), Recipe(), find_gpu("a100-80gb"), batch_size=8)
 LLAMA_ON_FOUR = Plan(find_model("llama-3-8b"), Recipe(gpus=4), find_gpu("rtx-4090-24gb"))
@@ -49,38 +46,15 @@ def plans(draw: st.DrawFn) -> Plan:
 
 
 def timeline(batch_size: int) -> Timeline:
-    """Three steps: 400 MiB of weights, 100 MiB of activations a sample, in four parts."""
-    recorder = TimelineRecorder()
-
-    def allocate(bucket: Bucket, size_bytes: int) -> int:
-        number = recorder.allocate(size_bytes)
-        recorder.tag(number, bucket)
-        return number
-
-    recorder.mark(0, Phase.BUILD)
-    allocate(Bucket.PARAMETERS, 400 * MIB)
-    for step in (1, 2, 3):
-        recorder.mark(step, Phase.BATCH)
-        batch = allocate(Bucket.BATCH_DATA, 16_384 * batch_size)
-        recorder.mark(step, Phase.FORWARD)
-        kept = [allocate(Bucket.ACTIVATIONS, 25 * MIB * batch_size) for _ in range(4)]
-        recorder.mark(step, Phase.BACKWARD)
-        gradients = allocate(Bucket.GRADIENTS, 400 * MIB)
-        for number in kept:
-            recorder.release(number)
-        recorder.mark(step, Phase.OPTIMIZER)
-        if step == 1:
-            allocate(Bucket.OPTIMIZER, 800 * MIB)
-        recorder.release(gradients)
-        recorder.release(batch)
-    return recorder.finish()
+    """400 MiB of weights, 100 MiB of activations a sample, in four parts."""
+    sizes = {
+        Bucket.PARAMETERS: 400 * MIB,
+        Bucket.BATCH_DATA: 16_384 * batch_size,
+        Bucket.ACTIVATIONS: 100 * MIB * batch_size,
+        Bucket.GRADIENTS: 400 * MIB,
+        Bucket.OPTIMIZER: 800 * MIB,
+    }
+    return training(sizes, layers=4)
 
 
-TRACED = Traced(
-    AffineTrace.fit((2, timeline(2)), (3, timeline(3))),
-    find_gpu("a100-80gb").cuda_total_bytes - CONTEXT_BYTES,
-    None,
-    PROFILE,
-    CONTEXT_BYTES,
-    2.5,
-)
+TRACED = traced(AffineTrace.fit((2, timeline(2)), (3, timeline(3))), find_gpu("a100-80gb"))

@@ -13,7 +13,8 @@ from gpumem_tui.memory import GIB, MIB, Bucket, Unknown
 from gpumem_tui.plan.answers import answer, traced_answer
 from gpumem_tui.plan.plan import Plan
 from gpumem_tui.simulator.replay import BatchFinder
-from tests.plan.plans import CONTEXT_BYTES, GPT2, TRACED, plans
+from tests.plan.plans import GPT2, TRACED, plans
+from tests.search.traces import CONTEXT_BYTES
 
 
 def test_the_documents_accumulation_example() -> None:

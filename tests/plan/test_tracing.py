@@ -20,7 +20,9 @@ from gpumem_tui.search.events import Ready as ChildReady
 from gpumem_tui.search.prediction import Formula, Prediction, Traced
 from gpumem_tui.search.process import ChildDied
 from gpumem_tui.search.runner import Cancelled, Control, Predicted, SearchConfig, Unusable
-from tests.plan.plans import CONTEXT_BYTES, GPT2, PROFILE, TRACED
+from gpumem_tui.simulator.replay import AffineTrace
+from tests.plan.plans import GPT2, TRACED, timeline
+from tests.search.traces import CONTEXT_BYTES, PROFILE
 
 DEADLINE_S = 30
 
@@ -34,8 +36,10 @@ class Traces:
         self.finish.set()
         self.cancelled = 0
         self.result: Callable[[], Traced | Unknown] = lambda: TRACED
+        self.asked: list[tuple[int, str]] = []
 
-    def __call__(self, config: SearchConfig, control: Control) -> Predicted:
+    def __call__(self, config: SearchConfig, control: Control, batch_size: int, not_affine: str) -> Predicted:
+        self.asked.append((batch_size, not_affine))
         self.started.put(config)
         while not self.finish.wait(0.005):
             try:
@@ -51,8 +55,8 @@ class Traces:
 class Session:
     """A tracer whose reports can be waited for."""
 
-    def __init__(self) -> None:
-        self.traces = Traces()
+    def __init__(self, traces: Traces | None = None) -> None:
+        self.traces = traces or Traces()
         self.reported: queue.Queue[TraceState] = queue.Queue()
         self.tracer = Tracer(self.reported.put, predict=self.traces, settle_s=0.0)
 
@@ -205,6 +209,91 @@ def test_a_batch_size_that_the_trace_cannot_answer_fails_and_the_next_one_does_n
     assert "less than none" in state.reason
     session.tracer.want(GPT2)
     assert isinstance(session.next(), Ready)
+
+
+class Uneven(Traces):
+    """Of a network whose memory does not grow evenly with the batch: each trace is about its own size."""
+
+    REASON = "the step at batch size 5 is not what smaller ones foretell"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.result = self.alone
+
+    def alone(self) -> Traced:
+        size, _ = self.asked[-1]
+        return replace(TRACED, trace=AffineTrace.constant(timeline(size)), only_at=size, not_affine=self.REASON)
+
+
+@pytest.fixture
+def uneven() -> Iterator[Session]:
+    made = Session(Uneven())
+    yield made
+    made.traces.finish.set()
+    made.tracer.close()
+
+
+def test_where_memory_is_not_affine_every_batch_size_is_traced_once(uneven: Session) -> None:
+    larger = replace(GPT2, batch_size=16)
+    for plan in (GPT2, larger):
+        assert uneven.tracer.want(plan) == Pending(plan)
+        state = uneven.next()
+        assert isinstance(state, Ready)
+        assert state.answer.breakdown == traced_answer(plan, TRACED).breakdown
+        assert state.answer.max_batch_size == Unknown(Uneven.REASON)
+    assert uneven.traces.asked == [(8, ""), (16, Uneven.REASON)]
+    assert isinstance(uneven.tracer.want(GPT2), Ready)
+    assert uneven.tracer.known(replace(larger, headroom=0.5)) is not None
+    assert uneven.tracer.known(replace(GPT2, batch_size=9)) is None
+    uneven.tracer.want(replace(GPT2, gpu=find_gpu("a100-40gb")))
+    assert isinstance(uneven.next(), Ready)
+    assert len(uneven.traces.asked) == 2
+
+
+def test_where_memory_is_not_affine_another_batch_size_cancels_the_trace(uneven: Session) -> None:
+    uneven.tracer.want(GPT2)
+    uneven.next()
+    uneven.traces.finish.clear()
+    uneven.started()
+    uneven.tracer.want(replace(GPT2, batch_size=16))
+    uneven.started()
+    latest = replace(GPT2, batch_size=17)
+    uneven.tracer.want(latest)
+    uneven.started()
+    uneven.traces.finish.set()
+    assert uneven.next().plan == latest
+    assert uneven.traces.cancelled == 1
+    assert uneven.reported.empty()
+
+
+def test_a_batch_size_changed_during_the_first_trace_is_traced_after_it(uneven: Session) -> None:
+    uneven.traces.finish.clear()
+    uneven.tracer.want(GPT2)
+    uneven.started()
+    larger = replace(GPT2, batch_size=16)
+    uneven.tracer.want(larger)
+    uneven.traces.finish.set()
+    state = uneven.next()
+    assert isinstance(state, Ready)
+    assert state.plan == larger
+    assert state.answer.peak_allocated_bytes == traced_answer(larger, TRACED).peak_allocated_bytes
+    assert uneven.traces.cancelled == 0
+
+
+def test_one_batch_size_that_fails_does_not_speak_for_the_others(uneven: Session) -> None:
+    uneven.tracer.want(GPT2)
+    uneven.next()
+    traces = uneven.traces
+    works, traces.result = traces.result, killed
+    hopeless = replace(GPT2, batch_size=1_000)
+    uneven.tracer.want(hopeless)
+    assert isinstance(uneven.next(), Failed)
+    traces.result = works
+    uneven.tracer.want(replace(GPT2, batch_size=9))
+    assert isinstance(uneven.next(), Ready)
+    assert isinstance(uneven.tracer.want(hopeless), Failed)
+    assert uneven.tracer.again(hopeless) == Pending(hopeless)
+    assert isinstance(uneven.next(), Ready)
 
 
 def test_what_is_known_of_a_plan_that_is_not_wanted(session: Session) -> None:

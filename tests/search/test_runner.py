@@ -210,6 +210,24 @@ def bare_python(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder / "bin" / "python")
 
 
+SQUARED = """
+def make_batch(batch_size, device):
+    return torch.ones(batch_size * batch_size, 1024, 8, device=device)
+"""
+
+
+def test_where_memory_is_not_affine_the_size_asked_for_is_traced_alone(tmp_path: Path) -> None:
+    searched = config(workload(tmp_path, SQUARED))
+    found, spared = (predict(searched, None, 7, known).prediction.traced for known in ("", "as was found out before"))
+    assert isinstance(found, Traced)
+    assert isinstance(spared, Traced)
+    assert found.only_at == spared.only_at == 7
+    assert "is not what smaller ones foretell" in found.not_affine
+    assert spared.max_batch_size == Unknown("as was found out before")
+    assert found.at(7).breakdown == spared.at(7).breakdown
+    assert spared.seconds < found.seconds
+
+
 def test_an_interpreter_without_torch_is_named(bare_python: str, tmp_path: Path) -> None:
     with pytest.raises(Unusable, match="cannot import torch") as caught:
         next(search(config(MLP, python=bare_python)))

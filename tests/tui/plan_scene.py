@@ -11,20 +11,21 @@ from textual.pilot import Pilot
 
 from gpumem_tui.catalog.loader import find_gpu, find_model
 from gpumem_tui.formula.recipe import Recipe
-from gpumem_tui.memory import Bucket, Unknown
+from gpumem_tui.memory import ALLOCATED_BUCKETS, Unknown
 from gpumem_tui.plan.answers import TracedAnswer, predicted, traced_answer
 from gpumem_tui.plan.plan import Plan
 from gpumem_tui.plan.store import PlanStore
 from gpumem_tui.plan.tracing import Failed, Pending, Ready, TraceKey, TraceState, trace_key
 from gpumem_tui.search.prediction import Traced
 from gpumem_tui.simulator.replay import AffineTrace
-from gpumem_tui.simulator.timeline import Phase, Timeline, TimelineRecorder
+from gpumem_tui.simulator.timeline import Timeline
 from gpumem_tui.tui.app import GpuMemApp
 from gpumem_tui.tui.screens.plan import PlanScreen
 from gpumem_tui.tui.widgets.plan_controls import PlanControls
 from gpumem_tui.tui.widgets.plan_rows import RowList
+from tests.search.traces import traced, training
 from tests.tui.pictures import until
-from tests.tui.scene import CONTEXT_BYTES, READY, noon
+from tests.tui.scene import noon
 
 GPT2 = Plan(find_model("gpt2"), Recipe(), find_gpu("a100-80gb"), batch_size=8, target_batch=64)
 LLAMA = Plan(
@@ -35,41 +36,14 @@ RESNET = Plan(find_model("resnet-50"), Recipe("amp-bf16"), find_gpu("t4-16gb"), 
 
 
 def timeline(plan: Plan, batch_size: int) -> Timeline:
-    """Two steps that take what the closed form says, the gradients only after half the activations are gone."""
+    """Two steps that take what the closed form says, the gradients only as the activations go."""
     sizes = predicted(plan, batch_size).breakdown
-    recorder = TimelineRecorder()
-
-    def allocate(bucket: Bucket, size_bytes: int) -> int:
-        number = recorder.allocate(size_bytes)
-        recorder.tag(number, bucket)
-        return number
-
-    recorder.mark(0, Phase.BUILD)
-    allocate(Bucket.PARAMETERS, sizes[Bucket.PARAMETERS])
-    for step in (1, 2):
-        recorder.mark(step, Phase.BATCH)
-        batch = allocate(Bucket.BATCH_DATA, sizes[Bucket.BATCH_DATA])
-        recorder.mark(step, Phase.FORWARD)
-        kept = [allocate(Bucket.ACTIVATIONS, sizes[Bucket.ACTIVATIONS] // 4) for _ in range(4)]
-        recorder.mark(step, Phase.BACKWARD)
-        scratch = allocate(Bucket.TEMPORARY, sizes[Bucket.TEMPORARY])
-        recorder.release(scratch)
-        gradients = []
-        for number in kept:
-            gradients.append(allocate(Bucket.GRADIENTS, sizes[Bucket.GRADIENTS] // 4))
-            recorder.release(number)
-        recorder.mark(step, Phase.OPTIMIZER)
-        if step == 1:
-            allocate(Bucket.OPTIMIZER, sizes[Bucket.OPTIMIZER])
-        for number in (*gradients, batch):
-            recorder.release(number)
-    return recorder.finish()
+    return training({bucket: sizes[bucket] for bucket in ALLOCATED_BUCKETS}, layers=4, steps=2, interleaved=True)
 
 
 def traced_of(plan: Plan) -> Traced:
     """What a trace of the plan would say."""
-    trace = AffineTrace.fit((4, timeline(plan, 4)), (8, timeline(plan, 8)))
-    return Traced(trace, plan.gpu.cuda_total_bytes - CONTEXT_BYTES, None, READY.profile, CONTEXT_BYTES, 2.5)
+    return traced(AffineTrace.fit((4, timeline(plan, 4)), (8, timeline(plan, 8))), plan.gpu)
 
 
 class HandTracer:

@@ -26,14 +26,14 @@ from gpumem_tui.search.runner import (
     Verdict,
 )
 from gpumem_tui.simulator.replay import AffineTrace, replay
-from gpumem_tui.simulator.timeline import Phase, Timeline, TimelineRecorder
+from gpumem_tui.simulator.timeline import Timeline
 from gpumem_tui.tui.app import GpuMemApp
 from gpumem_tui.tui.screens.search import SearchFunction, SearchScreen
 from gpumem_tui.tui.search_state import SearchState, reduce, started
+from tests.search.traces import CONTEXT_BYTES, PROFILE, traced, training
 
 REASON = "no NVIDIA driver on this machine"
-CONTEXT_BYTES = 426 * MIB
-READY = Ready("2.13.0", False, "torch 2.13 sm_80", CONTEXT_BYTES, "measured on an A100")
+READY = Ready("2.13.0", False, PROFILE, CONTEXT_BYTES, "measured on an A100")
 LARGEST = 40
 
 
@@ -44,32 +44,16 @@ def config(model: str = "gpt2", gpu: str = "a100-80gb") -> SearchConfig:
 
 
 def timeline(batch_size: int) -> Timeline:
-    """Three steps of a network whose activations take 1.2 GiB a sample."""
-    recorder = TimelineRecorder()
-
-    def allocate(bucket: Bucket, size_bytes: int) -> int:
-        number = recorder.allocate(size_bytes)
-        recorder.tag(number, bucket)
-        return number
-
-    recorder.mark(0, Phase.BUILD)
-    allocate(Bucket.PARAMETERS, 475 * MIB)
-    for step in (1, 2, 3):
-        recorder.mark(step, Phase.BATCH)
-        batch = allocate(Bucket.BATCH_DATA, 16384 * batch_size)
-        recorder.mark(step, Phase.FORWARD)
-        kept = [allocate(Bucket.ACTIVATIONS, 100 * MIB * batch_size) for _ in range(12)]
-        recorder.mark(step, Phase.BACKWARD)
-        scratch = allocate(Bucket.TEMPORARY, 392 * MIB * batch_size)
-        gradients = allocate(Bucket.GRADIENTS, 475 * MIB)
-        for number in (scratch, *kept):
-            recorder.release(number)
-        recorder.mark(step, Phase.OPTIMIZER)
-        if step == 1:
-            allocate(Bucket.OPTIMIZER, 950 * MIB)
-        recorder.release(gradients)
-        recorder.release(batch)
-    return recorder.finish()
+    """A network whose activations take 1.2 GiB a sample."""
+    sizes = {
+        Bucket.PARAMETERS: 475 * MIB,
+        Bucket.BATCH_DATA: 16384 * batch_size,
+        Bucket.ACTIVATIONS: 1200 * MIB * batch_size,
+        Bucket.TEMPORARY: 392 * MIB * batch_size,
+        Bucket.GRADIENTS: 475 * MIB,
+        Bucket.OPTIMIZER: 950 * MIB,
+    }
+    return training(sizes, layers=12)
 
 
 TRACE = AffineTrace.fit((2, timeline(2)), (3, timeline(3)))
@@ -79,10 +63,10 @@ def predicted(searched: SearchConfig, *, traceable: bool = True) -> Predicted:
     """Both predictions for a configuration."""
     gpu = searched.device.gpu
     formula = Formula(searched.workload, gpu.total_bytes, searched.headroom)
-    traced: Traced | Unknown = Unknown("the step at batch size 5 is not what smaller ones foretell")
+    by_trace: Traced | Unknown = Unknown("the step at batch size 5 is not what smaller ones foretell")
     if traceable:
-        traced = Traced(TRACE, gpu.cuda_total_bytes - CONTEXT_BYTES, None, READY.profile, CONTEXT_BYTES, 2.5)
-    return Predicted(Prediction(formula, traced), READY)
+        by_trace = traced(TRACE, gpu)
+    return Predicted(Prediction(formula, by_trace), READY)
 
 
 def trial(searched: SearchConfig, batch_size: int, *, off_bytes: int = 12 * MIB) -> TrialDone:

@@ -39,6 +39,7 @@ async def test_a_plan_is_searched(tmp_path: Path) -> None:
         assert config.workload.shape == plan_scene.GPT2.shape
         assert config.workload.recipe == Recipe("amp-bf16")
         assert (config.device.gpu.name, config.device.simulated) == ("a100-80gb", True)
+        assert config.target_batch == plan_scene.GPT2.target_batch
 
 
 async def test_a_running_search_is_not_replaced(tmp_path: Path) -> None:

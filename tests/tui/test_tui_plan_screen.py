@@ -214,7 +214,7 @@ async def test_a_trace_that_failed_is_tried_again(tmp_path: Path) -> None:
 async def test_a_sweep_of_the_batch_needs_no_second_trace(tmp_path: Path) -> None:
     traced: list[Plan] = []
 
-    def predict(config: SearchConfig, control: Control) -> Predicted:
+    def predict(config: SearchConfig, control: Control, batch_size: int, not_affine: str) -> Predicted:
         traced.append(GPT2)
         formula = Formula(config.workload, config.device.gpu.total_bytes, config.headroom)
         return Predicted(Prediction(formula, plan_scene.traced_of(GPT2)), READY)

@@ -9,7 +9,7 @@ import pytest
 
 from gpumem_tui.catalog.loader import find_gpu, find_model, models
 from gpumem_tui.formula.recipe import Recipe
-from gpumem_tui.memory import GIB
+from gpumem_tui.memory import GIB, Unknown
 from gpumem_tui.plan.answers import answer
 from gpumem_tui.plan.curves import Curve, Mark, Series, curves
 from gpumem_tui.plan.judgement import MeasuredRate, judgements, throughput
@@ -94,6 +94,16 @@ def test_the_facts_say_how_a_step_is_made_up() -> None:
     assert lines[2].endswith("256 samples, 262 k tokens")
     odd = said(fact_rows(answer(replace(plan, target_batch=250)), Pending(plan), ROOMY))
     assert "256 samples for 250" in odd[2]
+
+
+def test_a_trace_of_one_batch_size_alone_says_so_and_why() -> None:
+    ready = traced(GPT2)
+    assert isinstance(ready, Ready)
+    alone = replace(ready, answer=replace(ready.answer, max_batch_size=Unknown("the step at batch size 5 is another")))
+    for width in (NARROW, ROOMY):
+        text = " ".join(" ".join(said(fact_rows(answer(GPT2), alone, width))).split())
+        assert "– traced" in text
+        assert "traced at batch 8 alone: the step at batch size 5 is another" in text
 
 
 def test_what_is_in_the_way_is_named() -> None:

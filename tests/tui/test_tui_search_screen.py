@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from textual.command import CommandList
 from textual.pilot import Pilot
 from textual.widgets import Footer, Input, Select, Static
@@ -20,6 +21,8 @@ from gpumem_tui.tui.screens.edit import EditScreen
 from gpumem_tui.tui.screens.help import HelpScreen
 from gpumem_tui.tui.screens.search import SearchFunction, SearchScreen
 from gpumem_tui.tui.search_state import Stage
+from gpumem_tui.tui.widgets import batch_plot
+from gpumem_tui.tui.widgets.batch_plot import BatchPlot
 from gpumem_tui.tui.widgets.panels import LedgerTable, VerdictPanel
 from gpumem_tui.tui.widgets.trial_log import TrialLog
 from tests.tui import scene
@@ -139,6 +142,28 @@ async def test_a_search_that_cannot_start_says_why_and_may_be_tried_again() -> N
         await until(pilot, lambda: screen.state.stage is Stage.FAILED)
         assert "install torch" in str(screen.query_one(VerdictPanel).render())
         assert "s" in keys(pilot)
+
+
+async def test_a_program_that_ends_before_the_chart_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    app = scene.app(CONFIG, scene.missing_torch, autostart=False)
+
+    def slow() -> BatchPlot:
+        deadline = time.monotonic() + 30
+        while scene.search_screen(app).query("#plot-pane"):
+            assert time.monotonic() < deadline, "the screen did not go"
+        return BatchPlot()
+
+    monkeypatch.setattr(batch_plot, "BatchPlot", slow)
+    async with app.run_test(size=SIZE) as pilot:
+        assert pilot.app is app
+
+
+async def test_how_the_wanted_batch_is_reached_is_said_on_the_smallest_screen_too() -> None:
+    wanted = replace(CONFIG, target_batch=64)
+    async with scene.app(wanted, scene.scripted(scene.found(wanted))).run_test(size=(80, 24)) as pilot:
+        screen = screen_of(pilot)
+        await until(pilot, lambda: screen.settled and screen.state.stage is Stage.FOUND)
+        assert "2 accumulation steps of batch 40" in str(screen.query_one(VerdictPanel).render())
 
 
 async def test_an_unforeseen_error_is_one_line_and_no_traceback() -> None:

@@ -189,7 +189,28 @@ def test_a_verified_result_says_so_in_words() -> None:
     real = replace(FOUND, config=replace(CONFIG, device=replace(CONFIG.device, simulated=False)))
     assert verdict_view(real).badge == "VERIFIED"
     assert "Largest batch 40" in view.headline
-    assert view.details == ("3 trials, 1 out of memory · predicted: formula 51, traced 40",)
+    summary, gap = view.details
+    assert summary == "3 trials, 1 out of memory · predicted: formula 51, traced 40"
+    assert gap.startswith("The formula counts ")
+    assert "at batch 40, the traced step " in gap
+
+
+def test_the_gap_between_the_predictions_is_explained_from_the_prediction_on() -> None:
+    (gap,) = verdict_view(scene.folded(CONFIG, scene.ended(CONFIG))).details
+    assert verdict_view(FOUND).details[-1] == gap
+    untraced = scene.folded(CONFIG, [scene.predicted(CONFIG, traceable=False)])
+    assert verdict_view(untraced).details == ()
+
+
+def test_how_the_found_batch_reaches_the_wanted_one() -> None:
+    wanted = scene.folded(replace(CONFIG, target_batch=64), scene.found(CONFIG))
+    assert verdict_view(wanted).reach == (
+        "2 accumulation steps of batch 40 make a global batch of 80 sequences, 81,920 tokens"
+        "; batch 32 would make exactly 64"
+    )
+    assert verdict_view(FOUND).reach == ""
+    assert ("target", "64 a step") in strategy_lines(wanted)
+    assert workload_summary(wanted.config).endswith("guided · target 64")
 
 
 def test_nothing_fits_names_the_obstacle_and_what_would_help() -> None:

@@ -169,9 +169,10 @@ class SearchScreen(MainScreen):
 
     async def _mount_plot(self) -> None:
         plot = await asyncio.to_thread(_new_plot)
-        await self.query_one("#plot-pane").mount(plot)
-        self._plot = plot
-        plot.show(self._state)
+        for pane in self.query("#plot-pane"):  # none if the program was left meanwhile
+            await pane.mount(plot)
+            self._plot = plot
+            plot.show(self._state)
 
     def on_resize(self, event: Resize) -> None:
         """A tiny terminal gets one line that says what is needed."""

@@ -10,7 +10,7 @@ from gpumem_tui.formula.predict import FormulaPrediction
 from gpumem_tui.memory import ALLOCATED_BUCKETS, GIB, Bucket, Unknown, Value
 from gpumem_tui.search.events import TrialDone
 from gpumem_tui.search.prediction import Traced
-from gpumem_tui.search.report import peak_line
+from gpumem_tui.search.report import assumed_line, peak_line
 from gpumem_tui.tui.search_state import SearchState
 
 PEAK = "= allocated peak"
@@ -92,9 +92,11 @@ def ledger_view(state: SearchState) -> LedgerView:
 
 
 def _moment(state: SearchState, batch_size: int) -> Iterable[str]:
-    """Of when the traced column is: a bucket that is empty at that moment counts nothing."""
+    """Of when the traced column is, a bucket that is empty at that moment counts nothing; and what it leaves out."""
     if not isinstance(state.traced, Unknown):
         yield peak_line(state.traced, batch_size)
+        if assumed := assumed_line(state.traced):
+            yield assumed
 
 
 def traced_error(state: SearchState, result: TrialDone) -> Value:

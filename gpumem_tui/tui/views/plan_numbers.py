@@ -81,6 +81,9 @@ def fact_rows(answer: Answer, traced: TraceState, width: int) -> list[Row]:
     if answer.obstacle is not None:
         lines += [row()] if width >= _FACT_WIDTH else []
         lines += paragraph(answer.obstacle.message, width)
+    if isinstance(traced, Ready) and isinstance(largest := traced.answer.max_batch_size, Unknown):
+        lines += [row()] if width >= _FACT_WIDTH else []
+        lines += paragraph(f"traced at batch {plan.batch_size:,} alone: {largest.reason}", width)
     return lines
 
 

@@ -8,6 +8,7 @@ from typing import Literal
 from gpumem_tui.memory import Unknown
 from gpumem_tui.search.advice import Advice, advise, obstacle
 from gpumem_tui.search.prediction import Traced
+from gpumem_tui.search.report import accumulation_line, gap_line, wanted_accumulation
 from gpumem_tui.search.runner import Verdict
 from gpumem_tui.tui.search_state import SearchState, Stage
 from gpumem_tui.tui.views.bar import running_title
@@ -22,11 +23,13 @@ class VerdictView:
     Attributes:
         badge: one or two words in capitals. `tone`: how it stands out; the badge says the same in words.
         headline: one line. `details`: what may be left out where there is no room.
+        reach: how the wanted global batch is reached; empty if none is wanted.
     """
 
     badge: str
     tone: Tone
     headline: str
+    reach: str = ""
     details: tuple[str, ...] = ()
     advice: tuple[Advice, ...] = ()
 
@@ -53,7 +56,7 @@ def verdict_view(state: SearchState, notice: str = "", *, short: bool = False) -
             return VerdictView("SEARCHING", "busy", running_title(state.running, state).lower())
         return _running(state)
     if state.failure is not None:
-        return VerdictView("FAILED", "bad", state.failure.message, ("s tries again · e edits the workload",))
+        return VerdictView("FAILED", "bad", state.failure.message, details=("s tries again · e edits the workload",))
     assert state.verdict is not None
     return _ended(state, state.verdict)
 
@@ -66,7 +69,7 @@ def _idle(state: SearchState, notice: str) -> VerdictView:
         "READY",
         "calm",
         f"s finds the largest batch of {config.workload.name} that fits · e edits first",
-        (
+        details=(
             f"The step is traced once, then {how} at growing sizes until one fits and the next does not.",
             f"On {where}.",
         ),
@@ -78,33 +81,46 @@ def _running(state: SearchState) -> VerdictView:
     failing = [trial.result.batch_size for trial in state.trials if trial.result.outcome != "fit"]
     if not state.trials:
         foretold = f"predicted largest batch: {_predictions(state)}"
-        return VerdictView("SEARCHING", "busy", foretold)
+        return VerdictView("SEARCHING", "busy", foretold, details=_gap(state))
     fits = f"batch {max(fitting):,} fits" if fitting else "none fits yet"
     fails = f", {min(failing):,} does not" if failing else ""
-    return VerdictView("SEARCHING", "busy", f"{fits}{fails}; predicted: {_predictions(state)}")
+    return VerdictView("SEARCHING", "busy", f"{fits}{fails}; predicted: {_predictions(state)}", details=_gap(state))
 
 
 def _ended(state: SearchState, verdict: Verdict) -> VerdictView:
-    message = verdict.message[:1].upper() + verdict.message[1:]
+    message = _sentence(verdict.message)
     trials = f"{verdict.trials} trial{'' if verdict.trials == 1 else 's'}, {verdict.ooms} out of memory"
     summary = f"{trials} · predicted: {_predictions(state)}"
+    steps = wanted_accumulation(state.config, verdict.max_batch_size)
+    reach = "" if steps is None else _sentence(accumulation_line(state.config.workload, steps))
     if verdict.outcome == "nothing_fits":
         return _nothing_fits(state, message)
     if verdict.outcome == "found":
         verified = "VERIFIED IN SIMULATION" if state.config.device.simulated else "VERIFIED"
         badge = verified if verdict.verified else "NOT VERIFIED"
-        return VerdictView(badge, "good" if verdict.verified else "warning", message, (summary,))
+        return VerdictView(badge, "good" if verdict.verified else "warning", message, reach, (summary, *_gap(state)))
     if verdict.outcome == "cancelled":
-        return VerdictView("CANCELLED", "warning", message, (f"{summary} · s starts over",))
-    return VerdictView("FAILED", "bad", message, (f"{trials} · s tries again · e edits the workload",))
+        return VerdictView("CANCELLED", "warning", message, reach, (f"{summary} · s starts over",))
+    return VerdictView("FAILED", "bad", message, reach, (f"{trials} · s tries again · e edits the workload",))
 
 
 def _nothing_fits(state: SearchState, message: str) -> VerdictView:
     """The obstacle, and what would help most, by the closed form."""
     config = state.config
     if config.workload.shape is None:
-        return VerdictView("NOTHING FITS", "bad", message, ("no formula for a workload file: no remedy is known",))
-    return VerdictView("NOTHING FITS", "bad", obstacle(config) or message, (), advise(config))
+        unknown = "no formula for a workload file: no remedy is known"
+        return VerdictView("NOTHING FITS", "bad", message, details=(unknown,))
+    return VerdictView("NOTHING FITS", "bad", obstacle(config) or message, advice=advise(config))
+
+
+def _gap(state: SearchState) -> tuple[str, ...]:
+    """Why the predictions differ, where they do and that is known."""
+    said = "" if state.predicted is None else gap_line(state.predicted.prediction)
+    return (_sentence(said),) if said else ()
+
+
+def _sentence(line: str) -> str:
+    return line[:1].upper() + line[1:]
 
 
 def _predictions(state: SearchState) -> str:

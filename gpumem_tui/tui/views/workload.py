@@ -45,6 +45,8 @@ def strategy_lines(state: SearchState) -> Iterator[tuple[str, str]]:
     yield "headroom", f"{config.headroom:.0%}"
     if config.limit_bytes is not None:
         yield "cap", format_bytes(config.limit_bytes)
+    if config.target_batch is not None:
+        yield "target", f"{config.target_batch:,} a step"
     yield "formula", _largest(state.formula.max_batch_size)
     yield "traced", _largest(state.traced.max_batch_size if isinstance(state.traced, Traced) else state.traced)
 
@@ -52,14 +54,15 @@ def strategy_lines(state: SearchState) -> Iterator[tuple[str, str]]:
 def workload_summary(config: SearchConfig) -> str:
     """The workload and the strategy in one line."""
     shape, recipe = config.workload.shape, config.workload.recipe
+    target = "" if config.target_batch is None else f"target {config.target_batch:,}"
     if shape is None:
-        return f"{_short_file(config)} · {config.strategy}"
+        return " · ".join(filter(None, (_short_file(config), config.strategy, target)))
     size = f"seq {shape.seq_len:,}" if shape.seq_len else f"{shape.image_size} px" if shape.image_size else ""
     parts = [
         shape.name, _short_count(count_parameters(shape)), size, recipe.precision, recipe.optimizer,
         "" if recipe.recompute == "none" else f"recompute {recipe.recompute}",
         "" if recipe.attention == "auto" else f"attention {recipe.attention}",
-        config.strategy,
+        config.strategy, target,
     ]  # fmt: skip
     return " · ".join(part for part in parts if part)
 

@@ -1,0 +1,63 @@
+"""Traces made by hand: training steps whose sizes a test sets, as a tracing child would have told them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from gpumem_tui.catalog.shapes import Gpu
+from gpumem_tui.memory import MIB, Bucket
+from gpumem_tui.search.prediction import Traced
+from gpumem_tui.simulator.replay import AffineTrace
+from gpumem_tui.simulator.timeline import Phase, Timeline, TimelineRecorder
+
+CONTEXT_BYTES = 426 * MIB
+PROFILE = "torch 2.13 sm_80"
+
+
+def training(sizes: Mapping[Bucket, int], *, layers: int, steps: int = 3, interleaved: bool = False) -> Timeline:
+    """A model that is built and trained.
+
+    Args:
+        sizes: bytes of each bucket, but for those that this step has none of; optimizer state from the first step on.
+        layers: equal allocations that the activations consist of.
+        interleaved: backward makes the gradients layer by layer as it frees the activations, after the temporary
+            bytes are gone; otherwise all of them while everything is still there.
+    """
+    recorder = TimelineRecorder()
+
+    def one(bucket: Bucket, parts: int = 1) -> list[int]:
+        """One of so many equal parts of a bucket; nothing where there is no such bucket."""
+        return [recorder.allocate(sizes[bucket] // parts, bucket=bucket)] if bucket in sizes else []
+
+    def release(numbers: list[int]) -> None:
+        for number in numbers:
+            recorder.release(number)
+
+    recorder.mark(0, Phase.BUILD)
+    one(Bucket.PARAMETERS)
+    for step in range(1, steps + 1):
+        recorder.mark(step, Phase.BATCH)
+        batch = one(Bucket.BATCH_DATA)
+        recorder.mark(step, Phase.FORWARD)
+        activations = [number for _ in range(layers) for number in one(Bucket.ACTIVATIONS, layers)]
+        recorder.mark(step, Phase.BACKWARD)
+        temporary = one(Bucket.TEMPORARY)
+        if interleaved:
+            release(temporary)
+            gradients = []
+            for number in activations:
+                gradients += one(Bucket.GRADIENTS, layers)
+                recorder.release(number)
+        else:
+            gradients = one(Bucket.GRADIENTS)
+            release(temporary + activations)
+        recorder.mark(step, Phase.OPTIMIZER)
+        if step == 1:
+            one(Bucket.OPTIMIZER)
+        release(gradients + batch)
+    return recorder.finish()
+
+
+def traced(trace: AffineTrace, gpu: Gpu) -> Traced:
+    """What a search keeps of a trace on a GPU."""
+    return Traced(trace, gpu.cuda_total_bytes - CONTEXT_BYTES, None, PROFILE, CONTEXT_BYTES, 2.5)
