@@ -1,4 +1,4 @@
-"""The vocabulary every producer and every panel shares: buckets, breakdowns, the ledger, unknown values.
+"""The vocabulary every producer and every panel shares: the ledger's rows, breakdowns, unknown values.
 
 Imports nothing of ours and nothing beyond the standard library, so the viewer, the child processes and a user's
 training process can all speak it.
@@ -111,60 +111,6 @@ class Breakdown:
             ValueError: a key that is no bucket of allocated memory, or a negative size.
         """
         return cls({Bucket(key): size_bytes for key, size_bytes in values.items()})
-
-
-@dataclass(frozen=True)
-class Ledger:
-    """The whole device, row by row. When every row is known, the rows sum to `total_bytes`."""
-
-    total_bytes: int
-    rows: Mapping[Bucket, Value]
-
-    def __post_init__(self) -> None:
-        known = self.known_bytes
-        complete = all(isinstance(value, int) for value in self.rows.values())
-        if known > self.total_bytes or (complete and known != self.total_bytes):
-            raise ValueError(f"ledger rows sum to {known} bytes on a device of {self.total_bytes}")
-        object.__setattr__(self, "rows", MappingProxyType(dict(self.rows)))
-
-    @property
-    def known_bytes(self) -> int:
-        """The sum of the rows that are known."""
-        return sum(value for value in self.rows.values() if isinstance(value, int))
-
-    @classmethod
-    def of_device(
-        cls,
-        total_bytes: int,
-        *,
-        allocated: Breakdown,
-        reserved_bytes: int,
-        context_bytes: Value,
-        driver_reserved_bytes: Value,
-        other_processes_bytes: Value = 0,
-    ) -> Ledger:
-        """The ledger of a device on which one process trains. Free is what remains; unknown if any row is.
-
-        Raises:
-            ValueError: the rows exceed the device, or more is allocated than reserved.
-        """
-        if allocated.total_bytes > reserved_bytes:
-            raise ValueError(f"{allocated.total_bytes} bytes allocated of {reserved_bytes} reserved")
-        rows: dict[Bucket, Value] = {
-            Bucket.DRIVER_RESERVED: driver_reserved_bytes,
-            Bucket.OTHER_PROCESSES: other_processes_bytes,
-            Bucket.CONTEXT: context_bytes,
-            Bucket.CACHE: reserved_bytes - allocated.total_bytes,
-            **{bucket: allocated[bucket] for bucket in ALLOCATED_BUCKETS},
-        }
-        unknown = [bucket.title for bucket, value in rows.items() if isinstance(value, Unknown)]
-        if unknown:
-            rows[Bucket.FREE] = Unknown(f"{', '.join(unknown)} unknown")
-        else:
-            rows[Bucket.FREE] = free_bytes = total_bytes - sum(v for v in rows.values() if isinstance(v, int))
-            if free_bytes < 0:
-                raise ValueError(f"ledger rows exceed the device's {total_bytes} bytes")
-        return cls(total_bytes, rows)
 
 
 def format_bytes(value: Value | None) -> str:

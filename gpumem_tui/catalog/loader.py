@@ -13,7 +13,7 @@ from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from types import MappingProxyType
-from typing import Literal
+from typing import Literal, TypeVar
 
 import msgspec
 
@@ -27,6 +27,7 @@ else:
     import tomli as tomllib
 
 _SUGGESTIONS = 4
+Entry = TypeVar("Entry")
 
 
 class CatalogError(ValueError):
@@ -59,9 +60,7 @@ def find_gpu(name: str) -> Gpu:
     Raises:
         CatalogError: there is none; the message suggests the nearest names.
     """
-    if name not in gpus():
-        raise CatalogError(_unknown("GPU", name, gpus()))
-    return gpus()[name]
+    return _found("GPU", name, gpus())
 
 
 def find_model(name: str) -> ModelShape:
@@ -70,9 +69,7 @@ def find_model(name: str) -> ModelShape:
     Raises:
         CatalogError: there is none; the message suggests the nearest names.
     """
-    if name not in models():
-        raise CatalogError(_unknown("model", name, models()))
-    return models()[name]
+    return _found("model", name, models())
 
 
 def load_hf_config(path: str | Path) -> ModelShape:
@@ -85,9 +82,9 @@ def load_hf_config(path: str | Path) -> ModelShape:
         CatalogError: the file cannot be read, or what `shape_from_hf_config` refuses.
     """
     file = Path(path)
-    if file.is_dir():
-        file /= "config.json"
     try:
+        if file.is_dir():
+            file /= "config.json"
         config: object = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise CatalogError(f"cannot read {file}: {error.strerror}") from error
@@ -136,13 +133,15 @@ def _check_keys(config: Mapping[str, object], name: str, kind: type[HfConfig]) -
             raise CatalogError(f"the configuration of {name} has {key!r} = {value}: {error}") from error
 
 
-def _unknown(what: str, name: str, known: Iterable[str]) -> str:
-    names = list(known)
+def _found(what: str, name: str, entries: Mapping[str, Entry]) -> Entry:
+    if name in entries:
+        return entries[name]
+    names = list(entries)
     near = _near_misses(name, names)
     if near:
-        return f"unknown {what} {name!r}: did you mean {', '.join(near)}?"
+        raise CatalogError(f"unknown {what} {name!r}: did you mean {', '.join(near)}?")
     some = names[:: max(1, len(names) // _SUGGESTIONS)][:_SUGGESTIONS]
-    return f"unknown {what} {name!r}: the catalog has {len(names)}, such as {', '.join(some)}"
+    raise CatalogError(f"unknown {what} {name!r}: the catalog has {len(names)}, such as {', '.join(some)}")
 
 
 def _near_misses(name: str, names: Iterable[str]) -> list[str]:

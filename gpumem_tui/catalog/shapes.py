@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import Literal
 
 Family = Literal["gpt2", "llama", "bert", "vit", "resnet", "mlp"]
-FAMILIES: tuple[Family, ...] = get_args(Family)
 SEQUENCE_FAMILIES: tuple[Family, ...] = ("gpt2", "llama", "bert")
 ATTENTION_FAMILIES: tuple[Family, ...] = ("gpt2", "llama", "bert", "vit")
 
@@ -99,8 +98,8 @@ class ModelShape:
     def overridden(self, **changes: int | None) -> ModelShape:
         """This shape with the given fields changed; those that are None stay.
 
-        A change of `heads` or `hidden` on a model whose key/value heads, feed-forward width follow them keeps
-        the proportion it had, unless that field is given too.
+        Key/value heads that are not grouped follow a change of `heads`, and the feed-forward width keeps its proportion
+        to `hidden`, unless they are given too.
 
         Raises:
             ShapeError: a field that the family does not have, or a shape that cannot exist.
@@ -114,11 +113,10 @@ class ModelShape:
                 )
         if not given:
             return self
-        if "hidden" in given and "ffn" not in given and self.ffn and "ffn" in _FIELDS_OF[self.family]:
+        if "hidden" in given and "ffn" not in given and self.ffn:
             given["ffn"] = max(1, self.ffn * given["hidden"] // self.hidden)
-        if "heads" in given and "kv_heads" not in given and self.kv_heads:
-            grouped = self.kv_heads != self.heads
-            given["kv_heads"] = self.kv_heads if grouped else given["heads"]
+        if "heads" in given and "kv_heads" not in given and self.kv_heads == self.heads:
+            given["kv_heads"] = given["heads"]
         if given.get("seq_len", 0) > self.max_seq_len and self.family == "llama":
             given["max_seq_len"] = given["seq_len"]  # rotary positions have no table to outgrow
         architecture = given.keys() - {"seq_len", "max_seq_len", "image_size"}

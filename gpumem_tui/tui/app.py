@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from types import FrameType
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal, get_args
 
 from rich.segment import Segment
 from rich.style import Style
@@ -38,7 +38,7 @@ _FAREWELL_S = 2.0
 """How long a signal waits for an orderly end before it makes a hard one."""
 
 ScreenName = Literal["monitor", "search", "plan"]
-SCREENS: tuple[ScreenName, ...] = ("monitor", "search", "plan")
+SCREENS: tuple[ScreenName, ...] = get_args(ScreenName)
 """On keys 1, 2, 3."""
 
 _OWN_COMMANDS = ("Theme", "Screenshot")

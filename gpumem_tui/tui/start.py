@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from gpumem_tui.errors import OptionError
 from gpumem_tui.monitor.snapshot import Snapshot, Source
-from gpumem_tui.settings import Settings
+from gpumem_tui.settings import Settings, load
 
 if TYPE_CHECKING:
     from gpumem_tui.options import WorkloadOptions
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from gpumem_tui.tui.app import ScreenName
     from gpumem_tui.tui.screens.main import MainScreen
 
+    Screens = Mapping[ScreenName, Callable[[], MainScreen]]
+
 _DECIDE_S = 1.0
 """A driver that has not said anything by then is there, and hangs."""
 
@@ -26,14 +28,13 @@ _NO_DRIVER = "no NVIDIA driver on this machine"
 """How the sampler's problem begins where there is nothing to wait for."""
 
 
-def open_program(settings: Settings | None = None) -> int:
+def open_program(settings: Settings) -> int:
     """Open on the Monitor if a GPU or a probe answers, else on Search with the simulated GPU; returns the exit code.
 
     Raises:
         OptionError: the environment asks for what cannot be searched.
     """
     _leave_garbage()
-    settings = settings or Settings()
     source = _sampler(settings)
     source.start()  # reads while Textual is imported
     from gpumem_tui.tui import app as _  # noqa: F401
@@ -51,7 +52,7 @@ def open_program(settings: Settings | None = None) -> int:
 def open_monitor(
     *,
     source: Source,
-    settings: Settings | None = None,
+    settings: Settings,
     read_only: bool = False,
     bell: bool = False,
     notice: str = "",
@@ -67,7 +68,6 @@ def open_monitor(
     """
     _leave_garbage()
     source.start()
-    settings = settings or Settings()
     monitor = partial(_monitor_screen, source, settings, read_only=read_only, bell=bell, notice=notice, is_here=is_here)
     return _watch(monitor, settings)
 
@@ -79,45 +79,41 @@ def open_search(
 
     Args:
         autostart: begin the search at once.
+        settings: None for those of the user's file.
+
+    Raises:
+        SettingsError: the user's file cannot be obeyed.
     """
     _leave_garbage()
-    settings = settings or Settings()
-
-    def search() -> MainScreen:
-        return _search_screen(options, config, autostart=autostart)
-
-    def plan() -> MainScreen:
-        return _plan_screen(_plan_of(config), config)
-
-    return _run(
-        {"monitor": partial(_own_monitor, settings), "search": search, "plan": plan}, "search", settings, config.python
-    )
+    settings = settings or load()
+    screens: Screens = {
+        "monitor": partial(_own_monitor, settings),
+        "search": partial(_search_screen, options, config, autostart=autostart),
+        "plan": lambda: _plan_screen(_plan_of(config), config),
+    }
+    return _run(screens, "search", settings, config.python)
 
 
-def open_plan(plan: Plan, config: SearchConfig, *, settings: Settings | None = None) -> int:
+def open_plan(plan: Plan, config: SearchConfig) -> int:
     """Open on the Plan screen and return the exit code.
 
     Args:
         config: how the plan is traced.
 
     Raises:
-        OptionError: the plan's numbers do not go together.
+        OptionError: the plan's numbers do not go together, or the user's settings file cannot be obeyed.
     """
     from gpumem_tui.plan.controls import check
 
     check(plan)
-    settings = settings or Settings()
-
-    return _run(
-        {
-            "monitor": partial(_own_monitor, settings),
-            "search": _default_search,
-            "plan": lambda: _plan_screen(plan, config),
-        },
-        "plan",
-        settings,
-        config.python,
-    )
+    _leave_garbage()
+    settings = load()
+    screens: Screens = {
+        "monitor": partial(_own_monitor, settings),
+        "search": _default_search,
+        "plan": partial(_plan_screen, plan, config),
+    }
+    return _run(screens, "plan", settings, config.python)
 
 
 def _leave_garbage() -> None:
@@ -130,12 +126,7 @@ def _watch(monitor: Callable[[], MainScreen], settings: Settings) -> int:
     return _run({"monitor": monitor, "search": _default_search, "plan": _default_plan}, "monitor", settings)
 
 
-def _run(
-    screens: Mapping[ScreenName, Callable[[], MainScreen]],
-    first: ScreenName,
-    settings: Settings,
-    python: str | None = None,
-) -> int:
+def _run(screens: Screens, first: ScreenName, settings: Settings, python: str | None = None) -> int:
     from gpumem_tui.tui.app import GpuMemApp, run_app
     from gpumem_tui.tui.glyphs import wants_ascii
 
@@ -187,18 +178,8 @@ def _search_screen(options: WorkloadOptions, config: SearchConfig, *, autostart:
 
 
 def _default_search() -> MainScreen:
-    """Search as the bare command has it.
-
-    Raises:
-        Unavailable: the environment asks for what cannot be searched.
-    """
-    from gpumem_tui.configuration import configure
-    from gpumem_tui.tui.app import Unavailable
-
-    try:
-        return _search_screen(*configure({}))
-    except OptionError as error:
-        raise Unavailable(str(error)) from error
+    """Search as the bare command has it; raises as `_default_configuration`."""
+    return _search_screen(*_default_configuration())
 
 
 def _plan_screen(plan: Plan, config: SearchConfig) -> MainScreen:
@@ -220,20 +201,24 @@ def _plan_of(config: SearchConfig) -> Plan:
 
 
 def _default_plan() -> MainScreen:
-    """Plan as the bare command has it.
+    """Plan as the bare command has it; raises as `_default_configuration`."""
+    _, config = _default_configuration()
+    return _plan_screen(_plan_of(config), config)
+
+
+def _default_configuration() -> tuple[WorkloadOptions, SearchConfig]:
+    """What the bare command would search.
 
     Raises:
-        Unavailable: the environment asks for what cannot be traced.
+        Unavailable: the environment asks for what cannot be searched or traced.
     """
     from gpumem_tui.configuration import configure
-    from gpumem_tui.options import OptionError
     from gpumem_tui.tui.app import Unavailable
 
     try:
-        _, config = configure({})
+        return configure({})
     except OptionError as error:
         raise Unavailable(str(error)) from error
-    return _plan_screen(_plan_of(config), config)
 
 
 def _sampler(settings: Settings) -> Source:

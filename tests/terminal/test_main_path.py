@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from pathlib import Path
 
 import psutil
 import pytest
@@ -78,3 +79,18 @@ def test_without_colour_and_in_ascii_it_says_the_same() -> None:
     with terminal("search", *_SMALL, "--limit", "2GiB", env={"NO_COLOR": "1", "GPUMEM_TUI_ASCII": "1"}) as screen:
         text = screen.wait_for("VERIFIED")
         assert text.isascii()
+
+
+@pytest.mark.parametrize("command", ["search", "plan"])
+def test_the_settings_file_counts_for_every_screen(command: str, tmp_path: Path) -> None:
+    settings = tmp_path / "gpumem-tui/settings.toml"
+    settings.parent.mkdir()
+    settings.write_text("ascii = true\n")
+    with terminal(command, "--gpu", "sim:t4-16gb", *_SMALL, env={"XDG_CONFIG_HOME": str(tmp_path)}) as screen:
+        assert screen.wait_for("gpt2", "T4").isascii()
+        screen.press("q")
+        screen.exit_code()
+        settings.write_text("asci = true\n")
+    with terminal(command, "--gpu", "sim:t4-16gb", *_SMALL, env={"XDG_CONFIG_HOME": str(tmp_path)}) as screen:
+        screen.wait_for("settings.toml:1: unknown key 'asci'; did you mean ascii?")
+        assert screen.exit_code() == 2

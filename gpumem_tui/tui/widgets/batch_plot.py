@@ -25,6 +25,7 @@ from gpumem_tui.tui.glyphs import (
 )
 from gpumem_tui.tui.search_state import SearchState
 from gpumem_tui.tui.views.plot import PlotView, Point, height_at, plot_view
+from gpumem_tui.tui.widgets.text import assembled
 
 _MARGIN_LEFT = 5
 _EDGE = 1e-6
@@ -119,4 +120,4 @@ def _legend(view: PlotView, width: int) -> Content:
     items: list[list[Span]] = [
         [(mark, f"bold {colour}"), (f" {words}", "")] for wanted, mark, colour, words in entries if wanted
     ]
-    return Content("\n").join(Content.assemble(*line) for line in wrapped(items, width, gap=2))
+    return assembled(wrapped(items, width, gap=2))

@@ -45,8 +45,10 @@ class HistoryChart(Lines, can_focus=True):
         if series is None:
             return
         newest_s = series.start_s + (len(next(iter(series.peaks.values()))) - 0.5) * series.step_s
-        moved_s = (self._cursor_s if column_at(series, self._cursor_s) is not None else newest_s) or newest_s
-        moved_s += step * series.step_s
+        here_s = self._cursor_s
+        if here_s is None or column_at(series, here_s) is None:
+            here_s = newest_s
+        moved_s = here_s + step * series.step_s
         self._point(None if not step or moved_s > newest_s else max(moved_s, series.start_s))
 
     def on_mouse_move(self, event: MouseMove) -> None:

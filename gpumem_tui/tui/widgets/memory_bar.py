@@ -9,6 +9,7 @@ from gpumem_tui.tui.figures import Span, compact_bytes, proportions, wrapped
 from gpumem_tui.tui.glyphs import BUCKET_LOOKS
 from gpumem_tui.tui.search_state import SearchState
 from gpumem_tui.tui.views.bar import ORDER, BarView, bar_view
+from gpumem_tui.tui.widgets.text import assembled
 
 _LEGEND_TITLE_WIDTH = 15
 _LEGEND_VALUE_WIDTH = 8
@@ -49,5 +50,4 @@ class MemoryBar(Widget):
             ]
             for bucket, size_bytes in shown
         ]
-        lines = [bar, *wrapped(legend, width, gap=3 if width > _ROOMY else 1)]
-        return Content("\n").join(Content.assemble(*line) for line in lines)
+        return assembled([bar, *wrapped(legend, width, gap=3 if width > _ROOMY else 1)])

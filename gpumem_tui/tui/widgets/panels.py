@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from textual.content import Content
 from textual.widgets import Static
 
 from gpumem_tui.memory import Unknown, Value
@@ -11,6 +10,7 @@ from gpumem_tui.tui.search_state import SearchState
 from gpumem_tui.tui.views.ledger import LedgerRow, LedgerView, ledger_view
 from gpumem_tui.tui.views.verdict import Tone, VerdictView, verdict_view
 from gpumem_tui.tui.views.workload import strategy_lines, workload_lines, workload_summary
+from gpumem_tui.tui.widgets.text import assembled
 
 _KEY_WIDTH = 10
 _TITLE_WIDTH = 16
@@ -39,7 +39,7 @@ class LinesPanel(Static):
             # Textual 8 counts one change for all that come before it is idle, and remembers heights by that count:
             # on a slow machine the height would be that of an earlier text.
             self._layout_updates += 1
-            self.update(Content("\n").join(Content.assemble(*line) for line in lines))
+            self.update(assembled(lines))
 
 
 class WorkloadPanel(LinesPanel):
@@ -86,6 +86,8 @@ class VerdictPanel(LinesPanel):
         ]
         if state.busy:
             lines[0].append((f" · {elapsed_s} s", MUTED))
+        if view.reach:
+            lines.append([(view.reach, "")])
         if not short:
             lines += [[(line, MUTED)] for line in view.details]
         self.show_lines([*lines, *_advice(view, short=short)])
