@@ -263,7 +263,7 @@ def settings_check() -> Check:
 
 def torch_check(python: str | None, *, has_gpu: bool) -> Check:
     """Whether torch is in the interpreter that trains, and can use a GPU. Asked in a process of its own."""
-    interpreter = python or sys.executable
+    interpreter = sys.executable if python is None else python
     facts = _ask(interpreter)
     bad = Status.FAIL if python is not None else Status.WARN
     if "error" in facts:

@@ -177,6 +177,7 @@ def _cuda_trial(
     import torch
 
     from gpumem_tui.search.cuda_recorder import CudaRecorder
+    from gpumem_tui.simulator.settings import memory_fraction
     from gpumem_tui.workload.errors import one_line
 
     device = torch.device("cuda", 0)
@@ -184,7 +185,7 @@ def _cuda_trial(
         torch.cuda.init()
         if request.limit_bytes is not None:
             total = torch.cuda.get_device_properties(device).total_memory
-            torch.cuda.set_per_process_memory_fraction(min(1.0, request.limit_bytes / total), device)
+            torch.cuda.set_per_process_memory_fraction(memory_fraction(request.limit_bytes, total), device)
         torch.zeros(1, device=device)
         recorder = CudaRecorder(device)
     except RuntimeError as error:

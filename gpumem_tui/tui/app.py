@@ -16,12 +16,15 @@ from rich.style import Style
 from textual.app import App, SystemCommand
 from textual.binding import Binding, BindingType
 from textual.color import Color
+from textual.driver import Driver
+from textual.drivers.linux_driver import LinuxDriver
 from textual.filter import LineFilter
 from textual.message import Message
 from textual.screen import Screen
 
 from gpumem_tui.errors import OptionError
 from gpumem_tui.tui.background import in_daemon_thread
+from gpumem_tui.tui.driver import TerminalDriver
 from gpumem_tui.tui.glyphs import to_ascii
 from gpumem_tui.tui.screens.main import MainScreen
 from gpumem_tui.tui.theme import PALETTE, THEME, THEMES
@@ -80,8 +83,11 @@ class GpuMemApp(App[int]):
     TITLE = "gpumem-tui"
     COMMAND_PALETTE_BINDING: ClassVar[str] = "ctrl+p"
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding(str(key), f"show('{name}')", name, show=False, tooltip=f"Go to {name.capitalize()}")
-        for key, name in enumerate(SCREENS, 1)
+        Binding("ctrl+z", "suspend_process", show=False),
+        *(
+            Binding(str(key), f"show('{name}')", name, show=False, tooltip=f"Go to {name.capitalize()}")
+            for key, name in enumerate(SCREENS, 1)
+        ),
     ]
 
     class Killed(Message):
@@ -182,6 +188,11 @@ class GpuMemApp(App[int]):
     def get_theme_variable_defaults(self) -> dict[str, str]:
         """What memory is drawn with, for themes that do not say."""
         return PALETTE
+
+    def get_driver_class(self) -> type[Driver]:
+        """Ours in the place of Textual's for terminals."""
+        found = super().get_driver_class()
+        return TerminalDriver if found is LinuxDriver else found
 
     def get_line_filters(self) -> Sequence[LineFilter]:
         """Textual's between ours."""

@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from gpumem_tui.memory import Breakdown, Unknown
+from gpumem_tui.monitor.alerts import Alert, AlertKind
 from gpumem_tui.monitor.snapshot import GpuReading, Snapshot
 from gpumem_tui.watch.published import Published
 
@@ -65,6 +66,7 @@ class MonitorState:
     """Attributes:
     snapshot: None until the first one.
     published: what probes say beside it.
+    alerts: what is the matter.
     at_peak: processes with a probe are divided as at their peak, not as now.
     charts_process: the chart is of the chosen process, not of the device in focus.
     focus: the device whose ledger and history are shown in full, by its key; empty for the first.
@@ -75,6 +77,7 @@ class MonitorState:
 
     snapshot: Snapshot | None = None
     published: Published = field(default_factory=Published)
+    alerts: tuple[Alert, ...] = ()
     at_peak: bool = False
     charts_process: bool = False
     focus: str = ""
@@ -90,6 +93,10 @@ class MonitorState:
     def gpus(self) -> tuple[GpuReading, ...]:
         """The devices of the snapshot."""
         return self.snapshot.gpus if self.snapshot is not None else ()
+
+    def warns(self, gpu: GpuReading, kind: AlertKind) -> bool:
+        """Whether there is an alert of this kind about a device as a whole."""
+        return any(alert.key == (gpu.uuid, "", kind) for alert in self.alerts)
 
     @cached_property
     def parts(self) -> Parts:
@@ -128,9 +135,9 @@ def parts_of(sample: Sample, *, at_peak: bool) -> ProcessParts | None:
     return None
 
 
-def seen(state: MonitorState, snapshot: Snapshot, published: Published) -> MonitorState:
+def seen(state: MonitorState, snapshot: Snapshot, published: Published, alerts: tuple[Alert, ...] = ()) -> MonitorState:
     """A new snapshot came, or probes said something new."""
-    return state if state.paused else replace(state, snapshot=snapshot, published=published)
+    return state if state.paused else replace(state, snapshot=snapshot, published=published, alerts=alerts)
 
 
 def focused_on(state: MonitorState, step: int) -> MonitorState:

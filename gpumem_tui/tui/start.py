@@ -197,7 +197,13 @@ def _plan_of(config: SearchConfig) -> Plan:
     from gpumem_tui.plan.plan import Plan
 
     shape = config.workload.shape or find_model(DEFAULT_MODEL)
-    return Plan(shape, config.workload.recipe, config.device.gpu, headroom=config.headroom)
+    return Plan(
+        shape,
+        config.workload.recipe,
+        config.device.gpu,
+        headroom=config.headroom,
+        target_batch=config.target_batch,
+    )
 
 
 def _default_plan() -> MainScreen:

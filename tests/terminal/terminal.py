@@ -67,6 +67,14 @@ class Terminal:
             self._read(0.1)
         return self.text
 
+    def clear(self) -> None:
+        """Another program writes all over the screen."""
+        self._screen.reset()
+
+    def is_stopped(self) -> bool:
+        """Whether the program was stopped by a signal."""
+        return psutil.Process(self.pid).status() == psutil.STATUS_STOPPED
+
     def children(self) -> list[psutil.Process]:
         """The program's processes, without itself."""
         return psutil.Process(self.pid).children(recursive=True)

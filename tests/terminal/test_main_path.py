@@ -67,6 +67,32 @@ def test_being_killed_leaves_nothing_behind(number: signal.Signals) -> None:
         assert _until_gone(children) == []
 
 
+def test_ctrl_z_gives_the_terminal_back_and_fg_draws_all_again() -> None:
+    with terminal("plan", *_SMALL) as screen:
+        screen.wait_for("parameters", "? help")
+        for _ in range(2):
+            screen.press("\x1a")
+            screen.wait_until(lambda _: screen.is_stopped(), "the stop")
+            screen.clear()
+            os.kill(screen.pid, signal.SIGCONT)
+            screen.wait_for("parameters", "? help")
+        screen.press("q")
+        assert screen.exit_code() == 0
+
+
+def test_being_stopped_and_continued_by_others() -> None:
+    with terminal("plan", *_SMALL) as screen:
+        screen.wait_for("parameters", "? help")
+        for _ in range(2):
+            os.kill(screen.pid, signal.SIGSTOP)
+            screen.wait_until(lambda _: screen.is_stopped(), "the stop")
+            screen.clear()
+            os.kill(screen.pid, signal.SIGCONT)
+            screen.wait_for("parameters", "? help")
+        screen.press("q")
+        assert screen.exit_code() == 0
+
+
 def test_resizing_at_any_moment() -> None:
     with terminal("search", *_SMALL, "--limit", "2GiB") as screen:
         for columns, lines in [(80, 24), (40, 10), (200, 60), (20, 5), (120, 40)]:

@@ -184,7 +184,7 @@ class MonitorScreen(ProcessActions):
         if self._bell and self.feed.rings:
             self.app.bell()
         assert self.feed.latest is not None
-        self._enter(seen(self._state, self.feed.latest, self.feed.published))
+        self._enter(seen(self._state, self.feed.latest, self.feed.published, self.feed.alerts))
         return True
 
     @on(GpuPanel.Chosen)
@@ -279,7 +279,7 @@ class MonitorScreen(ProcessActions):
         """Hold the picture, or catch up."""
         state = replace(self._state, paused=not self._state.paused)
         if not state.paused and self.feed.latest is not None:
-            state = seen(state, self.feed.latest, self.feed.published)
+            state = seen(state, self.feed.latest, self.feed.published, self.feed.alerts)
         self._enter(state)
 
     async def action_filter(self) -> None:

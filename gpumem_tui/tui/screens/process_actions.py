@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 from textual.binding import Binding, BindingType
 from textual.message import Message
 
-from gpumem_tui.memory import Unknown
+from gpumem_tui.memory import Unknown, format_bytes
 from gpumem_tui.monitor.snapshot import HostProcess
 from gpumem_tui.tui.background import in_daemon_thread
 from gpumem_tui.tui.monitor_feed import Feed
@@ -190,8 +190,12 @@ class ProcessActions(MainScreen):
         plan = plan_of(entry.watched, entry.sample, entry.gpu)
         if isinstance(plan, Unknown):
             self.notify(f"no plan: {plan.reason}", severity="warning")
-        else:
-            self.post_message(self.PlanWanted(plan))
+            return
+        expected = entry.watched.expected
+        if not isinstance(expected, Unknown) and expected.untrained_bytes:
+            left_out = format_bytes(expected.untrained_bytes)
+            self.notify(f"the plan leaves out {left_out} of modules that nothing trains", severity="warning")
+        self.post_message(self.PlanWanted(plan))
 
     # Looking into it
 

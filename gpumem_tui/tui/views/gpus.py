@@ -158,7 +158,7 @@ def _line(state: MonitorState, gpu: GpuReading, width: int) -> Row:
         left.append((f"{fit(short_name(gpu.name), name_width)} ", ""))
     if gpu.state is State.LOST:
         return [*left, (fit(reason_of(gpu), width - span_width(left)), "$error")]
-    left += [*_line_readings(gpu, roomy=width >= _ROOMY), ("  ", "")]
+    left += [*_line_readings(state, gpu, roomy=width >= _ROOMY), ("  ", "")]
     room = width - span_width(left)
     stretches = shares(gpu, state.parts)
     return [*left, *(bar(stretches, room) if stretches else [(fit(reason_of(gpu), room), MUTED)])]
@@ -168,14 +168,14 @@ def _name_width(width: int) -> int:
     return next(cells for least, cells in _NAMES if width >= least)
 
 
-def _line_readings(gpu: GpuReading, *, roomy: bool) -> Row:
-    used = used_span(gpu, 14 if roomy else 10)
+def _line_readings(state: MonitorState, gpu: GpuReading, *, roomy: bool) -> Row:
+    used = used_span(state, gpu, 14 if roomy else 10)
     stale = state_span(gpu)
     if stale is not None:
         return [used, (fit_right(stale[0], 18 if roomy else 6), stale[1])]
     if not roomy:
         return [used, utilization_span(gpu, 6)]
-    return [used, utilization_span(gpu, 6), power_span(gpu, 6), temperature_span(gpu, 6)]
+    return [used, utilization_span(gpu, 6), power_span(gpu, 6), temperature_span(state, gpu, 6)]
 
 
 def _marker_width(state: MonitorState) -> int:
@@ -195,11 +195,11 @@ def _facts(state: MonitorState, gpu: GpuReading, width: int) -> Row:
     """Name on the left; on the right as many readings as there is room for, the most telling first."""
     left: Row = _marker(state, gpu)
     stale = state_span(gpu)
-    readings = [_used(gpu)] if gpu.state is not State.LOST else []
+    readings = [_used(state, gpu)] if gpu.state is not State.LOST else []
     if stale is not None:
         readings.insert(0, [stale])
     if gpu.state is not State.LOST:
-        readings += _readings(gpu)
+        readings += _readings(state, gpu)
     room = width - span_width(left) - min(len(gpu.name), 12)
     right: Row = []
     for reading in readings:
@@ -210,21 +210,21 @@ def _facts(state: MonitorState, gpu: GpuReading, width: int) -> Row:
     return ruled([*left, (fit(gpu.name, min(cell_len(gpu.name), room)), "bold")], right, width)
 
 
-def _used(gpu: GpuReading) -> Row:
+def _used(state: MonitorState, gpu: GpuReading) -> Row:
     if isinstance(gpu.memory, Unknown):
         return [(ABSENT, "bold")]
     share = used_share(gpu) or 0.0
-    return [used_span(gpu, 12), (f" GiB {share:>4.0%}", "")]
+    return [used_span(state, gpu, 12), (f" GiB {share:>4.0%}", "")]
 
 
-def _readings(gpu: GpuReading) -> list[Row]:
+def _readings(state: MonitorState, gpu: GpuReading) -> list[Row]:
     """Each of a fixed width."""
     limit = known(gpu.power_limit_w, lambda value: f"/{value:.0f}W")
     power = [(fit_right(known(gpu.power_w, lambda value: f"{value:.0f}"), 4), ""), (f"{limit:<5}", "")]
     found: list[Row] = [
         [("util ", MUTED), utilization_span(gpu)],
         power if not isinstance(gpu.power_limit_w, Unknown) else [power_span(gpu, 6)],
-        [temperature_span(gpu)],
+        [temperature_span(state, gpu)],
     ]
     throttle = gpu.throttle
     if isinstance(throttle, tuple) and throttle:

@@ -9,16 +9,16 @@ from typing import TypeVar
 from rich.cells import cell_len, set_cell_size
 
 from gpumem_tui.memory import GIB, Unknown, Value
+from gpumem_tui.monitor.alerts import AlertKind
 from gpumem_tui.monitor.snapshot import GpuReading, Reading, State
 from gpumem_tui.tui.figures import ABSENT, Span, span_width
+from gpumem_tui.tui.monitor_state import MonitorState
 
 T = TypeVar("T")
 
 RULE = "$foreground 25%"
 _ELLIPSIS = "…"
 _BRANDS = ("NVIDIA ", "GeForce ", "Tesla ", "Quadro ", "Graphics Device ")
-_HOT_C = 85
-_NEARLY_FULL = 0.95
 
 
 def known(reading: Reading[T], write: Callable[[T], str]) -> str:
@@ -107,22 +107,20 @@ def power_span(gpu: GpuReading, width: int = 5) -> Span:
     return fit_right(known(gpu.power_w, lambda value: f"{value:.0f}W"), width), ""
 
 
-def temperature_span(gpu: GpuReading, width: int = 5) -> Span:
-    """Degrees, in warning colours from what the driver calls the limit, or 85 °C."""
-    temperature, limit = gpu.temperature_c, gpu.temperature_limit_c
-    hot = isinstance(temperature, int) and temperature >= (limit if isinstance(limit, int) else _HOT_C)
-    return fit_right(known(temperature, lambda value: f"{value}°C"), width), "bold $warning" if hot else ""
+def temperature_span(state: MonitorState, gpu: GpuReading, width: int = 5) -> Span:
+    """Degrees, in warning colours while there is an alert about them."""
+    hot = state.warns(gpu, AlertKind.HOT)
+    return fit_right(known(gpu.temperature_c, lambda value: f"{value}°C"), width), "bold $warning" if hot else ""
 
 
-def used_span(gpu: GpuReading, width: int) -> Span:
-    """ "61.20/79.25", used of total in GiB."""
+def used_span(state: MonitorState, gpu: GpuReading, width: int) -> Span:
+    """ "61.20/79.25", used of total in GiB, in warning colours while there is an alert about them."""
     memory = gpu.memory
     if isinstance(memory, Unknown):
         return fit_right(ABSENT, width), ""
-    share = used_share(gpu) or 0.0
     decimals = 2 if width >= 11 else 1
     text = f"{memory.used_bytes / GIB:.{decimals}f}/{memory.total_bytes / GIB:.{decimals}f}"
-    return fit_right(text, width), "bold $warning" if share >= _NEARLY_FULL else "bold"
+    return fit_right(text, width), "bold $warning" if state.warns(gpu, AlertKind.NEAR_FULL) else "bold"
 
 
 def state_span(gpu: GpuReading) -> Span | None:
