@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 from gpumem_tui.cli.common import EXIT_BAD_INPUT, EXIT_INTERRUPTED, complain, is_terminal
 from gpumem_tui.errors import OptionError
 
+_COMPLETION = "_GPUMEM_TUI_COMPLETE"
+"""With this a shell asks click for what could be typed next (click's documentation, "Shell Completion")."""
+
 
 def main() -> None:
     """Entry point: every error a user can cause is one line on stderr and an exit code."""
     try:
-        code = _run_command() if sys.argv[1:] else _open()
+        code = _run_command() if sys.argv[1:] or _COMPLETION in os.environ else _open()
     except OptionError as error:
         code = complain(str(error), EXIT_BAD_INPUT)
     except KeyboardInterrupt:

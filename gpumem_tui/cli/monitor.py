@@ -45,7 +45,7 @@ class Address(click.ParamType[tuple[str, int]]):
         return host.strip("[]") or "127.0.0.1", int(port)
 
 
-@click.command()
+@click.command(short_help="Every GPU's memory as one ledger, live.")
 @click.option("--once", is_flag=True, help="Print one reading and end.")
 @click.option("--json", "as_json", is_flag=True, help="JSON lines, one a reading; with --once a single object.")
 @click.option("--interval", "interval_s", type=Finite(0.2, 3600), metavar="S", help="Seconds between readings.")
@@ -279,7 +279,7 @@ def doctor(as_json: bool, python: str | None) -> int:
     return EXIT_FAILED if any(check.status is Status.FAIL for check in checks) else 0
 
 
-@click.command("settings")
+@click.command("settings", short_help="Print a settings file with every key explained.")
 def settings_file() -> int:
     """Print a settings file with every key, its default and what it does."""
     from gpumem_tui.settings import default_file, default_path

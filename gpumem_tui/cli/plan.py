@@ -25,7 +25,7 @@ _OF_A_SEARCH = frozenset({"limit_bytes", "share"})
 """Device options that a plan does not take: it has the whole GPU."""
 
 
-@click.command()
+@click.command(short_help="What fits, what would make more fit, and what it costs.")
 @with_options(WORKLOAD_OPTIONS, DEVICE_OPTIONS)
 @click.option("--batch-size", type=AT_LEAST_ONE, default=1, show_default=True, help="Samples of one pass on one GPU.")
 @click.option(

@@ -17,10 +17,14 @@ if TYPE_CHECKING:
     from gpumem_tui.search.runner import Predicted, SearchConfig
 
 
-@click.command()
+@click.command(short_help="Find the largest batch: ramp a real step until out of memory.")
 @with_options(WORKLOAD_OPTIONS, DEVICE_OPTIONS)
 @click.option(
-    "--strategy", type=click.Choice(["guided", "ramp", "double", "binary"]), default="guided", show_default=True
+    "--strategy",
+    type=click.Choice(["guided", "ramp", "double", "binary"]),
+    default="guided",
+    show_default=True,
+    help="Next size: from the prediction, in even steps, doubled, or halving a range.",
 )
 @click.option("--step", "ramp_step", type=AT_LEAST_ONE, help="Step of the ramp (default: suits the prediction).")
 @click.option(
@@ -45,7 +49,7 @@ def search(as_json: bool, plain: bool, **values: Any) -> int:
     return run(config, as_json=as_json)
 
 
-@click.command()
+@click.command(short_help="Predict one batch size by formula and by tracing the step.")
 @with_options(WORKLOAD_OPTIONS, DEVICE_OPTIONS)
 @click.option("--batch-size", type=click.IntRange(1, MAX_BATCH_SIZE), required=True, help="Batch size to predict.")
 @click.option(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from typing import TYPE_CHECKING
 
@@ -64,8 +65,11 @@ def attach(pid: int, yes: bool, timeout_s: float) -> int:
     try:
         target = inspect(pid)
         if not yes:
+            if not sys.stdin.isatty():
+                return complain(f"there is no terminal to ask on: `gpumem-tui attach {pid} --yes`", EXIT_BAD_INPUT)
             _explain(target)
-            click.confirm("Attach?", abort=True, err=True)
+            if not click.confirm("Attach?", err=True):
+                return complain("not attached", EXIT_FAILED)
         attached = running.attach(target, timeout_s)
     except (Refused, running.AttachFailed) as error:
         return complain(str(error), EXIT_FAILED)
@@ -85,7 +89,7 @@ def attach(pid: int, yes: bool, timeout_s: float) -> int:
     return 0
 
 
-@click.command()
+@click.command(short_help="The processes that publish, a line a sample; or a post-mortem.")
 @click.argument("pid", type=PID, required=False)
 @click.option("--interval", "interval_s", type=SECONDS, default=1.0, show_default=True, help="Seconds between looks.")
 @click.option("--post-mortem", is_flag=True, help="Only: what was there when memory ran out.")
@@ -110,7 +114,7 @@ def watch(pid: int | None, interval_s: float, post_mortem: bool, as_json: bool) 
     return 0
 
 
-@click.command()
+@click.command(short_help="One step's peak by bucket, by module or by source line.")
 @click.argument("pid", type=PID)
 @click.option(
     "--by", type=click.Choice(["bucket", "module", "source"]), default="source", show_default=True,

@@ -45,13 +45,28 @@ WORKLOAD_OPTIONS = [
     click.option("--vocab", type=AT_LEAST_ONE, help="Vocabulary size."),
     click.option("--seq-len", type=AT_LEAST_ONE, help="Sequence length to train at."),
     click.option("--image-size", type=AT_LEAST_ONE, help="Pixels a side."),
-    click.option("--precision", type=click.Choice(PRECISIONS), default="fp32", show_default=True),
-    click.option("--optimizer", type=click.Choice(OPTIMIZERS), default="adamw", show_default=True),
-    click.option("--recompute", type=click.Choice(RECOMPUTES), default="none", show_default=True),
-    click.option("--attention", type=click.Choice(ATTENTIONS), default="auto", show_default=True),
-    click.option("--sharding", type=click.Choice(SHARDINGS), default="none", show_default=True),
+    click.option(
+        "--precision", type=click.Choice(PRECISIONS), default="fp32", show_default=True,
+        help="Of weights and step; amp: autocast over fp32 weights.",
+    ),
+    click.option(
+        "--optimizer", type=click.Choice(OPTIMIZERS), default="adamw", show_default=True,
+        help="Whose state is kept for every parameter.",
+    ),
+    click.option(
+        "--recompute", type=click.Choice(RECOMPUTES), default="none", show_default=True,
+        help="Activation checkpointing: of attention, or of whole layers.",
+    ),
+    click.option(
+        "--attention", type=click.Choice(ATTENTIONS), default="auto", show_default=True,
+        help="Kernel of scaled_dot_product_attention; auto: what torch picks.",
+    ),
+    click.option(
+        "--sharding", type=click.Choice(SHARDINGS), default="none", show_default=True,
+        help="What is divided over the GPUs: optimizer state, gradients too, parameters too.",
+    ),
     click.option("--gpus", type=AT_LEAST_ONE, default=1, show_default=True, help="GPUs to shard over."),
-]
+]  # fmt: skip
 DEVICE_OPTIONS = [
     click.option("--gpu", metavar="DEVICE", help="0, a UUID or sim:NAME (default: a free GPU, else sim:a100-80gb)."),
     click.option("--limit", "limit_bytes", type=Size(), help="Never reserve more than this, e.g. 20GiB."),

@@ -44,8 +44,10 @@ ScreenName = Literal["monitor", "search", "plan"]
 SCREENS: tuple[ScreenName, ...] = get_args(ScreenName)
 """On keys 1, 2, 3."""
 
-_OWN_COMMANDS = ("Theme", "Screenshot")
+_OWN_COMMANDS = ("Theme",)
 """Of Textual's own commands, the ones that mean something here."""
+_PALETTE_GONE_S = 0.1
+"""Until what is under the command palette is drawn again."""
 
 
 class Unavailable(Exception):
@@ -210,6 +212,17 @@ class GpuMemApp(App[int]):
         for command in super().get_system_commands(screen):
             if command.title in _OWN_COMMANDS:
                 yield command
+        picture = partial(self.set_timer, _PALETTE_GONE_S, self._save_picture)
+        yield SystemCommand("Screenshot", "Save a picture of the screen (SVG) in the working directory", picture)
+
+    def _save_picture(self) -> None:
+        """Textual's own way needs a folder for downloads, and fails without a word where there is none."""
+        try:
+            path = self.save_screenshot(path=os.getcwd())
+        except OSError as error:
+            self.notify(f"no picture can be written here: {error.strerror}", title="Screenshot", severity="error")
+        else:
+            self.notify(f"written to {path}", title="Screenshot")
 
     def on_mount(self) -> None:
         """A signal must not leave the terminal in disorder nor a child process behind."""

@@ -347,6 +347,25 @@ async def test_the_wheel_and_clicks_move_the_cursor() -> None:
         await until(pilot, lambda: isinstance(app.screen, DetailsScreen))
 
 
+async def test_the_palette_saves_a_picture_where_the_program_was_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = scene.app(scene.machine(1))
+    monkeypatch.chdir(tmp_path)
+    async with app.run_test(size=SIZE) as pilot:
+        await pilot.press("ctrl+p", *"screensh")
+        await until(pilot, lambda: "working directory" in app.export_screenshot().replace("&#160;", " "))
+        await pilot.press("enter")
+        await until(pilot, lambda: any(tmp_path.iterdir()))
+        [picture] = tmp_path.iterdir()
+        await until(pilot, lambda: any(picture.name in note.message for note in app._notifications))
+        assert "A100" in picture.read_text()
+        assert "working" not in picture.read_text(), "the palette is not in it"
+        monkeypatch.chdir("/proc")
+        app._save_picture()
+        await until(pilot, lambda: any("no picture can be written here" in note.message for note in app._notifications))
+
+
 async def test_leaving_stops_the_source() -> None:
     app = scene.app(scene.machine(1))
     async with app.run_test(size=SIZE) as pilot:

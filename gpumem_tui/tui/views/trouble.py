@@ -44,6 +44,7 @@ def trouble_rows(snapshot: Snapshot | None, width: int, height: int, waited_s: f
 
 _MEANWHILE = (
     ("2", "Search: the largest batch, on a simulated GPU"),
+    ("3", "Plan: what fits, and what would make more fit"),
     ("gpumem-tui run -- CMD", "train under a probe: it shows here, on the CPU too"),
     ("gpumem-tui doctor", "what works here, what does not, and the remedy"),
     ("q", "quit"),
