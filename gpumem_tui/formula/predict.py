@@ -70,13 +70,11 @@ class Obstacle:
 
     Attributes:
         buckets: each exceeds the card by itself; or, where none does, the largest ones that together do.
-        sizes_bytes: of each bucket.
         together: the buckets exceed the card only in sum.
         message: one line for the user; of several buckets that exceed the card alone it names the largest.
     """
 
     buckets: tuple[Bucket, ...]
-    sizes_bytes: tuple[int, ...]
     together: bool
     message: str
 
@@ -160,7 +158,6 @@ def largest_obstacle(
     what = "nothing fits" if prediction.batch_size <= 1 else f"batch size {prediction.batch_size} does not fit"
     return Obstacle(
         buckets=tuple(bucket for bucket, _ in chosen),
-        sizes_bytes=tuple(size_bytes for _, size_bytes in chosen),
         together=not alone,
         message=f"{what}: {needs} {capacity} {format_bytes(capacity_bytes)}",
     )

@@ -34,16 +34,6 @@ class Column(Enum):
 
 
 @dataclass(frozen=True)
-class Point:
-    """One bucket: of each column the peak and the mean, None where nothing was read."""
-
-    start_s: float
-    step_s: float
-    peaks: Mapping[Column, float | None]
-    means: Mapping[Column, float | None]
-
-
-@dataclass(frozen=True)
 class Series:
     """Consecutive buckets of equal width, oldest first; the last one holds now and may still grow.
 
@@ -78,7 +68,7 @@ class History:
                 continue
             kept = self._gpus.pop(gpu.uuid, None) or _Gpu(self._shape)
             self._gpus[gpu.uuid] = kept  # at the end: the most lately seen
-            kept.add(snapshot.time_s, _values(gpu, probes or {}), self.interval_s * _GAP_INTERVALS)
+            kept.add(snapshot.time_s, values_of(gpu, probes or {}), self.interval_s * _GAP_INTERVALS)
         for uuid in list(self._gpus)[: max(0, len(self._gpus) - _MOST_GPUS)]:
             del self._gpus[uuid]
 
@@ -101,17 +91,6 @@ class History:
             means={column: means for column, (_, means) in pairs.items()},
         )
 
-    def at(self, uuid: str, time_s: float) -> Point | None:
-        """The finest bucket that still covers a moment; None if nothing was read then."""
-        for ring in self._gpus[uuid].rings if uuid in self._gpus else ():
-            bucket = math.floor(time_s / ring.step_s)
-            pairs = {column: ring.merged(column, bucket, bucket, 1) for column in Column}
-            peaks = {column: peak[0] for column, (peak, _) in pairs.items()}
-            if any(value is not None for value in peaks.values()):
-                means = {column: mean[0] for column, (_, mean) in pairs.items()}
-                return Point(float(bucket * ring.step_s), float(ring.step_s), peaks, means)
-        return None
-
     @property
     def size_bytes(self) -> int:
         """The memory the values take: constant once every GPU was seen."""
@@ -123,8 +102,8 @@ def _tiers(hours: float) -> tuple[tuple[int, int], ...]:
     return ((1, 900), (10, 900), (60, max(150, math.ceil(hours * 60)) + 30))
 
 
-def _values(gpu: GpuReading, probes: Probes) -> dict[Column, float]:
-    """Those that are known."""
+def values_of(gpu: GpuReading, probes: Probes) -> dict[Column, float]:
+    """What is kept of a reading: the values that are known."""
     values: dict[Column, float] = {}
     if not isinstance(gpu.memory, Unknown):
         values[Column.USED] = gpu.memory.used_bytes

@@ -24,11 +24,6 @@ class Stats:
     num_device_alloc: int = 0
     num_device_free: int = 0
 
-    @property
-    def active_bytes(self) -> int:
-        """Bytes in active blocks. Equal to allocated: no block waits for another stream here."""
-        return self.allocated_bytes
-
     def reset_peaks(self) -> None:
         """Start the peaks anew from the current values, like `torch.cuda.reset_peak_memory_stats`."""
         self.peak_requested_bytes = self.requested_bytes

@@ -43,12 +43,3 @@ def optimizer_factory(name: Optimizer) -> OptimizerFactory:
     raise WorkloadError(
         f"--optimizer {name}: PyTorch does not implement it, so only the formula knows it; {_ELSEWHERE[name]}"
     )
-
-
-def make_optimizer(name: Optimizer, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    """The optimizer of that name over `parameters`.
-
-    Raises:
-        WorkloadError: PyTorch has no implementation of it.
-    """
-    return optimizer_factory(name)(parameters)

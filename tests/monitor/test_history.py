@@ -47,16 +47,15 @@ def test_every_column_of_a_gpu_is_kept() -> None:
     }
     history.add(machine([gpu(used_bytes=10 * GIB, utilization_percent=50)]), probes)
     history.add(machine([gpu(used_bytes=30 * GIB, utilization_percent=100)], after_s=0.5), probes)
-    point = history.at(_UUID, START_S + 0.7)
-    assert point is not None
-    assert point.peaks == {
-        Column.USED: 30 * GIB,
-        Column.ALLOCATED: 4 * GIB,
-        Column.RESERVED: 6 * GIB,
-        Column.UTILIZATION: 100,
+    series = history.series(_UUID, 1, 1, START_S + 0.7)
+    assert series.peaks == {
+        Column.USED: (30 * GIB,),
+        Column.ALLOCATED: (4 * GIB,),
+        Column.RESERVED: (6 * GIB,),
+        Column.UTILIZATION: (100,),
     }
-    assert point.means[Column.USED] == 20 * GIB
-    assert point.means[Column.UTILIZATION] == 75
+    assert series.means[Column.USED] == (20 * GIB,)
+    assert series.means[Column.UTILIZATION] == (75,)
 
 
 def test_without_a_probe_allocated_is_unknown_and_not_0() -> None:
@@ -72,7 +71,6 @@ def test_what_is_not_read_leaves_a_gap(reading: GpuReading) -> None:
     history = History()
     history.add(machine([reading]))
     assert _gib(history.series(_UUID, 3, 3, START_S)) == [None, None, None]
-    assert history.at(_UUID, START_S) is None
 
 
 def test_jitter_leaves_no_gap_but_silence_does() -> None:
@@ -115,9 +113,6 @@ def test_a_peak_of_a_second_is_still_there_a_day_later() -> None:
     history.add(machine([gpu(used_bytes=GIB)], after_s=23 * _HOUR_S))
     peaks = _gib(history.series(_UUID, 100, 24 * _HOUR_S, START_S + 23 * _HOUR_S))
     assert max(peak for peak in peaks if peak is not None) == 70
-    point = history.at(_UUID, START_S + 1)
-    assert point is not None
-    assert (point.step_s, point.peaks[Column.USED]) == (60.0, 70 * GIB)
 
 
 def test_memory_is_bounded() -> None:
@@ -129,8 +124,8 @@ def test_memory_is_bounded() -> None:
     for n in range(200):
         history.add(machine([gpu(uuid=f"GPU-{n}")], after_s=5000 + n))
     assert history.size_bytes == 64 * one_gpu_bytes
-    assert history.at("GPU-199", START_S + 5199) is not None
-    assert history.at("GPU-0", START_S + 5000) is None
+    assert _gib(history.series("GPU-199", 1, 1, START_S + 5199)) != [None]
+    assert _gib(history.series("GPU-0", 1, 1, START_S + 5000)) == [None]
 
 
 def test_a_clock_that_is_set_back_takes_its_future_with_it() -> None:
@@ -152,7 +147,6 @@ def test_a_clock_that_is_set_forward_leaves_a_gap() -> None:
 
 def test_an_unknown_gpu_has_no_past() -> None:
     assert _gib(History().series("GPU-x", 3, 3, START_S)) == [None] * 3
-    assert History().at("GPU-x", START_S) is None
 
 
 @settings(max_examples=60, deadline=None)

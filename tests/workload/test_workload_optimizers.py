@@ -8,7 +8,7 @@ from torch import nn
 
 from gpumem_tui.formula.recipe import OPTIMIZERS, Optimizer
 from gpumem_tui.workload.base import WorkloadError
-from gpumem_tui.workload.optimizers import make_optimizer
+from gpumem_tui.workload.optimizers import optimizer_factory
 
 ROWS, COLUMNS = 8, 4
 STATE_ELEMENTS: dict[Optimizer, tuple[type[torch.optim.Optimizer], int]] = {
@@ -30,7 +30,7 @@ def test_state_after_a_step(name: Optimizer) -> None:
     kind, elements = STATE_ELEMENTS[name]
     weight = nn.Parameter(torch.randn(ROWS, COLUMNS))
     before = weight.detach().clone()
-    optimizer = make_optimizer(name, [weight])
+    optimizer = optimizer_factory(name)([weight])
     assert type(optimizer) is kind
     weight.square().sum().backward()
     optimizer.step()
@@ -41,14 +41,14 @@ def test_state_after_a_step(name: Optimizer) -> None:
 
 @pytest.mark.parametrize("name", STATE_ELEMENTS)
 def test_leaves_foreach_to_torch(name: Optimizer) -> None:
-    optimizer = make_optimizer(name, [nn.Parameter(torch.zeros(1))])
+    optimizer = optimizer_factory(name)([nn.Parameter(torch.zeros(1))])
     assert optimizer.param_groups[0]["foreach"] is None
 
 
 @pytest.mark.parametrize("name", ELSEWHERE)
 def test_says_where_else_to_find_it(name: Optimizer) -> None:
     with pytest.raises(WorkloadError) as refusal:
-        make_optimizer(name, [nn.Parameter(torch.zeros(1))])
+        optimizer_factory(name)
     assert str(refusal.value) == (
         f"--optimizer {name}: PyTorch does not implement it, so only the formula knows it; "
         f"use {ELSEWHERE[name]} in a workload file (--workload)"
