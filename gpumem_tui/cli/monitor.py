@@ -114,13 +114,9 @@ def _show(source: Source, settings: Settings, recorder: Recorder | None, notice:
     from gpumem_tui.tui.start import open_monitor
 
     if recorder is None:
-        return open_monitor(
-            source=source, settings=settings, read_only=settings.read_only, bell=settings.bell, notice=notice
-        )
+        return open_monitor(source, settings, notice=notice)
     recorded = Recorded(source, recorder, settings.interval_s)
-    code = open_monitor(
-        source=recorded, settings=settings, read_only=settings.read_only, bell=settings.bell, notice=notice
-    )
+    code = open_monitor(recorded, settings, notice=notice)
     return complain(recorded.notice, EXIT_FAILED) if recorded.notice else code
 
 
@@ -129,10 +125,7 @@ def _show_recording(recording: Recording, settings: Settings, speed: float) -> i
     from gpumem_tui.tui.start import open_monitor
 
     notice = f"recording {recording.path}"
-    source = Replay(recording, speed)
-    code = open_monitor(
-        source=source, settings=settings, read_only=True, bell=settings.bell, notice=notice, is_here=False
-    )
+    code = open_monitor(Replay(recording, speed), settings, notice=notice, is_here=False)
     return _say_damage(recording, code)
 
 

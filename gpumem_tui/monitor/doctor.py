@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from gpumem_tui.memory import Unknown
-from gpumem_tui.monitor.snapshot import GpuReading, Snapshot, State
+from gpumem_tui.monitor.snapshot import NO_DRIVER, NO_DRIVER_LOADED, GpuReading, Snapshot, State
 
 _TORCH_TIMEOUT_S = 120.0
 _TORCH_CODE = """
@@ -35,8 +35,6 @@ else:
 print(json.dumps(facts))
 """
 _CAP_SYS_PTRACE = 19
-_ABSENT = ("no NVIDIA driver on this machine", "the NVIDIA driver is not loaded")
-"""What NVML's problem begins with where there may be no GPU at all: its library comes with many container images."""
 _DEVICE_FILE = re.compile(r"nvidia(\d+|ctl|-uvm)")
 
 
@@ -128,7 +126,7 @@ def driver_check(system: System, snapshot: Snapshot | None) -> Check:
             f"CUDA {cuda.reason if isinstance(cuda, Unknown) else cuda}",
         ]
         return Check("driver", Status.OK, ", ".join(versions))
-    if _has_nvidia(system.root) or not snapshot.problem.startswith(_ABSENT):
+    if _has_nvidia(system.root) or not snapshot.problem.startswith((NO_DRIVER, NO_DRIVER_LOADED)):
         found, _, remedy = snapshot.problem.partition(": ")
         return Check("driver", Status.FAIL, found, remedy)
     return Check("driver", Status.SKIP, "no NVIDIA GPU here; --gpu sim:NAME simulates one")

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import pynvml
 
 from gpumem_tui.memory import Unknown
-from gpumem_tui.monitor.snapshot import Reading
+from gpumem_tui.monitor.snapshot import NO_DRIVER, NO_DRIVER_LOADED, Reading
 
 T = TypeVar("T")
 
@@ -153,11 +153,9 @@ def _start_fault(fault: Fault, proc: Path) -> StartFault:
             "start the container with NVIDIA_DRIVER_CAPABILITIES=compute,utility",
         )
     if fault.code == pynvml.NVML_ERROR_LIBRARY_NOT_FOUND:
-        return StartFault(
-            "no NVIDIA driver on this machine", "install it, or give the container its GPUs (docker: --gpus all)"
-        )
+        return StartFault(NO_DRIVER, "install it, or give the container its GPUs (docker: --gpus all)")
     if fault.code == pynvml.NVML_ERROR_DRIVER_NOT_LOADED:
-        return StartFault("the NVIDIA driver is not loaded", "load it with `sudo modprobe nvidia`, or reboot")
+        return StartFault(NO_DRIVER_LOADED, "load it with `sudo modprobe nvidia`, or reboot")
     if fault.code == pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH:
         return StartFault("NVIDIA driver and library versions differ: reboot, or reload the driver")
     if fault.code == pynvml.NVML_ERROR_NO_PERMISSION:

@@ -19,6 +19,10 @@ Reading = Union[T, Unknown]  # noqa: UP007  an alias cannot be written with | on
 NOT_READ_YET = Unknown("not read yet")
 NOT_LOOKED_UP_YET = Unknown("not looked up yet")
 """Still to come: of the driver, and of the operating system."""
+NO_DRIVER = "no NVIDIA driver on this machine"
+NO_DRIVER_LOADED = "the NVIDIA driver is not loaded"
+"""With these a snapshot's `problem` begins where there may be no GPU at all: NVML's library comes with many container
+images."""
 
 
 class State(Enum):

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from gpumem_tui.errors import OptionError
-from gpumem_tui.monitor.snapshot import Snapshot, Source
+from gpumem_tui.monitor.snapshot import NO_DRIVER, Snapshot, Source
 from gpumem_tui.settings import Settings, load
 
 if TYPE_CHECKING:
@@ -23,9 +23,6 @@ if TYPE_CHECKING:
 
 _DECIDE_S = 1.0
 """A driver that has not said anything by then is there, and hangs."""
-
-_NO_DRIVER = "no NVIDIA driver on this machine"
-"""How the sampler's problem begins where there is nothing to wait for."""
 
 
 def open_program(settings: Settings) -> int:
@@ -49,27 +46,17 @@ def open_program(settings: Settings) -> int:
     return open_search(options, config, autostart=False, settings=settings)
 
 
-def open_monitor(
-    *,
-    source: Source,
-    settings: Settings,
-    read_only: bool = False,
-    bell: bool = False,
-    notice: str = "",
-    is_here: bool = True,
-) -> int:
+def open_monitor(source: Source, settings: Settings, *, notice: str = "", is_here: bool = True) -> int:
     """Open on the Monitor and return the exit code.
 
     Args:
         source: where snapshots come from; started here, and stopped at the end.
-        read_only, bell: besides what the settings say.
         notice: the header's first words, such as the name of a recording.
         is_here: the snapshots are of this machine now, so that the probes of its processes go with them.
     """
     _leave_garbage()
     source.start()
-    monitor = partial(_monitor_screen, source, settings, read_only=read_only, bell=bell, notice=notice, is_here=is_here)
-    return _watch(monitor, settings)
+    return _watch(partial(_monitor_screen, source, settings, notice=notice, is_here=is_here), settings)
 
 
 def open_search(
@@ -134,15 +121,7 @@ def _run(screens: Screens, first: ScreenName, settings: Settings, python: str | 
     return run_app(GpuMemApp(screens, first, ascii_only=ascii_only, theme=settings.theme, python=python))
 
 
-def _monitor_screen(
-    source: Source,
-    settings: Settings,
-    *,
-    read_only: bool = False,
-    bell: bool = False,
-    notice: str = "",
-    is_here: bool = True,
-) -> MainScreen:
+def _monitor_screen(source: Source, settings: Settings, *, notice: str = "", is_here: bool = True) -> MainScreen:
     from gpumem_tui.monitor.alerts import Alerts, Limits
     from gpumem_tui.monitor.history import History
     from gpumem_tui.tui.screens.monitor import MonitorScreen
@@ -156,8 +135,8 @@ def _monitor_screen(
         history=History(settings.interval_s, settings.history_hours),
         alerts=Alerts(Limits.of(settings)),
         chart_s=settings.chart_minutes * 60,
-        read_only=read_only or settings.read_only,
-        bell=bell or settings.bell,
+        read_only=settings.read_only,
+        bell=settings.bell,
         notice=notice,
         probes=probes,
     )
@@ -237,7 +216,7 @@ def _worth_watching(snapshot: Snapshot | None) -> bool:
     """A GPU answers, or a driver is there and something is wrong with it."""
     if snapshot is None or snapshot.gpus:
         return True
-    return bool(snapshot.problem) and not snapshot.problem.startswith(_NO_DRIVER)
+    return bool(snapshot.problem) and not snapshot.problem.startswith(NO_DRIVER)
 
 
 def _anything_publishes() -> bool:
