@@ -27,6 +27,8 @@ else:
     import tomli as tomllib
 
 _SUGGESTIONS = 4
+_ALIKE_PERCENT = 2
+"""How far the memory of one kind of GPU differs, with the driver and error correction."""
 Entry = TypeVar("Entry")
 
 
@@ -61,6 +63,17 @@ def find_gpu(name: str) -> Gpu:
         CatalogError: there is none; the message suggests the nearest names.
     """
     return _found("GPU", name, gpus())
+
+
+def multiprocessors_of(total_bytes: int, compute_capability: tuple[int, int]) -> int | None:
+    """What the catalog's GPUs of this architecture and size agree on; None if there is none, or they differ."""
+    alike = {
+        gpu.multiprocessors
+        for gpu in gpus().values()
+        if gpu.compute_capability == compute_capability
+        and abs(gpu.total_bytes - total_bytes) * 100 <= gpu.total_bytes * _ALIKE_PERCENT
+    }
+    return alike.pop() if len(alike) == 1 else None
 
 
 def find_model(name: str) -> ModelShape:
@@ -169,6 +182,7 @@ class _GpuEntry(msgspec.Struct, forbid_unknown_fields=True):
     total_mib: int
     cuda_total_mib: int
     compute_capability: tuple[int, int]
+    multiprocessors: int
     source: str
 
 
@@ -193,6 +207,7 @@ def _gpu(name: str, table: Mapping[str, object]) -> Gpu:
         cuda_total_bytes=entry.cuda_total_mib * MIB,
         compute_capability=entry.compute_capability,
         source=entry.source,
+        multiprocessors=entry.multiprocessors,
     )
 
 

@@ -23,7 +23,8 @@ class Gpu:
     """One kind of GPU.
 
     `total_bytes` is what the driver (NVML, nvidia-smi) reports; `cuda_total_bytes` what `cudaMemGetInfo` and
-    PyTorch's out-of-memory message report. The difference is the driver's own reserve.
+    PyTorch's out-of-memory message report. The difference is the driver's own reserve. `multiprocessors` is None where
+    their number is not known.
     """
 
     name: str
@@ -33,6 +34,7 @@ class Gpu:
     cuda_total_bytes: int
     compute_capability: tuple[int, int]
     source: str
+    multiprocessors: int | None = None
 
     @property
     def sm(self) -> str:

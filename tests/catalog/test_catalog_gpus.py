@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from gpumem_tui.catalog.loader import find_gpu, gpus
+from gpumem_tui.catalog.loader import find_gpu, gpus, multiprocessors_of
 from gpumem_tui.catalog.shapes import Gpu
 from gpumem_tui.memory import MIB
 
@@ -66,3 +66,11 @@ def test_says_what_it_is_and_where_the_figures_come_from(gpu: Gpu) -> None:
 def test_cannot_be_changed() -> None:
     with pytest.raises(TypeError):
         gpus()["mine"] = find_gpu("t4-16gb")  # type: ignore[index]
+
+
+def test_a_gpu_of_some_machine_has_the_multiprocessors_of_its_kind() -> None:
+    h200, h100, h20 = (find_gpu(name) for name in ("h200-141gb", "h100-80gb", "h20-96gb"))
+    assert multiprocessors_of(h200.total_bytes * 99 // 100, (9, 0)) == 132
+    assert multiprocessors_of(h200.total_bytes, (8, 0)) is None
+    assert multiprocessors_of(h100.total_bytes // 2, (9, 0)) is None
+    assert multiprocessors_of(h20.total_bytes, (9, 0)) is None, "as large as two that differ"

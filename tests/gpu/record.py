@@ -246,9 +246,9 @@ def _describe(write: Write) -> None:
         cuda_total_bytes=properties.total_memory,
         compute_capability=(properties.major, properties.minor),
         source="torch.cuda and NVML of the recording machine",
+        multiprocessors=properties.multi_processor_count,
     )
-    facts = {"multiprocessors": str(properties.multi_processor_count), **_facts()}
-    write(msgspec.json.encode(Machine(str(torch.__version__), driver_version(), gpu, facts)))
+    write(msgspec.json.encode(Machine(str(torch.__version__), driver_version(), gpu, _facts())))
 
 
 def _facts() -> dict[str, str]:

@@ -199,20 +199,10 @@ def test_the_users_cublas_workspace_is_what_is_simulated(monkeypatch: pytest.Mon
     assert profile_for("2.13.0", find_gpu("a100-80gb")).cublas_workspace_bytes == 32 << 20
 
 
-def test_a_gpu_of_this_machine_has_the_multiprocessors_of_its_kind_in_the_catalog() -> None:
+def test_a_gpu_whose_multiprocessors_are_not_known_is_taken_for_an_a100_in_them() -> None:
     h200 = find_gpu("h200-141gb")
-    found = replace(h200, name="0", title="NVIDIA H200", total_bytes=h200.total_bytes * 99 // 100)
-    assert profile_for("2.11.0", h200).multiprocessors == profile_for("2.11.0", found).multiprocessors == 132
-
-
-@pytest.mark.parametrize(
-    "total_bytes",
-    [find_gpu("h100-80gb").total_bytes // 2, find_gpu("h20-96gb").total_bytes],
-    ids=["of a size of its own", "as large as two that differ"],
-)
-def test_a_gpu_like_none_of_the_catalog_is_taken_for_an_a100_in_its_multiprocessors(total_bytes: int) -> None:
-    gpu = replace(find_gpu("h100-80gb"), name="0", total_bytes=total_bytes)
-    assert profile_for("2.13.0", gpu).multiprocessors == 108
+    assert profile_for("2.11.0", h200).multiprocessors == 132
+    assert profile_for("2.11.0", replace(h200, multiprocessors=None)).multiprocessors == 108
 
 
 def test_the_cublas_workspace_is_called_by_its_name() -> None:
