@@ -34,7 +34,10 @@ def run(command: tuple[str, ...]) -> int:
     """
     from gpumem_tui.attach.launch import CannotRun, execute, warnings
     from gpumem_tui.probe.files import default_directory
+    from gpumem_tui.watch.cleaning import clean
+    from gpumem_tui.watch.reader import Watcher
 
+    clean(Watcher().processes())
     for warning in warnings(command, default_directory()):
         complain(warning, 0)
     try:

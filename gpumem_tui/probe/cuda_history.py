@@ -27,7 +27,8 @@ _MOST_EVENTS = 1_000_000
 class Note:
     """Something said after so many allocations and releases on a device: a phase or module begins, or what blocks are.
 
-    `module` is the qualified name of the innermost that runs, empty for none.
+    `module` is the qualified name of the innermost that runs, empty for none; `owners` are addresses, each with the
+    module whose it is.
     """
 
     position: int
@@ -35,6 +36,7 @@ class Note:
     module: str | None = None
     bucket: Bucket | None = None
     addresses: tuple[int, ...] = ()
+    owners: tuple[tuple[int, str], ...] = ()
 
 
 class HistoryRecorder:
@@ -107,6 +109,16 @@ class HistoryRecorder:
             if device in self._notes:
                 self._notes[device].append(Note(self._position(device), bucket=bucket, addresses=tuple(found)))
 
+    def own(self, owned: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """State of which modules these tensors are."""
+        owners: dict[int, list[tuple[int, str]]] = {}
+        for module, tensor in owned:
+            for device, storage in memory_of(tensor):
+                owners.setdefault(device, []).append((storage.data_ptr(), module))
+        for device, found in owners.items():
+            if device in self._notes:
+                self._notes[device].append(Note(self._position(device), owners=tuple(found)))
+
     def result(self) -> list[LookedDevice]:
         """What was recorded."""
         return self._found
@@ -172,6 +184,9 @@ def step_history(
             for address in entry.addresses:
                 if address in numbers and entry.bucket is not None:
                     history.tag(numbers[address], entry.bucket)
+            for address, owner in entry.owners:
+                if address in numbers:
+                    history.own(numbers[address], owner)
             continue
         action, address = entry["action"], entry.get("addr", 0)
         time_s = max(time_s, (entry.get("time_us", started_us) - started_us) / 1e6)

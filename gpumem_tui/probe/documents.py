@@ -68,7 +68,9 @@ class ModelDocument(TypedDict):
 class Held(TypedDict):
     """What one place in the program holds of one bucket at the peak. A text that is empty is unknown.
 
-    `bucket` is a key of `gpumem_tui.memory.Bucket`, `module` a qualified name, `source` ``file.py:line``.
+    `bucket` is a key of `gpumem_tui.memory.Bucket`, `module` a qualified name, `source` ``file.py:line``. What was
+    there before the step (`before_step`) has no line; its module is the one whose parameter or buffer it is, or whose
+    parameter's gradient or optimizer state.
     """
 
     bucket: str
@@ -77,6 +79,7 @@ class Held(TypedDict):
     source: str
     bytes: int
     allocations: int
+    before_step: bool
 
 
 class LookedDevice(TypedDict):
@@ -86,7 +89,8 @@ class LookedDevice(TypedDict):
         device, device_uuid: as in `wire.Record`.
         peak_bytes: the highest sum of live bytes during the step; on CUDA what the allocator calls allocated.
         buckets: the bytes at that moment by bucket; their sum is `peak_bytes`.
-        held: the same, by place, the largest first. What is too small to list is one row a bucket with no place, last.
+        held: the same, by place, the largest first. What is too small to list is one row a bucket and
+            age with no place, last.
         timeline: [seconds since the step began, live bytes], thinned out, the peak kept.
         phases: [seconds since the step began, phase that begins].
         peak_s: when the peak was, in seconds since the step began.

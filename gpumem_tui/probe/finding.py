@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,13 +34,19 @@ class Trained:
 
     Attributes:
         parameters: of the optimizers. `more_parameters`: of the modules around and beside them, frozen ones included.
+        state: what optimizers keep, by the `id` of its parameter.
     """
 
     parameters: list[torch.Tensor]
     gradients: list[torch.Tensor]
-    optimizer: list[torch.Tensor]
+    state: dict[int, list[torch.Tensor]]
     more_parameters: list[torch.Tensor]
     buffers: list[torch.Tensor]
+
+    @property
+    def optimizer(self) -> list[torch.Tensor]:
+        """All that optimizers keep."""
+        return [tensor for tensors in self.state.values() for tensor in tensors]
 
     def holdings(self) -> dict[int, Holdings]:
         """Bytes by device. A storage counts once, where it is met first.
@@ -146,7 +152,11 @@ class Finder:
             buffers.extend(b for b in module._buffers.values() if b is not None)
         leaves = (p for p in (*parameters.values(), *more.values()) if p.is_leaf)  # others answer with a warning
         gradients = [p.grad for p in leaves if p.grad is not None]
-        state = [tensor for optimizer in self._optimizers for tensor in tensors_in(optimizer.__dict__.get("state"))]
+        state: dict[int, list[torch.Tensor]] = {}
+        for optimizer in self._optimizers:
+            kept = optimizer.__dict__.get("state")
+            for parameter, value in kept.items() if isinstance(kept, Mapping) else ((None, kept),):
+                state.setdefault(id(parameter), []).extend(tensors_in(value))
         return Trained(list(parameters.values()), gradients, state, list(more.values()), buffers)
 
     def _parameters(self) -> Iterator[torch.Tensor]:

@@ -6,15 +6,17 @@ Standard library only: what records a step (`operators` on the CPU, `cuda_histor
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gpumem_tui.memory import Bucket
 from gpumem_tui.probe.documents import Held, LookedDevice
 from gpumem_tui.step import Phase, Site
 
 TIMELINE_POINTS = 400
-LISTED_PLACES = 300
+LISTED_PLACES = 2000
 _BEFORE = -1
+_Place = tuple[str, Site, bool]
+"""A bucket, where in the program, and whether from before the step."""
 
 
 @dataclass
@@ -83,16 +85,22 @@ class StepHistory:
         allocation = self._allocations[number]
         allocation.bucket = allocation.bucket or bucket
 
+    def own(self, number: int, module: str) -> None:
+        """Whose an allocation is, where it is not known in which module it was made. The first word stands."""
+        allocation = self._allocations[number]
+        if not allocation.site.module:
+            allocation.site = replace(allocation.site, module=module)
+
     def result(self, device: int, device_uuid: str) -> LookedDevice:
         """The peak and what it was made of."""
         peak, peak_bytes = self._peak()
         at_peak = [a for a in self._allocations if a.made <= peak and (a.released is None or a.released > peak)]
         buckets: dict[str, int] = defaultdict(int)
-        places: dict[tuple[str, Site], list[int]] = defaultdict(list)
+        places: dict[_Place, list[int]] = defaultdict(list)
         for allocation in at_peak:
             bucket = self._bucket(allocation).value
             buckets[bucket] += allocation.size_bytes
-            places[bucket, allocation.site].append(allocation.size_bytes)
+            places[bucket, allocation.site, allocation.made == _BEFORE].append(allocation.size_bytes)
         return LookedDevice(
             device=device,
             device_uuid=device_uuid,
@@ -159,13 +167,13 @@ class StepHistory:
         return points if points[-1] == (end_s, live) else [*points, (end_s, live)]
 
 
-def _listed(places: dict[tuple[str, Site], list[int]]) -> list[Held]:
-    """The places that hold most; of the others, one row for each bucket."""
+def _listed(places: dict[_Place, list[int]]) -> list[Held]:
+    """The places that hold most; of the others, one row for each bucket and age."""
     ordered = sorted(places.items(), key=lambda item: -sum(item[1]))
     rows = ordered[:LISTED_PLACES]
-    rest: dict[tuple[str, Site], list[int]] = defaultdict(list)
-    for (bucket, _), sizes in ordered[LISTED_PLACES:]:
-        rest[bucket, Site()] += sizes
+    rest: dict[_Place, list[int]] = defaultdict(list)
+    for (bucket, _, before_step), sizes in ordered[LISTED_PLACES:]:
+        rest[bucket, Site(), before_step] += sizes
     return [
         Held(
             bucket=bucket,
@@ -174,6 +182,7 @@ def _listed(places: dict[tuple[str, Site], list[int]]) -> list[Held]:
             source=site.source,
             bytes=sum(sizes),
             allocations=len(sizes),
+            before_step=before_step,
         )
-        for (bucket, site), sizes in [*rows, *rest.items()]
+        for (bucket, site, before_step), sizes in [*rows, *rest.items()]
     ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from typing import Any
 
@@ -20,7 +20,7 @@ from gpumem_tui.probe.cuda_history import HistoryRecorder
 from gpumem_tui.probe.documents import LookDocument, LookedDevice
 from gpumem_tui.probe.finding import Trained
 from gpumem_tui.probe.operators import OperatorRecorder
-from gpumem_tui.probe.tensors import tensors_in
+from gpumem_tui.probe.tensors import memory_of, tensors_in
 from gpumem_tui.simulator.sites import SiteFinder
 from gpumem_tui.step import Phase
 
@@ -42,6 +42,7 @@ class Look:
         self._started = time.perf_counter()
         self._step_s = 0.0
         self._recorder: HistoryRecorder | OperatorRecorder | None = None
+        self._parts: list[tuple[str, weakref.ref[nn.Module]]] = []
         self._undo = ExitStack()
         self._phase = Phase.BATCH
         self._failure = ""
@@ -58,7 +59,9 @@ class Look:
         return reason
 
     def _begin(self, roots: list[nn.Module], trained: Trained) -> str:
-        names = {id(part): name for root in roots for name, part in root.named_modules()}
+        named = [(name or type(root).__name__, part) for root in roots for name, part in root.named_modules()]
+        names = {id(part): name for name, part in named}
+        self._parts = [(name, weakref.ref(part)) for name, part in named]
         compiled = _has_compiled_code(part for root in roots for part in root.modules())
         follows = bool(roots) and not compiled
         if allocator.is_running():
@@ -145,6 +148,24 @@ class Look:
             self._recorder.tag(Bucket.GRADIENTS, trained.gradients)
             self._recorder.tag(Bucket.OPTIMIZER, trained.optimizer)
             self._recorder.tag(Bucket.PARAMETERS, [*trained.more_parameters, *trained.buffers])
+            self._recorder.own((name, tensor) for name, tensor in self._owned(trained) if _is_whole(tensor))
+
+    def _owned(self, trained: Trained) -> Iterator[tuple[str, torch.Tensor]]:
+        """What each module holds itself, with the gradients and the optimizer state of its parameters."""
+        for name, ref in self._parts:
+            module = ref()
+            if module is None:
+                continue
+            for parameter in module._parameters.values():
+                if parameter is not None:
+                    yield name, parameter
+                    if parameter.is_leaf and parameter.grad is not None:
+                        yield name, parameter.grad
+                    for tensor in trained.state.get(id(parameter), ()):
+                        yield name, tensor
+            for buffer in module._buffers.values():
+                if buffer is not None:
+                    yield name, buffer
 
     # Where the step is
 
@@ -191,6 +212,11 @@ def _mark_backward(begins: Callable[[], None]) -> Callable[[], None]:
 
     torch.autograd.backward = marked
     return undo
+
+
+def _is_whole(tensor: torch.Tensor) -> bool:
+    """Whether the memory is this tensor's alone: FSDP's first version keeps those of many modules in one flat one."""
+    return sum(storage.nbytes() for _, storage in memory_of(tensor)) <= tensor.numel() * tensor.element_size()
 
 
 def _has_compiled_code(modules: Iterable[nn.Module]) -> bool:

@@ -18,10 +18,12 @@ from gpumem_tui.probe import allocator
 from gpumem_tui.probe.compiler import uncompiled
 from gpumem_tui.probe.documents import OutOfMemoryDocument
 from gpumem_tui.probe.finding import Holdings
-from gpumem_tui.probe.wire import Record
+from gpumem_tui.probe.wire import CPU, Record
 from gpumem_tui.simulator.sites import is_own
 
 _OutOfMemory: type[BaseException] = getattr(torch, "OutOfMemoryError", torch.cuda.OutOfMemoryError)
+_HOST_MEMORY = re.compile(r"DefaultCPUAllocator: .*memory: you tried to allocate (\d+) bytes")
+"""So torch says it, in a plain `RuntimeError` (c10/core/impl/alloc_cpu.cpp)."""
 _SIZE = r"([\d.]+) (bytes|KiB|MiB|GiB)"
 _UNITS = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 _CAUGHT_EVERY_S = 1.0
@@ -42,7 +44,8 @@ class BlackBox:
     """Writes down every time memory runs out; the last one stands.
 
     CUDA's allocator tells when it gives up, before the error is raised and while everything is still held. An error
-    that ends the process without that (another allocator, a version of torch that does not tell) is seen as it leaves.
+    that ends the process without that (host memory, another allocator, a version of torch that does not tell) is seen
+    as it leaves.
 
     Args:
         look: gives the state; called inside a failing allocation, in any thread.
@@ -70,7 +73,7 @@ class BlackBox:
         before = sys.excepthook
 
         def excepthook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-            if isinstance(error, _OutOfMemory):
+            if _is_out_of_memory(error):
                 self.process_failed(error, trace)
             before(kind, error, trace)
 
@@ -121,7 +124,9 @@ class BlackBox:
     def _last_document(self, error: BaseException, trace: TracebackType | None) -> OutOfMemoryDocument:
         text = str(error)
         document = self._last
-        if document is None or time.monotonic() - self._last_at > _SAME_ERROR_S:
+        if not isinstance(error, _OutOfMemory):
+            document = _host_document(self._look(), text)
+        elif document is None or time.monotonic() - self._last_at > _SAME_ERROR_S:
             document = _document_of_message(self._look(), text)
         source = _failing_line(trace) or document["source"]
         return {**document, "source": source, "message": text[:_MESSAGE_LENGTH], "fatal": True}
@@ -129,6 +134,13 @@ class BlackBox:
     def _write(self, document: OutOfMemoryDocument) -> None:
         self._last, self._last_at = document, time.monotonic()
         self._publish(document)
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    """Whether a device's memory ran out, or the host's."""
+    if isinstance(error, RuntimeError) and _HOST_MEMORY.search(str(error)):
+        return True
+    return isinstance(error, (_OutOfMemory, MemoryError))
 
 
 def _document(
@@ -188,6 +200,19 @@ def _document_of_message(state: State, text: str) -> OutOfMemoryDocument:
         device_total_bytes=_size(rf"total capacity of {_SIZE}", text),
         device_free_bytes=_size(rf"of which {_SIZE} is free", text),
         is_rounded=True,
+    )
+
+
+def _host_document(state: State, text: str) -> OutOfMemoryDocument:
+    """Of an error that says that host memory ran out. How much of that there is, and is free, depends on whom one asks:
+    the machine, a container, a limit of the process."""
+    requested = _HOST_MEMORY.search(text)
+    return _document(
+        state,
+        device=CPU,
+        requested_bytes=int(requested[1]) if requested else None,
+        device_total_bytes=None,
+        device_free_bytes=None,
     )
 
 

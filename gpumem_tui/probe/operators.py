@@ -82,6 +82,14 @@ class OperatorRecorder(TorchDispatchMode):
                     self._know(storage)
                     self._history.tag(self._live[storage._cdata].number, bucket)
 
+    def own(self, owned: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """State of which modules these tensors are. One not seen before was there before the step."""
+        for module, tensor in owned:
+            for device, storage in memory_of(tensor):
+                if device == CPU:
+                    self._know(storage)
+                    self._history.own(self._live[storage._cdata].number, module)
+
     def result(self) -> list[LookedDevice]:
         """What was recorded.
 

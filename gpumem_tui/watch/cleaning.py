@@ -1,4 +1,7 @@
-"""Old files of processes that have ended. They are kept for a while: after a crash they are the black box."""
+"""Old files of processes that have ended. They are kept for a while: after a crash they are the black box.
+
+A probe does not remove its own: viewers show how its process ended. The next `run`, `watch` or Monitor does.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +10,18 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from gpumem_tui.watch.records import ProbedProcess
+from gpumem_tui.watch.records import ProbedProcess, State
 
 KEEP_S = 7 * 24 * 3600.0
+KEEP_ENDED_S = 3600.0
+"""Of a process that ended as it should: nobody asks long after what its last sample was."""
 KEEP_PROCESSES = 20
 
 
 def clean(processes: tuple[ProbedProcess, ...], now_s: float | None = None) -> int:
-    """Remove our own files of processes that ended over a week ago, and of all but the last twenty.
+    """Remove our own files of processes that ended: as they should, an hour later; otherwise, a week later.
+
+    Of more than twenty that ended, the last twenty are kept at most.
 
     Args:
         processes: as a `Watcher` found them.
@@ -29,11 +36,15 @@ def clean(processes: tuple[ProbedProcess, ...], now_s: float | None = None) -> i
     old = [
         process
         for place, process in enumerate(last_first)
-        if place >= KEEP_PROCESSES or now_s - _last_sign_s(process) > KEEP_S
+        if place >= KEEP_PROCESSES or now_s - _last_sign_s(process) > _keep_s(process)
     ]
     for process in old:
         _remove(process)
     return len(old)
+
+
+def _keep_s(process: ProbedProcess) -> float:
+    return KEEP_ENDED_S if process.state is State.ENDED else KEEP_S
 
 
 def _last_sign_s(process: ProbedProcess) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
@@ -66,7 +66,10 @@ class Trained:
 
 @dataclass(frozen=True)
 class Held:
-    """What one place in the program holds of one bucket at the peak. A text that is empty is unknown."""
+    """What one place in the program holds of one bucket at the peak. A text that is empty is unknown.
+
+    What was there before the step has no line; a probe of an earlier version does not tell it apart.
+    """
 
     bucket: str
     operator: str
@@ -74,6 +77,13 @@ class Held:
     source: str
     bytes: Count
     allocations: Count
+    before_step: bool = False
+
+    def place(self, by: Literal["module", "source"]) -> str:
+        """Its module or source line, for a person; in brackets why there is none."""
+        if by == "module":
+            return printable(self.module) or "(no module known)"
+        return printable(self.source) or ("(allocated before this step)" if self.before_step else "(no line known)")
 
 
 @dataclass(frozen=True)

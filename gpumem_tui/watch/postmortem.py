@@ -158,14 +158,18 @@ def request_lines(found: PostMortem) -> Iterator[str]:
 
 
 def ledger_rows(case: Case) -> Iterator[tuple[Bucket, str, Value]]:
-    """What filled the device, row by row: they sum to its total. Each with the bucket that it is drawn as."""
+    """What filled the device, row by row: they sum to its total. Each with the bucket that it is drawn as.
+
+    Of host memory, how much others hold is not known, nor a total.
+    """
     found = case.post_mortem
     for bucket in FIXED:
         yield bucket, bucket.title, found.breakdown[bucket]
     yield Bucket.ACTIVATIONS, "activations, batch data and the rest", case.rest_bytes
     if found.allocated_bytes is not None and found.reserved_bytes is not None:
         yield Bucket.CACHE, Bucket.CACHE.title, max(0, found.reserved_bytes - found.allocated_bytes)
-    yield Bucket.OTHER_PROCESSES, "other processes, CUDA contexts, driver", case.outside_bytes
+    if found.device != CPU:
+        yield Bucket.OTHER_PROCESSES, "other processes, CUDA contexts, driver", case.outside_bytes
     if found.device_free_bytes is not None:
         yield Bucket.FREE, Bucket.FREE.title, found.device_free_bytes
 

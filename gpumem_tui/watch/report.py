@@ -29,7 +29,6 @@ _FIGURES = (
     "step_s",
 )
 _LINES = {"module": 20, "source": 20}
-_NOWHERE = "(unknown)"
 
 
 # JSON
@@ -136,7 +135,10 @@ def _looked_json(device: LookedDevice) -> dict[str, Any]:
 
 
 def _places_json(held: Sequence[Held], by: By) -> list[dict[str, Any]]:
-    return [{by: place or None, "bytes": size_bytes} for place, size_bytes in _by_place(held, by)]
+    sizes: Counter[str] = Counter()
+    for one in held:
+        sizes[str(getattr(one, by))] += one.bytes
+    return [{by: place or None, "bytes": size_bytes} for place, size_bytes in sizes.most_common()]
 
 
 # Lines
@@ -228,9 +230,12 @@ def look_lines(process: ProbedProcess, look: Look, by: By = "source") -> list[st
 
 
 def _place_lines(device: LookedDevice, by: Literal["module", "source"]) -> list[str]:
-    places = _by_place(device.held, by)
+    sizes: Counter[str] = Counter()
+    for held in device.held:
+        sizes[held.place(by)] += held.bytes
+    places = sizes.most_common()
     shown, rest = places[: _LINES[by]], places[_LINES[by] :]
-    lines = [_size_line(place or _NOWHERE, size_bytes, device.peak_bytes) for place, size_bytes in shown]
+    lines = [_size_line(place, size_bytes, device.peak_bytes) for place, size_bytes in shown]
     if rest:
         title = f"{len(rest)} smaller places"
         lines.append(_size_line(title, sum(size_bytes for _, size_bytes in rest), device.peak_bytes))
@@ -249,13 +254,6 @@ def _timeline_lines(device: LookedDevice) -> list[str]:
             span = f"{format_bytes(min(live))} to {format_bytes(max(live))}"
             lines.append(f"  {begin:8.3f} s  {phase or 'step':<10} {span}{mark}")
     return lines
-
-
-def _by_place(held: Sequence[Held], by: By) -> list[tuple[str, int]]:
-    sizes: Counter[str] = Counter()
-    for one in held:
-        sizes[str(getattr(one, by))] += one.bytes
-    return sizes.most_common()
 
 
 def _size_line(title: str, size_bytes: int, total_bytes: int) -> str:

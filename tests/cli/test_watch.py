@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import pytest
 
 from tests.attach.loops import LET_US_TRACE
 from tests.cli.conftest import Program
+from tests.watch.rings import RECORD, RingFile, gone
 
 DEADLINE_S = 60.0
 TRAIN = """
@@ -130,8 +132,8 @@ def test_attach_and_watch(program: Program, folder: Path) -> None:
         assert "does not publish (yet)" in done.err
         assert f"or after `gpumem-tui attach {pid}`" in done.err
         asked = program("attach", str(pid), env=env)
-        assert asked.code == 130
-        assert "Its main thread is stopped for some milliseconds" in asked.err
+        hint = f"there is no terminal to ask on: `gpumem-tui attach {pid} --yes`"
+        assert (asked.code, asked.err) == (2, f"gpumem-tui: {hint}\n")
         assert not folder.exists()
         done = program("attach", str(pid), "--yes", env=env)
         assert (done.code, done.err) == (0, "")
@@ -154,6 +156,14 @@ def test_after_memory_ran_out(program: Program, folder: Path) -> None:
     assert "the failed request: about 2.00 GiB" in done.out
     body = json.loads(program("watch", "--post-mortem", "--json", env=env).out)
     assert (body["pid"], body["fatal"], body["requested_bytes"], body["device"]) == (int(pid), True, 2 << 30, 0)
+
+
+def test_the_next_run_clears_away_what_is_old(program: Program, folder: Path) -> None:
+    env = {"GPUMEM_TUI_DIR": str(folder)}
+    old = RingFile(folder, gone(started_ns=0))
+    old.sample(replace(RECORD, wall_ns=0))
+    assert program("run", "true", env=env).code == 0
+    assert not old.path.exists()
 
 
 def test_nothing_to_show(program: Program, folder: Path) -> None:

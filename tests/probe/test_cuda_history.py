@@ -95,13 +95,26 @@ def test_a_forward_repeated_in_backward_makes_activations() -> None:
     assert device["buckets"]["activations"] == 5 * 512
 
 
+def test_what_no_module_made_is_its_owners() -> None:
+    """A gradient is made by autograd's own thread, and parameters were there before."""
+    owners = ((WEIGHT, "blocks.0.mlp"), (17408, "blocks.0.mlp"), (0xDEAD, "gone"))
+    trace = [made(16384, 1000, 1, TRAIN), made(17408, 4096, 2)]
+    notes = [*NOTES[:2], Note(2, bucket=Bucket.GRADIENTS, addresses=(17408,)), Note(2, owners=owners)]
+    history = step_history(Segments(SEGMENTS, {}), trace, notes)
+    rows = history.result(0, "")["held"]
+    found = {(row["bucket"], row["module"], row["before_step"]) for row in rows}
+    assert ("parameters", "blocks.0.mlp", True) in found
+    assert ("gradients", "blocks.0.mlp", False) in found
+    assert ("optimizer", "", True) in found
+
+
 def test_much_is_listed_in_short() -> None:
     trace: list[dict[str, Any]] = []
-    for index in range(1000):
+    for index in range(3000):
         frame = {"filename": "/home/user/model.py", "line": index, "name": "f"}
         trace.append(made(16384 + 512 * index, 512, index, frame))
     device = step_history(Segments(SEGMENTS, {}), trace, []).result(0, "")
-    assert len(device["held"]) < 310
-    assert sum(row["bytes"] for row in device["held"]) == device["peak_bytes"] == 16384 + 512_000
+    assert len(device["held"]) < 2010
+    assert sum(row["bytes"] for row in device["held"]) == device["peak_bytes"] == 16384 + 1_536_000
     assert len(device["timeline"]) <= 402
     assert max(live for _, live in device["timeline"]) == device["peak_bytes"]

@@ -14,7 +14,7 @@ from torch.optim import optimizer as optimizer_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
-from gpumem_tui.probe.documents import LookDocument, LookedDevice
+from gpumem_tui.probe.documents import Held, LookDocument, LookedDevice
 from gpumem_tui.probe.finding import Finder
 from gpumem_tui.probe.look import Look
 from gpumem_tui.probe.wire import CPU
@@ -121,6 +121,32 @@ def test_the_peak_by_bucket_module_and_line() -> None:
     times = [time_s for time_s, _ in device["timeline"]]
     assert times == sorted(times)
     assert 0 < device["peak_s"] <= times[-1] <= document["step_s"]
+
+
+def test_what_was_there_before_the_step_is_its_modules() -> None:
+    def held(rows: list[Held], bucket: str) -> list[tuple[str, bool]]:
+        return sorted({(row["module"], row["before_step"]) for row in rows if row["bucket"] == bucket})
+
+    model = _model()
+    model.register_buffer("scale", torch.ones(7))
+    rows = _device(_look(model=model))["held"]
+    assert held(rows, "parameters") == [("0", True), ("2", True), ("Sequential", True)]
+    assert held(rows, "optimizer") == [("0", True), ("2", True)]
+    assert {module for module, _ in held(rows, "activations")} <= {"", "0", "1", "2"}
+    optimizer_bytes = sum(row["bytes"] for row in rows if (row["bucket"], row["module"]) == ("optimizer", "0"))
+    assert optimizer_bytes == 2 * (16 * 64 + 64) * 4 + 2 * 4
+    assert all(row["before_step"] == (row["bucket"] in ("parameters", "optimizer")) for row in rows)
+
+
+def test_memory_that_modules_share_is_not_one_modules() -> None:
+    """As FSDP keeps it: one flat piece of memory, of which every parameter is a part."""
+    flat = torch.randn(2 * 16 * 16)
+    model = nn.Sequential(nn.Linear(16, 16, bias=False), nn.Tanh(), nn.Linear(16, 16, bias=False))
+    for place, linear in enumerate((model[0], model[2])):
+        linear.weight = nn.Parameter(flat[place * 256 : place * 256 + 256].view(16, 16))
+    rows = _device(_look(model=model))["held"]
+    assert {row["module"] for row in rows if row["bucket"] == "parameters"} == {""}
+    assert {row["module"] for row in rows if row["bucket"] == "optimizer"} == {"0", "2"}
 
 
 def test_requests_are_answered_once(tmp_path: Path) -> None:

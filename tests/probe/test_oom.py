@@ -1,4 +1,4 @@
-"""The black box. There is no allocator here that runs out: the error is raised, or its observer called, by hand."""
+"""The black box. No GPU runs out here: its error is raised, or its allocator's observer called, by hand."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import torch
 from gpumem_tui.probe.documents import OutOfMemoryDocument
 from gpumem_tui.probe.finding import Holdings
 from gpumem_tui.probe.oom import BlackBox, State
+from gpumem_tui.probe.wire import CPU
 from tests.probe.test_wire import RECORD
 from tests.probe.watched import SCRIPTS, run
 
@@ -51,6 +52,25 @@ def test_an_error_that_ends_the_process(steps: int, tmp_path: Path) -> None:
     assert document["message"].startswith("CUDA out of memory. Tried to allocate 2.50 GiB.")
     assert document["allocated_bytes"] is None
     assert [sample["step"] for sample in document["samples"]] == ([1] if steps else [])
+
+
+def test_host_memory_runs_out(tmp_path: Path) -> None:
+    done = run([SCRIPTS / "out_of_host_memory.py"], tmp_path / "published")
+    assert done.code == 1
+    assert "DefaultCPUAllocator" in done.errors
+    (found,) = done.published
+    document = found.documents["oom"]
+    assert document["fatal"] is True
+    assert (document["device"], document["step"], document["source"]) == (CPU, 1, "out_of_host_memory.py:11")
+    assert (document["requested_bytes"], document["requested_is_rounded"]) == (1 << 48, False)
+    assert document["buckets"]["parameters"] == found.last.parameters_bytes == (8 * 8 + 8) * 4
+    assert document["device_total_bytes"] is None
+
+
+def test_any_other_error_of_host_memory(box: BlackBox, written: list[OutOfMemoryDocument]) -> None:
+    box.allocation_failed(1, 12345, 80 * GIB, GIB)  # the program went on with a smaller batch
+    box.process_failed(MemoryError(), None)
+    assert [(document["device"], document["requested_bytes"]) for document in written] == [(1, 12345), (CPU, None)]
 
 
 def test_what_the_allocator_says_is_exact(box: BlackBox, written: list[OutOfMemoryDocument]) -> None:
@@ -95,11 +115,11 @@ def test_other_errors_go_where_they_went(box: BlackBox, written: list[OutOfMemor
     sys.excepthook = lambda kind, error, trace: seen.append(error)
     try:
         box.arm()
-        for error in (ValueError("a"), torch.OutOfMemoryError("b"), KeyboardInterrupt()):
+        for error in (ValueError("a"), torch.OutOfMemoryError("b"), RuntimeError("no memory"), KeyboardInterrupt()):
             sys.excepthook(type(error), error, None)
     finally:
         sys.excepthook = before
-    assert [str(error) for error in seen] == ["a", "b", ""]
+    assert [str(error) for error in seen] == ["a", "b", "no memory", ""]
     assert [document["message"] for document in written] == ["b"]
 
 

@@ -75,6 +75,7 @@ def test_nothing_is_wider_or_longer_than_its_place(size: tuple[int, int], gpus: 
     table = table_view(shown, columns, plan.table).rows
     chart = history_view(
         scene.machine(gpus).gpus[0],
+        {},
         scene.history(60, 1).series(device_key(scene.machine(1).gpus[0]), chart_columns(columns), 600, scene.NOON_S),
         columns,
         plan.history,
@@ -326,31 +327,41 @@ def test_the_chart_is_as_high_as_the_memory_in_use() -> None:
     for second in range(1, 120):
         history.add(scene.of([gpu], time_s=scene.NOON_S + second))
     series = history.series(gpu.uuid, 60, 60, scene.NOON_S + 119)
-    rows = [text(row)[6:] for row in history_view(gpu, series, 66, 13, None, focused=False)]
+    rows = [text(row)[6:] for row in history_view(gpu, {}, series, 66, 13, None, focused=False)]
     full = [row for row in rows[1:-3] if row == "█" * 60]
     assert len(rows[1:-3]) == 9
     assert len(full) == 4
     assert set(rows[1:-3][4]) == {"▄"}
 
 
-def test_the_values_at_the_cursor_are_the_buckets() -> None:
+def test_the_heading_has_the_newest_values_and_at_the_cursor_the_buckets_peaks() -> None:
     history = scene.history(120, 1, probed=True)
     gpu = scene.at(0, 1).gpus[0]
     series = history.series(gpu.uuid, 112, 600, scene.NOON_S)
-    used = series.peaks[Column.USED][-1]
+    now = {Column.USED: 22.3 * GIB, Column.RESERVED: 21 * GIB, Column.ALLOCATED: 20 * GIB, Column.UTILIZATION: 51.0}
+    heading = text(history_view(gpu, now, series, 118, 12, None, focused=True)[0])
+    assert heading.endswith("█ used  22.30  █ reserved  21.00  █ allocated  20.00  ▄ utilization  51%")
+    used, load = series.peaks[Column.USED][-1], series.means[Column.UTILIZATION][-1]
     assert used is not None
-    heading = text(history_view(gpu, series, 118, 12, None, focused=True)[0])
-    assert f"used  {used / GIB:.2f}" in heading
-    assert "reserved" in heading
-    assert "allocated" in heading
+    assert load is not None
+    heading = text(history_view(gpu, now, series, 140, 12, len(series.peaks[Column.USED]) - 1, focused=True)[0])
+    assert f"peak of {series.step_s:.0f}s  █ used  {used / GIB:.2f}  █ reserved" in heading
+    assert heading.endswith(f"mean utilization {load:>3.0f}%")
+
+
+def test_the_areas_of_a_probe_that_ended_keep_their_names() -> None:
+    gpu = scene.at(0, 1).gpus[0]
+    series = scene.history(120, 1, probed=True).series(gpu.uuid, 112, 600, scene.NOON_S)
+    heading = text(history_view(gpu, {Column.USED: GIB}, series, 118, 12, None, focused=True)[0])
+    assert heading.endswith("█ used   1.00  █ reserved      –  █ allocated      –  ▄ utilization    –")
 
 
 def test_what_was_never_read_leaves_a_gap() -> None:
     gpu = scene.gpu(0, [])
     series = scene.history(10, 1).series("another", 60, 300, scene.NOON_S)
-    rows = [text(row)[6:] for row in history_view(gpu, series, 66, 10, None, focused=False)]
+    rows = [text(row)[6:] for row in history_view(gpu, {}, series, 66, 10, None, focused=False)]
     assert all(not row.strip() for row in rows[1:-1])
-    assert "used      –" in text(history_view(gpu, series, 66, 10, None, focused=False)[0])
+    assert "used      –" in text(history_view(gpu, {}, series, 66, 10, None, focused=False)[0])
 
 
 # Header and trouble

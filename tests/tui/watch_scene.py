@@ -209,8 +209,8 @@ def look() -> Look:
         for block in range(12)
     ]
     held += [
-        Held("parameters", "", "", "", PARAMETERS_BYTES, 148),
-        Held("optimizer", "", "", "", 2 * PARAMETERS_BYTES, 296),
+        Held("parameters", "", "transformer.wte", "", PARAMETERS_BYTES, 148, before_step=True),
+        Held("optimizer", "", "transformer.wte", "", 2 * PARAMETERS_BYTES, 296, before_step=True),
         Held("temporary", "aten._log_softmax", "lm_head", "train.py:31", 900 * MIB, 1),
         Held("batch_data", "", "", "train.py:28", 64 * MIB, 2),
     ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from gpumem_tui.watch.cleaning import KEEP_PROCESSES, KEEP_S, clean
+from gpumem_tui.watch.cleaning import KEEP_ENDED_S, KEEP_PROCESSES, KEEP_S, clean
 from gpumem_tui.watch.reader import Watcher
 from tests.watch.rings import RECORD, RingFile, gone, out_of_memory, this_process
 
@@ -31,6 +31,17 @@ def test_the_old_go_with_all_their_files_and_the_running_stay(tmp_path: Path) ->
     running = RingFile(folder, this_process(started_ns=0))
     assert clean(Watcher([folder]).processes(), NOW_S) == 1
     assert left(folder) == {young.path.name, young.files.oom.name, running.path.name}
+
+
+def test_who_ended_as_it_should_is_not_kept_for_long(tmp_path: Path) -> None:
+    folder = tmp_path / "probes"
+    rings = [RingFile(folder, gone(start_ticks=ticks, started_ns=0)) for ticks in range(3)]
+    for ring, age_s in zip(rings, (KEEP_ENDED_S + 60, KEEP_ENDED_S - 60, KEEP_ENDED_S + 60), strict=True):
+        ring.sample(replace(RECORD, wall_ns=int((NOW_S - age_s) * 1e9)))
+    for ring in rings[:2]:
+        ring.end()
+    clean(Watcher([folder]).processes(), NOW_S)
+    assert left(folder) == {rings[1].path.name, rings[2].path.name}, "the last one vanished"
 
 
 def test_only_the_last_ones_are_kept(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from gpumem_tui.catalog.loader import find_model
 from gpumem_tui.formula.predict import predict
 from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.memory import GIB, Bucket, Unknown
+from gpumem_tui.probe.wire import CPU
 from gpumem_tui.watch.documents import Model, Optimizer, Parameter, Trained, Untrained, read_post_mortem
 from gpumem_tui.watch.expected import Expected, expect
 from gpumem_tui.watch.postmortem import Case, case_json, case_lines, open_case
@@ -113,6 +114,14 @@ def test_what_the_device_did_not_say_is_a_dash(tmp_path: Path) -> None:
     assert lines[1] == "the error: no memory"
     assert "             –  activations, batch data and the rest" in lines
     assert case.remedies == []
+
+
+def test_host_memory_is_not_said_to_be_shared_with_cuda(tmp_path: Path) -> None:
+    names = ("device_total_bytes", "device_free_bytes", "allocated_bytes", "reserved_bytes", "inactive_split_bytes")
+    changes = {**dict.fromkeys(names), "device": CPU, "requested_bytes": 3 * GIB}
+    lines = case_lines(case_of(tmp_path / "probes", model_document(), **changes))
+    assert lines[1].startswith("the failed request: 3.00 GiB on cpu")
+    assert not any("CUDA" in line for line in lines)
 
 
 def test_a_frozen_teacher_is_part_of_what_is_expected() -> None:

@@ -64,7 +64,7 @@ LOOK: dict[str, Any] = {
             "held": [
                 {**HELD, "bucket": "activations", "bytes": 2 * GIB},
                 {**HELD, "bucket": "activations", "bytes": GIB, "module": "", "source": "loss.py:1\x1b[31m"},
-                {**HELD, "bucket": "parameters", "bytes": GIB, "source": ""},
+                {**HELD, "bucket": "parameters", "bytes": GIB, "source": "", "before_step": True},
             ],
             "timeline": [[0.0, GIB], [0.2, 4 * GIB], [0.4, 2 * GIB]],
             "phases": [[0.0, "forward"], [0.3, "optimizer"]],
@@ -152,7 +152,7 @@ def test_a_look_by_source_line(process: ProbedProcess, look: Look) -> None:
     assert listed[:3] == [
         "      2.00 GiB  50.0%  train.py:7",
         "      1.00 GiB  25.0%  loss.py:1 [31m",
-        "      1.00 GiB  25.0%  (unknown)",
+        "      1.00 GiB  25.0%  (allocated before this step)",
     ]
     assert "     0.000 s  forward    1.00 GiB to 4.00 GiB  <- peak" in lines
     assert "     0.300 s  optimizer  2.00 GiB to 2.00 GiB" in lines

@@ -16,7 +16,7 @@ from textual.geometry import Size
 
 from gpumem_tui.memory import Unknown
 from gpumem_tui.monitor.alerts import Alert, AlertKind, Alerts
-from gpumem_tui.monitor.history import History
+from gpumem_tui.monitor.history import History, values_of
 from gpumem_tui.monitor.snapshot import Source
 from gpumem_tui.tui.background import teller
 from gpumem_tui.tui.monitor_feed import HOLD_S, Feed
@@ -400,7 +400,8 @@ class MonitorScreen(ProcessActions):
         if gpu is None:
             return
         series = self.feed.series(gpu, chart_columns(width), self._span_s(), snapshot.time_s)
-        self._chart.show(gpu, series, width, plan.history)
+        now = values_of(gpu, self._state.published.figures)
+        self._chart.show(gpu, now, series, width, plan.history)
 
     def _span_s(self) -> float:
         """The time that the chart shows: as chosen, else the shortest that is not over yet."""

@@ -1,8 +1,8 @@
-"""The history of the GPU in focus: stacked areas over time, eight steps a cell, with the values at the cursor."""
+"""The history of the GPU in focus: stacked areas over time, eight steps a cell; the values now or at the cursor."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 from gpumem_tui.memory import GIB, Unknown
@@ -50,12 +50,21 @@ def column_at(series: Series, time_s: float | None) -> int | None:
 
 
 def history_view(
-    gpu: GpuReading, series: Series, width: int, height: int, cursor: int | None, *, focused: bool
+    gpu: GpuReading,
+    now: Mapping[Column, float],
+    series: Series,
+    width: int,
+    height: int,
+    cursor: int | None,
+    *,
+    focused: bool,
 ) -> list[Row]:
     """Heading, areas, utilization and time axis in `height` rows.
 
     Args:
-        cursor: the bucket whose values the heading shows; None for the newest.
+        now: the newest values.
+        cursor: the bucket whose values the heading shows; None for the newest values, which need not be the peaks of
+            the last bucket.
         focused: the chart has the keys.
     """
     if height < 3:
@@ -66,7 +75,7 @@ def history_view(
     chart = _areas(series, total_bytes, rows)
     labels = _labels(total_bytes, rows)
     lines = [
-        _heading(gpu, series, width, cursor, focused=focused),
+        _heading(gpu, now, series, width, cursor, focused=focused),
         *([(fit_label(label), MUTED), *row] for label, row in zip(labels, chart, strict=True)),
     ]
     utilization = [None if value is None else value / _PERCENT for value in series.means[Column.UTILIZATION]]
@@ -88,32 +97,42 @@ def _total_bytes(gpu: GpuReading, series: Series) -> float:
     return max((value for value in series.peaks[Column.USED] if value is not None), default=1.0)
 
 
-def _heading(gpu: GpuReading, series: Series, width: int, cursor: int | None, *, focused: bool) -> Row:
+def _heading(
+    gpu: GpuReading, now: Mapping[Column, float], series: Series, width: int, cursor: int | None, *, focused: bool
+) -> Row:
     span_s = series.step_s * len(series.peaks[Column.USED])
     name = f"GPU {gpu.index} · last {duration(span_s)}"
     left: Row = [(name, "bold $primary" if focused else f"bold {MUTED}")]
-    at = cursor if cursor is not None else len(series.peaks[Column.USED]) - 1
-    right = _values(series, at, named=cursor is not None)
+    probed = any(value is not None for value in series.peaks[Column.RESERVED])
+    right = _values(now, probed=probed) if cursor is None else _values_at(series, cursor, probed=probed)
     while right and span_width(right) > width - span_width(left):
         right = right[:-2]
     return ruled(left, right, width)
 
 
-def _values(series: Series, at: int, *, named: bool) -> Row:
-    """The values of a bucket, each with the colour of its area: pairs of spans."""
-    peaks, means = series.peaks, series.means
+def _values_at(series: Series, at: int, *, probed: bool) -> Row:
+    """When a bucket began and how long it is; its peaks, and the mean of the utilization."""
+    values = {column: values[at] for column, values in series.peaks.items()}
+    values[Column.UTILIZATION] = series.means[Column.UTILIZATION][at]
+    begun = clock(series.start_s + at * series.step_s)
+    return [
+        (begun, "bold"),
+        (f" peak of {duration(series.step_s)}  ", MUTED),
+        *_values(values, "mean utilization", probed=probed),
+    ]
+
+
+def _values(values: Mapping[Column, float | None], utilization: str = "utilization", *, probed: bool) -> Row:
+    """Each value with the colour of its area: pairs of spans. `probed`: there are areas of a probe's figures."""
     row: Row = []
-    if named:
-        row += [(f"{clock(series.start_s + at * series.step_s)}  ", "bold"), ("", "")]
-    probed = peaks[Column.RESERVED][at] is not None
-    shown = [(OTHERS if probed else USED, peaks[Column.USED][at])]
+    shown = [(OTHERS if probed else USED, values.get(Column.USED))]
     if probed:
-        shown += [(CACHED, peaks[Column.RESERVED][at]), (ALLOCATED, peaks[Column.ALLOCATED][at])]
+        shown += [(CACHED, values.get(Column.RESERVED)), (ALLOCATED, values.get(Column.ALLOCATED))]
     for band, value in shown:
         text = "–" if value is None else f"{value / GIB:.2f}"
         row += [("█", band.colour), (f" {band.title} {text:>6}  ", "")]
-    load = means[Column.UTILIZATION][at]
-    row += [("▄", UTILIZATION_COLOUR), (f" utilization {'–' if load is None else f'{load:.0f}%':>4}", "")]
+    load = values.get(Column.UTILIZATION)
+    row += [("▄", UTILIZATION_COLOUR), (f" {utilization} {'–' if load is None else f'{load:.0f}%':>4}", "")]
     return row
 
 

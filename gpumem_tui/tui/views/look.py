@@ -12,7 +12,7 @@ from gpumem_tui.tui.glyphs import BUCKET_LOOKS
 from gpumem_tui.tui.views.areas import Band, Stack, area_column, drawn, eighths
 from gpumem_tui.tui.views.probed import seconds
 from gpumem_tui.tui.views.readings import fit, ruled
-from gpumem_tui.watch.documents import Held, Look, LookedDevice
+from gpumem_tui.watch.documents import Look, LookedDevice
 from gpumem_tui.watch.hosts import printable
 from gpumem_tui.watch.report import device_name
 
@@ -24,10 +24,6 @@ _CHART_HEIGHT = 9
 _SIZE_WIDTH = 12
 _SHARE_WIDTH = 8
 _MOST_PLACES = 60
-_NOWHERE = {
-    "module": "from before the step, or in no module",
-    "source": "from before the step, or no line of the program",
-}
 _REST = Band("the rest", "$activations")
 _STANDING = {
     Bucket.PARAMETERS: Band(Bucket.PARAMETERS.title, "$parameters"),
@@ -160,7 +156,7 @@ def _bucket_rows(device: LookedDevice, width: int) -> Iterator[Row]:
 def _place_rows(device: LookedDevice, by: Place, width: int) -> Iterator[Row]:
     places: defaultdict[str, defaultdict[Bucket, int]] = defaultdict(lambda: defaultdict(int))
     for held in device.held:
-        places[_place(held, by)][Bucket(held.bucket)] += held.bytes
+        places[held.place(by)][Bucket(held.bucket)] += held.bytes
     ordered = sorted(places.items(), key=lambda pair: -sum(pair[1].values()))
     for name, sizes in ordered[:_MOST_PLACES]:
         yield _size_row(sizes, name, device.peak_bytes, width)
@@ -171,10 +167,6 @@ def _place_rows(device: LookedDevice, by: Place, width: int) -> Iterator[Row]:
             for bucket, size_bytes in more.items():
                 sizes[bucket] += size_bytes
         yield _size_row(sizes, f"{len(rest)} smaller places", device.peak_bytes, width)
-
-
-def _place(held: Held, by: Place) -> str:
-    return printable(held.module if by == "module" else held.source) or _NOWHERE[by]
 
 
 def _size_row(sizes: dict[Bucket, int], name: str, peak_bytes: int, width: int) -> Row:

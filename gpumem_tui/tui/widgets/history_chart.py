@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 from textual.binding import Binding, BindingType
 from textual.events import Blur, Focus, Leave, MouseMove
 from textual.message import Message
 
-from gpumem_tui.monitor.history import Series
+from gpumem_tui.monitor.history import Column, Series
 from gpumem_tui.monitor.snapshot import GpuReading
 from gpumem_tui.tui.views.history import column_at, history_view, time_at
 from gpumem_tui.tui.widgets.lines import Lines
@@ -33,11 +34,11 @@ class HistoryChart(Lines, can_focus=True):
         self._cursor_s: float | None = None
         self._series: Series | None = None
 
-    def show(self, gpu: GpuReading, series: Series, width: int, height: int) -> None:
-        """Render the buckets of a GPU."""
+    def show(self, gpu: GpuReading, now: Mapping[Column, float], series: Series, width: int, height: int) -> None:
+        """Render the buckets of a GPU, `now` its newest values."""
         self._series = series
         cursor = column_at(series, self._cursor_s)
-        self.show_rows(history_view(gpu, series, width, height, cursor, focused=self.has_focus))
+        self.show_rows(history_view(gpu, now, series, width, height, cursor, focused=self.has_focus))
 
     def action_step(self, step: int) -> None:
         """The cursor goes to an earlier or a later bucket; 0 puts it away."""
