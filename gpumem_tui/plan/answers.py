@@ -18,6 +18,7 @@ from gpumem_tui.memory import Breakdown, Unknown
 from gpumem_tui.plan.plan import Plan
 from gpumem_tui.search.prediction import Traced
 from gpumem_tui.simulator.replay import BatchFinder, NotAffine
+from gpumem_tui.step import Phase
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,7 @@ class TracedAnswer:
 
     Attributes:
         breakdown: the buckets at the moment of the highest allocated bytes.
+        peak_phase: the phase of a step that this moment lies in; None for a trace without phases.
         context_bytes: what the CUDA context takes, by assumption of the `profile`.
         total_bytes: what CUDA says the GPU has.
         fits: whether the whole run goes through without running out of memory.
@@ -77,6 +79,7 @@ class TracedAnswer:
 
     plan: Plan
     breakdown: Breakdown
+    peak_phase: Phase | None
     peak_allocated_bytes: int
     peak_reserved_bytes: int
     context_bytes: int
@@ -95,6 +98,11 @@ class TracedAnswer:
     def spare_bytes(self) -> int:
         """What the device has left at the peak; negative: what is missing. Cached segments count as used."""
         return self.total_bytes - self.device_used_bytes
+
+    @property
+    def peaks_elsewhere(self) -> Phase | None:
+        """The phase of the peak where that is not the closed form's, which counts what forward leaves to backward."""
+        return None if self.peak_phase in (Phase.FORWARD, Phase.BACKWARD) else self.peak_phase
 
 
 def setup_of(plan: Plan) -> Setup:
@@ -123,6 +131,15 @@ def largest_batch(plan: Plan) -> int:
 def target_of(plan: Plan) -> int:
     """Samples per optimizer step over all GPUs: the wanted ones, else those of one pass."""
     return plan.target_batch or plan.batch_size * plan.recipe.gpus
+
+
+def samples(count: int) -> str:
+    """A count of samples in words.
+
+    >>> samples(1), samples(2048)
+    ('1 sample', '2,048 samples')
+    """
+    return f"{count:,} sample{'' if count == 1 else 's'}"
 
 
 def answer(plan: Plan) -> Answer:
@@ -173,6 +190,7 @@ def traced_answer(plan: Plan, traced: Traced, finder: BatchFinder | None = None)
     return TracedAnswer(
         plan=plan,
         breakdown=replay.breakdown,
+        peak_phase=None if replay.peak_moment is None else replay.peak_moment[0].phase,
         peak_allocated_bytes=replay.peak_allocated_bytes,
         peak_reserved_bytes=replay.peak_reserved_bytes,
         context_bytes=here.context_bytes,

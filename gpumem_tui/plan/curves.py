@@ -48,6 +48,7 @@ class Curve:
         log_x: equal steps of x are doublings.
         stacked: the series are parts of a sum, the first at the bottom.
         marks: where on the x axis something begins.
+        nothing: what it means that y is 0 throughout; "" where that cannot be.
     """
 
     key: str
@@ -60,6 +61,7 @@ class Curve:
     log_x: bool = False
     stacked: bool = False
     marks: tuple[Mark, ...] = ()
+    nothing: str = ""
 
 
 def curves(plan: Plan) -> tuple[Curve, ...]:
@@ -90,6 +92,7 @@ def batch_by_sample_size(plan: Plan) -> Curve | None:
         note,
         x_here=plan.shape.seq_len or plan.shape.image_size,
         log_x=True,
+        nothing=f"nothing fits at any {label} from {sizes[0][0]:,} upward",
     )
 
 
@@ -109,6 +112,7 @@ def batch_by_model(plan: Plan) -> Curve | None:
         f"models of the {plan.shape.family} family, this plan's recipe and GPU",
         x_here=count_parameters(plan.shape) / 1e9,
         log_x=True,
+        nothing=f"no model of the {plan.shape.family} family fits",
     )
 
 
@@ -126,6 +130,7 @@ def batch_by_gpu(plan: Plan) -> Curve:
         f"{100 * plan.headroom:.0f} % of each GPU left free",
         x_here=plan.gpu.total_bytes / GIB,
         log_x=True,
+        nothing="it fits on no GPU of the catalog",
     )
 
 

@@ -14,7 +14,8 @@ from gpumem_tui.formula.price import COST_ORDER
 from gpumem_tui.formula.rows import FormulaRow
 from gpumem_tui.formula.transformer import ONE_BLOCK, PAPER
 from gpumem_tui.memory import format_bytes
-from gpumem_tui.plan.answers import Answer, answer
+from gpumem_tui.plan.answers import Answer, answer, samples
+from gpumem_tui.plan.judgement import judgements
 from gpumem_tui.plan.plan import Plan
 from gpumem_tui.plan.techniques import Technique, techniques
 
@@ -24,7 +25,7 @@ class Explanation:
     """One help text.
 
     Attributes:
-        key: a row's name, a technique's key, or one of `DECISIONS`.
+        key: a row's name, a technique's or a judgement's key, or one of `DECISIONS`.
         formula: in symbols: b batch, S sequence, h hidden, L layers, a heads, V vocabulary, N parameters, D GPUs,
             w bytes of a value.
         numbers: the same with this plan's numbers.
@@ -50,11 +51,11 @@ DECISIONS = (
     "combination",
     "beyond-one-gpu",
 )
-"""What is explained besides rows and techniques; the textbook's two forms for transformers only."""
+"""What is explained besides rows, techniques and judgements; the textbook's two forms for transformers only."""
 
 
 def explanations(plan: Plan) -> Mapping[str, Explanation]:
-    """Every help text of a plan by key: rows, decisions, techniques.
+    """Every help text of a plan by key: rows, decisions, techniques, judgements.
 
     Raises:
         ValueError: as `answer`.
@@ -65,6 +66,10 @@ def explanations(plan: Plan) -> Mapping[str, Explanation]:
         *_decisions(now),
         *(_technique(now, technique) for technique in judged.helping),
         *(_inapplicable(entry) for entry in judged.not_applicable),
+        *(
+            Explanation(advice.key, advice.title, _JUDGEMENTS[advice.key], advice.text, advice.source, "")
+            for advice in judgements(plan)
+        ),
     ]
     return MappingProxyType({explanation.key: explanation for explanation in found})
 
@@ -73,7 +78,7 @@ def explain(plan: Plan, key: str) -> Explanation:
     """One help text.
 
     Raises:
-        KeyError: no row, technique or decision of this plan has that key.
+        KeyError: no row, technique, decision or judgement of this plan has that key.
         ValueError: as `answer`.
     """
     return explanations(plan)[key]
@@ -180,7 +185,7 @@ def _decisions(now: Answer) -> list[Explanation]:
             "global-batch",
             "Global batch",
             "b · D · steps, in tokens · S",
-            f"{plan.batch_size} · {gpus} · {steps.steps} = {steps.global_batch_size:,} samples"
+            f"{plan.batch_size} · {gpus} · {steps.steps} = {samples(steps.global_batch_size)}"
             + (f", {now.global_batch_tokens:,} tokens" if now.global_batch_tokens else ""),
             "textbook accounting",
             "D GPUs each take other samples; under model parallelism they would share them",
@@ -238,6 +243,21 @@ def _textbook_activations(plan: Plan) -> Explanation:
         "GPT blocks with dropout and unfused attention, without the logits; twice that in fp32, masks aside. The rows "
         "count this model's own blocks",
     )
+
+
+# Judgements
+
+_JUDGEMENTS: Mapping[str, str] = MappingProxyType(
+    {
+        "throughput": "busy share = b · outputs of a layer / 128² / multiprocessors, at most 1; outputs = S · h, or of "
+        "an average convolution",
+        "critical-batch": "steps = fewest steps · (1 + B_critical / B); samples = fewest · (1 + B / B_critical)",
+        "learning-rate": "rate · (B / B₀)^½ to rate · B / B₀; B the global batch, B₀ the one of the known rate",
+        "batch-norm": "(x − mean) / deviation, both of the micro-batch on one GPU: the noise falls as 1 / √b",
+        "precision": "relative step of a value = 2^−mantissa bits; smaller than the smallest, it becomes 0",
+        "scaling": "speed-up = GPUs · efficiency; samples a pass = b · GPUs",
+    }
+)
 
 
 # Techniques

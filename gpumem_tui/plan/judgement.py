@@ -6,14 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import log2
 
-from gpumem_tui.catalog.shapes import ModelShape
+from gpumem_tui.catalog.shapes import Gpu, ModelShape
 from gpumem_tui.formula import convnet
 from gpumem_tui.formula.changes import BF16_SINCE
 from gpumem_tui.formula.plan import accumulation
 from gpumem_tui.formula.recipe import PRECISIONS
-from gpumem_tui.plan.answers import target_of
+from gpumem_tui.plan.answers import samples, target_of
 from gpumem_tui.plan.curves import Curve, Series
 from gpumem_tui.plan.plan import Plan
+from gpumem_tui.simulator.profile import MULTIPROCESSORS_OF_OTHERS
 
 SMALLEST_NORMALIZED_BATCH = 16
 """Below it batch norm's statistics are noisy (Wu & He 2018)."""
@@ -22,7 +23,6 @@ REFERENCE_BATCH = 256
 """The global batch that a published learning rate is taken to belong to unless said otherwise (Goyal et al. 2017)."""
 
 _TILE_SIDE = 128
-_MULTIPROCESSORS = 108
 
 
 @dataclass(frozen=True)
@@ -79,14 +79,18 @@ def _global_batch(plan: Plan) -> int:
 # Throughput
 
 
-def busy_share(shape: ModelShape, batch_size: int) -> float:
-    """Model, not measurement: the share of an A100's multiprocessors that the matrix products keep busy, 0 to 1.
+def busy_share(shape: ModelShape, gpu: Gpu, batch_size: int) -> float:
+    """Model, not measurement: the share of the GPU's multiprocessors that the matrix products keep busy, 0 to 1.
 
-    A product whose output has positions · width elements has that many / 128² tiles, one for each of 108
-    multiprocessors at a time; from there on more samples only take longer.
+    A product whose output has positions · width elements has that many / 128² tiles, one for each multiprocessor at a
+    time; from there on more samples only take longer.
     """
     tiles = batch_size * _output_elements(shape) / _TILE_SIDE**2
-    return min(1.0, tiles / _MULTIPROCESSORS)
+    return min(1.0, tiles / _multiprocessors(gpu))
+
+
+def _multiprocessors(gpu: Gpu) -> int:
+    return gpu.multiprocessors or MULTIPROCESSORS_OF_OTHERS
 
 
 def _output_elements(shape: ModelShape) -> float:
@@ -97,10 +101,10 @@ def _output_elements(shape: ModelShape) -> float:
     return float((shape.tokens or 1) * shape.hidden)
 
 
-def saturating_batch(shape: ModelShape) -> int:
+def saturating_batch(shape: ModelShape, gpu: Gpu) -> int:
     """The smallest batch that `busy_share` calls saturated."""
     per_sample = _output_elements(shape) / _TILE_SIDE**2
-    return max(1, -int(-_MULTIPROCESSORS // per_sample))
+    return max(1, -int(-_multiprocessors(gpu) // per_sample))
 
 
 def throughput(plan: Plan, measured: Sequence[MeasuredRate] = ()) -> Curve:
@@ -109,11 +113,14 @@ def throughput(plan: Plan, measured: Sequence[MeasuredRate] = ()) -> Curve:
         points = tuple((float(rate.batch_size), rate.samples_per_s) for rate in sorted(measured, key=_batch_of))
         series = (Series("measured", points),)
         return Curve("throughput", "Throughput", "micro-batch", "samples/s", series, "measured on this GPU")
-    saturated = saturating_batch(plan.shape)
+    saturated = saturating_batch(plan.shape, plan.gpu)
     last = max(4 * saturated, 2 * plan.batch_size)
     sizes = sorted({min(last, 1 << power) for power in range(last.bit_length() + 1)} | {saturated, plan.batch_size})
-    points = tuple((float(size), 100 * busy_share(plan.shape, size)) for size in sizes)
-    note = "model, not measured: one 128 × 128 tile for each of 108 multiprocessors; rises until saturated, then flat"
+    points = tuple((float(size), 100 * busy_share(plan.shape, plan.gpu, size)) for size in sizes)
+    count = f"{_multiprocessors(plan.gpu)} multiprocessors"
+    if plan.gpu.multiprocessors is None:
+        count += f" (an A100's: those of {plan.gpu.title} are not known)"
+    note = f"model, not measured: one 128 × 128 tile for each of {count}; rises until saturated, then flat"
     series = (Series("model", points),)
     return Curve("throughput", "Throughput", "micro-batch", "% of the most", series, note, x_here=plan.batch_size)
 
@@ -124,7 +131,8 @@ def _batch_of(rate: MeasuredRate) -> int:
 
 def busy(plan: Plan) -> Judgement:
     """Whether the micro-batch keeps the GPU busy, by the model."""
-    share, saturated = busy_share(plan.shape, plan.batch_size), saturating_batch(plan.shape)
+    share = busy_share(plan.shape, plan.gpu, plan.batch_size)
+    saturated = saturating_batch(plan.shape, plan.gpu)
     steps = accumulation(target_of(plan), plan.batch_size, plan.recipe.gpus).steps
     text = (
         f"By a model of tiles and multiprocessors, not measured: micro-batch {plan.batch_size} keeps "
@@ -144,7 +152,7 @@ def critical_batch(plan: Plan) -> Judgement:
     batch = _global_batch(plan)
     below = [f"{task} ({size:,})" for task, size in _CRITICAL if batch <= size]
     above = [f"{task} ({size:,})" for task, size in _CRITICAL if batch > size]
-    stand = f"The plan's {batch:,} samples are " + " and ".join(
+    stand = f"The plan's {samples(batch)} {'is' if batch == 1 else 'are'} " + " and ".join(
         part
         for part in (
             f"above the critical batch of {', '.join(above)}" if above else "",

@@ -92,6 +92,11 @@ def _verdict(now: Answer, traced: TracedAnswer | Unknown) -> Iterator[str]:
         yield f"By trace ({traced.profile}) it fits, with {spare}."
     else:
         yield f"By trace ({traced.profile}) it does not fit: {format_bytes(-traced.spare_bytes)} are missing."
+    if isinstance(traced, TracedAnswer) and (phase := traced.peaks_elsewhere) is not None:
+        yield (
+            f"The columns are of two moments: the traced peak is {report.PHASE_WORDS[phase]}, the formula "
+            "counts every row at once, as at the turn from forward to backward."
+        )
     steps = now.accumulation
     passes = "1 pass a step makes" if steps.steps == 1 else f"{steps.steps} passes a step make"
     tokens = f", {now.global_batch_tokens:,} tokens" if now.global_batch_tokens else ""

@@ -212,7 +212,7 @@ def _accumulation_cost(plan: Plan, micro: int, steps: Accumulation) -> str:
 
 def _accumulation_percent(plan: Plan, micro: int) -> float:
     """Extra time because a smaller pass keeps the GPU less busy, see `judgement.busy_share`."""
-    return 100 * (busy_share(plan.shape, plan.batch_size) / busy_share(plan.shape, micro) - 1)
+    return 100 * (busy_share(plan.shape, plan.gpu, plan.batch_size) / busy_share(plan.shape, plan.gpu, micro) - 1)
 
 
 def _upsets_batch_norm(plan: Plan, micro: int) -> bool:

@@ -1,4 +1,4 @@
-"""Every row, decision and technique has a help text."""
+"""Every row, decision, technique and judgement has a help text."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from gpumem_tui.catalog.loader import find_gpu, find_model
 from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.plan.answers import predicted
 from gpumem_tui.plan.explain import DECISIONS, explain, explanations
+from gpumem_tui.plan.judgement import judgements
 from gpumem_tui.plan.plan import Plan
 from gpumem_tui.plan.techniques import techniques
 from tests.plan.plans import GPT2, LLAMA_ON_FOUR, plans
@@ -22,6 +23,7 @@ def test_nothing_is_left_unexplained(plan: Plan) -> None:
     found, judged = explanations(plan), techniques(plan)
     keys = [row.name for row in predicted(plan).rows]
     keys += [entry.key for entry in judged.helping] + [entry.key for entry in judged.not_applicable]
+    keys += [advice.key for advice in judgements(plan)]
     assert len(set(keys)) == len(keys), "a key names one thing"
     textbook = {"textbook-parameters", "textbook-activations"}
     assert set(keys) | (set(DECISIONS) - textbook) <= found.keys() <= set(keys) | set(DECISIONS)

@@ -24,7 +24,8 @@ from gpumem_tui.plan.judgement import (
 from gpumem_tui.plan.plan import Plan
 from tests.plan.plans import GPT2
 
-RESNET = Plan(find_model("resnet-50"), Recipe(), find_gpu("a100-80gb"), batch_size=32)
+A100 = find_gpu("a100-80gb")
+RESNET = Plan(find_model("resnet-50"), Recipe(), A100, batch_size=32)
 
 
 class TestThroughput:
@@ -36,9 +37,25 @@ class TestThroughput:
     @pytest.mark.parametrize("name", models())
     def test_the_saturating_batch_is_the_first_that_is_busy(self, name: str) -> None:
         shape = find_model(name)
-        batch = saturating_batch(shape)
-        assert busy_share(shape, batch) == 1
-        assert batch == 1 or busy_share(shape, batch - 1) < 1
+        batch = saturating_batch(shape, A100)
+        assert busy_share(shape, A100, batch) == 1
+        assert batch == 1 or busy_share(shape, A100, batch - 1) < 1
+
+    @pytest.mark.parametrize(
+        ("gpu", "multiprocessors"),
+        [("t4-16gb", 40), ("v100-16gb", 80), ("a100-80gb", 108), ("rtx-3090-24gb", 82), ("rtx-4090-24gb", 128),
+         ("l40s-48gb", 142), ("h100-80gb", 132), ("h200-141gb", 132), ("b200-180gb", 148)],
+    )  # fmt: skip
+    def test_each_gpu_has_its_own_multiprocessors(self, gpu: str, multiprocessors: int) -> None:
+        plan = replace(GPT2, gpu=find_gpu(gpu), batch_size=1)
+        assert f"for each of {multiprocessors} multiprocessors;" in throughput(plan).note
+        tiles = plan.shape.seq_len * plan.shape.hidden / 128**2
+        assert saturating_batch(plan.shape, plan.gpu) == -int(-multiprocessors // tiles)
+
+    def test_those_that_are_not_known_are_called_assumed(self) -> None:
+        unheard_of = replace(A100, name="0", title="NVIDIA Z900", multiprocessors=None)
+        note = throughput(replace(GPT2, gpu=unheard_of)).note
+        assert "108 multiprocessors (an A100's: those of NVIDIA Z900 are not known)" in note
 
     def test_the_model_is_called_one(self) -> None:
         assert "not measured" in throughput(GPT2).note
@@ -67,6 +84,9 @@ class TestCriticalBatch:
         table = critical_batch(replace(GPT2, batch_size=1, target_batch=target)).table
         assert table is not None
         assert [row[2] for row in table.rows].count("above") == above
+
+    def test_one_sample_is_one(self) -> None:
+        assert "The plan's 1 sample is within" in critical_batch(replace(GPT2, batch_size=1, target_batch=None)).text
 
 
 class TestLearningRate:

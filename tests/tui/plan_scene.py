@@ -35,15 +35,15 @@ FITS = replace(LLAMA, recipe=Recipe("bf16", "adamw", "full", "auto", "zero3", 4)
 RESNET = Plan(find_model("resnet-50"), Recipe("amp-bf16"), find_gpu("t4-16gb"), batch_size=8)
 
 
-def timeline(plan: Plan, batch_size: int) -> Timeline:
-    """Two steps that take what the closed form says, the gradients only as the activations go."""
+def timeline(plan: Plan, batch_size: int, steps: int = 2) -> Timeline:
+    """Steps that take what the closed form says, the gradients only as the activations go."""
     sizes = predicted(plan, batch_size).breakdown
-    return training({bucket: sizes[bucket] for bucket in ALLOCATED_BUCKETS}, layers=4, steps=2, interleaved=True)
+    return training({bucket: sizes[bucket] for bucket in ALLOCATED_BUCKETS}, layers=4, steps=steps, interleaved=True)
 
 
-def traced_of(plan: Plan) -> Traced:
+def traced_of(plan: Plan, steps: int = 2) -> Traced:
     """What a trace of the plan would say."""
-    return traced(AffineTrace.fit((4, timeline(plan, 4)), (8, timeline(plan, 8))), plan.gpu)
+    return traced(AffineTrace.fit((4, timeline(plan, 4, steps)), (8, timeline(plan, 8, steps))), plan.gpu)
 
 
 class HandTracer:

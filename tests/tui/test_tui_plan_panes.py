@@ -116,14 +116,17 @@ async def test_what_means_nothing_here_is_explained_instead(tmp_path: Path) -> N
 async def test_each_row_explains_itself(tmp_path: Path) -> None:
     async with plan_scene.app(GPT2, tmp_path).run_test(size=MEDIUM) as pilot:
         screen = await plan_scene.settled(pilot)
-        for name in ("#ledger", "#facts", "#pane"):
+        for pane, name in (("t", "#ledger"), ("t", "#facts"), ("t", "#pane"), ("v", "#pane"), ("j", "#pane")):
+            await pilot.press(pane)
+            await plan_scene.settled(pilot)
             rows = screen.query_one(name, RowList)
             for key in [row.key for row in rows.rows if row.key]:
                 rows.focus()
                 rows.move_to(key)
                 await pilot.press("question_mark")
-                assert isinstance(pilot.app.screen, TextScreen), (name, key)
+                assert isinstance(pilot.app.screen, TextScreen), (pane, name, key)
                 await pilot.press("escape")
+        await pilot.press("escape")
         await choose(pilot, "sharding")
         await pilot.press("h")
         assert isinstance(pilot.app.screen, TextScreen)

@@ -10,9 +10,10 @@ import pytest
 from gpumem_tui.catalog.loader import find_gpu, find_model, models
 from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.memory import GIB, Unknown
-from gpumem_tui.plan.answers import answer
+from gpumem_tui.plan.answers import answer, traced_answer
 from gpumem_tui.plan.curves import Curve, Mark, Series, curves
 from gpumem_tui.plan.judgement import MeasuredRate, judgements, throughput
+from gpumem_tui.plan.markdown import plan_markdown
 from gpumem_tui.plan.plan import Plan
 from gpumem_tui.plan.state import entered, opened
 from gpumem_tui.plan.step_memory import memory_over_step
@@ -22,13 +23,14 @@ from gpumem_tui.tui.figures import compact_bytes, signed, span_width
 from gpumem_tui.tui.views.plan_chart import chart_rows, nice_ceiling, value_rows
 from gpumem_tui.tui.views.plan_compare import Compared, compare_rows
 from gpumem_tui.tui.views.plan_controls import control_rows
+from gpumem_tui.tui.views.plan_curves import open_curve
 from gpumem_tui.tui.views.plan_explain import control_help, explanation
 from gpumem_tui.tui.views.plan_header import PANES, header_row, pane_places, pane_row
 from gpumem_tui.tui.views.plan_judgement import judgement_rows
 from gpumem_tui.tui.views.plan_numbers import fact_rows, ledger_rows, verdict_rows
 from gpumem_tui.tui.views.plan_panes import PaneRequest, pane_content
 from gpumem_tui.tui.views.plan_rows import said
-from tests.tui.plan_scene import FITS, GPT2, LLAMA, RESNET, HandTracer
+from tests.tui.plan_scene import FITS, GPT2, LLAMA, RESNET, HandTracer, traced_of
 
 NARROW, ROOMY = 46, 90
 
@@ -109,6 +111,27 @@ def test_a_trace_of_one_batch_size_alone_says_so_and_why() -> None:
 def test_what_is_in_the_way_is_named() -> None:
     text = " ".join(said(fact_rows(answer(LLAMA), Pending(LLAMA), ROOMY)))
     assert "activations alone needs 26.71 GiB" in text
+
+
+@pytest.mark.parametrize("width", [34, NARROW, ROOMY])
+def test_a_traced_peak_of_another_phase_than_the_formula_s_is_said_beside_the_numbers(width: int) -> None:
+    """In a first step gradients and the new optimizer state exceed one sample's activations."""
+    whole = replace(LLAMA, recipe=Recipe(gpus=4))
+    first_step = traced_of(whole, steps=1)
+    rows = fact_rows(answer(whole), Ready(whole, traced_answer(whole, first_step), first_step), width)
+    assert "differ traced peak in the optimizer step" in " ".join(" ".join(said(rows)).split())
+    assert "moment" in [row.key for row in rows]
+    found = explanation(whole, "moment")
+    assert found is not None
+    assert "two moments" in found[1][0][0][0]
+    assert "moment" not in [row.key for row in fact_rows(answer(GPT2), traced(GPT2), width)]
+    assert "two moments: the traced peak is in the optimizer step" in plan_markdown(whole, first_step)
+
+
+def test_one_sample_is_one() -> None:
+    one = Plan(find_model("gpt2-xl"), Recipe(), find_gpu("rtx-4090-24gb"))
+    text = " ".join(said(pane_content(requested("techniques", one), (), lambda plan: None).view(ROOMY, "")))
+    assert "1 pass × 1 = 1 sample a step" in text
 
 
 # Controls
@@ -236,6 +259,23 @@ def test_a_line_begins_and_ends_where_its_points_do() -> None:
     assert plot[4].startswith("      5 ┤")
     assert plot[4].endswith("flat")
     assert plot[8].startswith("      0 ┤⣀")
+
+
+@pytest.mark.parametrize("most", [1, 2, 3, 7, 15, 23, 45, 107])
+def test_an_axis_of_counts_has_whole_numbers_only(most: int) -> None:
+    curve = Curve("k", "title", "x", "largest batch", (Series("formula", ((0, most), (10, 0))),), "")
+    ticks = [line.split("┤")[0].strip() for line in said(chart_rows(curve, 50, 9)) if "┤" in line]
+    assert len(ticks) == 3
+    assert int(ticks[0]) >= most
+    assert int(ticks[0]) == 2 * int(ticks[1])
+
+
+def test_where_nothing_fits_one_line_says_so_in_place_of_a_chart() -> None:
+    whole = replace(LLAMA, recipe=Recipe(gpus=4))
+    by_length, _, by_gpu, activations = curves(whole)
+    assert said(open_curve(by_length, ROOMY)) == ["nothing fits at any sequence length from 128 upward", ""]
+    assert any("┤" in line for line in said(open_curve(by_gpu, ROOMY)))
+    assert any("┤" in line for line in said(open_curve(activations, ROOMY)))
 
 
 def test_doublings_are_equally_far_apart_on_a_logarithmic_axis() -> None:

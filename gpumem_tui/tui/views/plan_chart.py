@@ -35,7 +35,7 @@ def chart_rows(curve: Curve, width: int, height: int) -> list[Row]:
     xs = [x for series in curve.series for x, _ in series.points]
     if len(set(xs)) < 2:
         return paragraph("not enough points to draw", width)
-    top = nice_ceiling(_highest(curve))
+    top = _axis_end(curve)
     x_of = _scale(min(xs), max(xs), logarithmic=curve.log_x)
     name_width = 0 if curve.stacked else max(len(series.name) for series in curve.series) + 1
     columns = max(8, width - _TICK_WIDTH - 2 - name_width)
@@ -101,6 +101,14 @@ def nice_ceiling(value: float) -> float:
         return 1.0
     power = 10.0 ** floor(log10(value))
     return next((step * power for step in (1, 1.5, 2, 2.5, 3, 4, 5, 6, 8) if value <= step * power), 10 * power)
+
+
+def _axis_end(curve: Curve) -> float:
+    """Above every value; of counts one whose half is whole too, since both are written on the axis."""
+    highest = _highest(curve)
+    if all(y == int(y) for series in curve.series for _, y in series.points):
+        return 2.0 * ceil(nice_ceiling(highest / 2))
+    return nice_ceiling(highest)
 
 
 def _highest(curve: Curve) -> float:

@@ -27,7 +27,9 @@ def curve_rows(curves: Sequence[Curve], width: int, selected: str) -> list[Row]:
 
 
 def open_curve(curve: Curve, width: int) -> list[Row]:
-    """The chart, its note and its points."""
+    """The chart, its note and its points; one line where every value is 0."""
+    if curve.nothing and not any(y for series in curve.series for _, y in series.points):
+        return [*paragraph(curve.nothing, width), row()]
     height = next(lines for needs, lines in _LINES if width >= needs)
     note = paragraph(curve.note, width) if curve.note else []
     values = [] if curve.stacked else value_rows(curve, width)

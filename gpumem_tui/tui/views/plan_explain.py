@@ -25,6 +25,9 @@ _TRACE_ONLY: Mapping[str, str] = {
     Bucket.DRIVER_RESERVED.value: "Of the device's total, never given to CUDA.",
     Bucket.OTHER.value: "Allocated but not attributed: slack of blocks that are not split.",
     Bucket.TEMPORARY.value: "What lives within one phase: workspaces, gradients on their way, communication buffers.",
+    "moment": "The two columns are of two moments, so that activations and temporary differ most. Traced: the buckets "
+    "when most is allocated, which is outside forward and backward here. Formula: every row in full at once, as at the "
+    "turn from forward to backward.",
     "free": "What is left of the device. By the closed form: within the usable share; by the trace: of all of it, with "
     "cached segments counted as used.",
 }
@@ -40,6 +43,7 @@ _ALSO: Mapping[str, tuple[str, ...]] = {
     "batch-by-gpu": ("max-batch",),
     "activations-by-recompute": ("textbook-activations",),
     "memory-over-step": ("peak",),
+    "moment": ("peak",),
 }
 """What else belongs to a row or a control."""
 

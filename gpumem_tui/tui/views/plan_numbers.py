@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gpumem_tui.memory import ALLOCATED_BUCKETS, Bucket, Unknown, Value, format_bytes
-from gpumem_tui.plan.answers import Answer
+from gpumem_tui.plan.answers import Answer, samples
 from gpumem_tui.plan.tracing import Failed, Pending, Ready, TraceState
+from gpumem_tui.search.report import PHASE_WORDS
 from gpumem_tui.tui.figures import ABSENT, MUTED, Span, compact_bytes, joined, proportions, signed
 from gpumem_tui.tui.glyphs import BUCKET_LOOKS
 from gpumem_tui.tui.views.plan_rows import Row, paragraph, row
@@ -62,27 +63,29 @@ def fact_rows(answer: Answer, traced: TraceState, width: int) -> list[Row]:
     steps, plan = answer.accumulation, answer.plan
     passes = f"{steps.steps:,} pass{'' if steps.steps == 1 else 'es'} × {plan.batch_size:,}"
     gpus = f" × {plan.recipe.gpus:,} GPUs" if plan.recipe.gpus > 1 else ""
-    samples = f"{steps.global_batch_size:,} sample{'' if steps.global_batch_size == 1 else 's'}"
+    batch = samples(steps.global_batch_size)
     if not steps.exact:
-        samples += f" for {steps.target_batch:,}"
+        batch += f" for {steps.target_batch:,}"
     if answer.global_batch_tokens:
-        samples += f", {short_count(answer.global_batch_tokens)} tokens"
-    facts = (
+        batch += f", {short_count(answer.global_batch_tokens)} tokens"
+    facts = [
         ("largest batch", f"{answer.max_batch_size:,} by formula, {_largest(traced)} traced", "max-batch"),
         ("one step", passes + gpus, "accumulation"),
-        ("global batch", samples, "global-batch"),
-    )
+        ("global batch", batch, "global-batch"),
+    ]
+    if isinstance(traced, Ready) and (phase := traced.answer.peaks_elsewhere) is not None:
+        facts.insert(1, ("differ", f"traced peak {PHASE_WORDS[phase]}", "moment"))
     lines: list[Row] = []
     for name, text, key in facts:
         if width >= _FACT_WIDTH:
             lines.append(row((f"{name:<{_FACT_NAME_WIDTH}}", MUTED), (text, ""), key=key))
         else:
-            lines += [row((name, MUTED), key=key), row((f"  {text}", "bold")), row()]
+            lines += [row((name, MUTED), key=key), *paragraph(text, width, "bold", indent=2)]
     if answer.obstacle is not None:
-        lines += [row()] if width >= _FACT_WIDTH else []
+        lines.append(row())
         lines += paragraph(answer.obstacle.message, width)
     if isinstance(traced, Ready) and isinstance(largest := traced.answer.max_batch_size, Unknown):
-        lines += [row()] if width >= _FACT_WIDTH else []
+        lines.append(row())
         lines += paragraph(f"traced at batch {plan.batch_size:,} alone: {largest.reason}", width)
     return lines
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gpumem_tui.memory import Unknown, format_bytes
+from gpumem_tui.plan.answers import samples
 from gpumem_tui.plan.plan import Plan
 from gpumem_tui.plan.techniques import Combination, Technique, Techniques
 from gpumem_tui.tui.figures import MUTED, compact_bytes
@@ -79,7 +80,7 @@ def _choice_rows(best: Combination, key: str, width: int) -> list[Row]:
     what = " + ".join(change.name for change in best.changes) or "the same, in smaller passes"
     gpus = f" × {best.plan.recipe.gpus} GPUs" if best.plan.recipe.gpus > 1 else ""
     passes = f"{steps.steps:,} pass{'' if steps.steps == 1 else 'es'} × {best.plan.batch_size:,}{gpus}"
-    comes_to = f"{passes} = {steps.global_batch_size:,} samples a step; peak {format_bytes(best.peak_bytes)}"
+    comes_to = f"{passes} = {samples(steps.global_batch_size)} a step; peak {format_bytes(best.peak_bytes)}"
     if best.formula_only:
         comes_to += "; formula only"
     first, *others = paragraph(what, width - 2, "bold")
