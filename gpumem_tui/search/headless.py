@@ -8,7 +8,9 @@ import sys
 from typing import Any
 
 from gpumem_tui.search import report
+from gpumem_tui.search.comparison import caveat
 from gpumem_tui.search.events import TrialDone
+from gpumem_tui.search.ledger import ledger_lines
 from gpumem_tui.search.prediction import Prediction, Traced
 from gpumem_tui.search.runner import (
     Control,
@@ -100,13 +102,15 @@ class _Plain:
             self._print(line)
 
     def trial(self, event: TrialFinished, prediction: Prediction | None) -> None:
-        self._print(report.trial_line(event.number, event.result, prediction))
+        self._print(report.trial_line(self._config, event.number, event.result, prediction))
 
     def finished(self, verdict: Verdict, prediction: Prediction | None, largest: TrialDone | None) -> None:
         if prediction is not None and largest is not None:
             self._print("")
-            for line in report.ledger_lines(self._config, prediction, largest, largest.batch_size):
+            for line in ledger_lines(self._config, prediction, largest, largest.batch_size):
                 self._print(line)
+            if said := caveat(self._config, prediction.traced):
+                self._print(said)
             if isinstance(prediction.traced, Traced):
                 self._print(report.peak_line(prediction.traced, largest.batch_size))
             self._print("")
@@ -115,6 +119,8 @@ class _Plain:
         checked = f"{verified}, " if verdict.verified else "not verified, " if verdict.outcome == "found" else ""
         trials = "1 trial" if verdict.trials == 1 else f"{verdict.trials} trials"
         self._print(f"{checked}{trials}, {verdict.ooms} out of memory")
+        if verdict.with_headroom is not None:
+            self._print(report.headroom_line(verdict.with_headroom))
         for line in report.advice(self._config, verdict):
             self._print(f"  {line}")
         if (steps := report.wanted_accumulation(self._config, verdict.max_batch_size)) is not None:

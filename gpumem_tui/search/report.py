@@ -11,11 +11,15 @@ from gpumem_tui.formula.parameters import count_parameters
 from gpumem_tui.formula.plan import Accumulation, accumulation, tokens_per_global_batch
 from gpumem_tui.formula.predict import FormulaPrediction
 from gpumem_tui.formula.recipe import Recipe, Sharding
-from gpumem_tui.memory import ALLOCATED_BUCKETS, Breakdown, Bucket, Unknown, format_bytes
+from gpumem_tui.memory import ALLOCATED_BUCKETS, Bucket, Unknown, format_bytes
 from gpumem_tui.search.advice import advise, obstacle
+from gpumem_tui.search.comparison import compared, peak_error
 from gpumem_tui.search.events import TrialDone
+from gpumem_tui.search.headroom import WithHeadroom
+from gpumem_tui.search.ledger import signed
 from gpumem_tui.search.prediction import Formula, Prediction, Traced
 from gpumem_tui.search.runner import Device, SearchConfig, Verdict
+from gpumem_tui.search.shortfall import shortfall
 from gpumem_tui.simulator.replay import Replay
 from gpumem_tui.simulator.rules import NOT_EXAMINED
 from gpumem_tui.simulator.timeline import Phase
@@ -170,6 +174,7 @@ def result_json(config: SearchConfig, verdict: Verdict, prediction: Prediction |
         "max_batch_size": verdict.max_batch_size,
         "first_failing": verdict.first_failing,
         "verified": verdict.verified,
+        "with_headroom": _headroom_json(verdict.with_headroom),
         "trials": verdict.trials,
         "ooms": verdict.ooms,
         "message": verdict.message,
@@ -184,6 +189,17 @@ def result_json(config: SearchConfig, verdict: Verdict, prediction: Prediction |
     if (steps := wanted_accumulation(config, verdict.max_batch_size)) is not None:
         body["accumulation"] = accumulation_json(steps)
     return body
+
+
+def _headroom_json(found: WithHeadroom | None) -> dict[str, Any] | None:
+    if found is None:
+        return None
+    return {
+        "headroom": found.share,
+        "max_batch_size": found.batch_size,
+        "free_bytes": found.free_bytes,
+        "known_by": found.known_by,
+    }
 
 
 def wanted_accumulation(config: SearchConfig, batch_size: int) -> Accumulation | None:
@@ -283,7 +299,7 @@ def sharding_line(recipe: Recipe) -> str:
     return _SHARDING_NOTES.get(recipe.sharding, "")
 
 
-def trial_line(number: int, result: TrialDone, prediction: Prediction | None) -> str:
+def trial_line(config: SearchConfig, number: int, result: TrialDone, prediction: Prediction | None) -> str:
     """One trial of the log."""
     line = f"trial {number:>2}  batch {result.batch_size:>5}  {_OUTCOMES[result.outcome]:<13}"
     if result.peak_allocated_bytes:
@@ -292,46 +308,20 @@ def trial_line(number: int, result: TrialDone, prediction: Prediction | None) ->
             f" {format_bytes(result.peak_reserved_bytes):>10} reserved"
             f" {format_bytes(result.device_used_bytes):>10} of the device"
         )
-    if result.outcome == "fit" and prediction is not None and isinstance(prediction.traced, Traced):
-        error = prediction.traced.at(result.batch_size).peak_allocated_bytes - result.peak_allocated_bytes
-        line += f"  traced {_signed(error)}"
-    line += f"  {result.seconds:.1f} s"
-    return f"{line}  {result.detail}" if result.outcome == "error" else line
+    if prediction is not None:
+        error = peak_error(config, prediction.formula, prediction.traced, result)
+        if not isinstance(error, Unknown):
+            line += f"  {compared(config, prediction.traced)} {signed(error)}"
+    return f"{line}  {result.seconds:.1f} s  {shortfall(result, config.limit_bytes)}".rstrip()
 
 
-def ledger_lines(config: SearchConfig, prediction: Prediction, result: TrialDone | None, batch_size: int) -> list[str]:
-    """Formula | Traced | Simulated or Measured | error, a line a bucket."""
-    formula = prediction.formula.at(batch_size)
-    replay = prediction.traced.at(batch_size) if isinstance(prediction.traced, Traced) else None
-    tried = result.breakdown if result is not None else None
-    third = config.device.measured_title
-    lines = [
-        f"{f'at batch {batch_size}':<20}{'Formula':>12}{'Traced':>12}" + (f"{third:>12}{'error':>12}" if result else "")
-    ]
-
-    def line(title: str, *values: int | None) -> str:
-        cells = [format_bytes(value) for value in values]
-        if result is not None:
-            known = values[1] is not None and values[2] is not None
-            cells.append(_signed(values[1] - values[2]) if known else "–")  # type: ignore[operator]
-        return f"{title:<20}" + "".join(f" {cell:>11}" for cell in cells)
-
-    def values(bucket: Bucket | None) -> list[int | None]:
-        columns: list[int | None] = [
-            _of(formula.breakdown if isinstance(formula, FormulaPrediction) else None, bucket),
-            _of(replay.breakdown if replay is not None else None, bucket),
-        ]
-        return columns + ([_of(tried, bucket)] if result is not None else [])
-
-    lines += [line(bucket.title, *values(bucket)) for bucket in ALLOCATED_BUCKETS]
-    lines.append(line("= allocated", *values(None)))
-    reserved: list[int | None] = [None, replay.peak_reserved_bytes if replay is not None else None]
-    used = [None, prediction.traced.device_used_bytes(batch_size) if isinstance(prediction.traced, Traced) else None]
-    if result is not None:
-        reserved.append(result.peak_reserved_bytes)
-        used.append(result.device_used_bytes)
-    lines += [line("reserved", *reserved), line("device used", *used)]
-    return lines
+def headroom_line(found: WithHeadroom) -> str:
+    """Which batch leaves the headroom free, how much that is, and how it is known."""
+    share = f"the headroom of {found.share * 100:g} %"
+    if not found.batch_size:
+        return f"no batch leaves {share} free, by trace"
+    known = "as it ran" if found.known_by == "trial" else "by trace"
+    return f"batch {found.batch_size:,} leaves {share} free, too: {format_bytes(found.free_bytes)}, {known}"
 
 
 def accumulation_line(workload: WorkloadSpec, steps: Accumulation) -> str:
@@ -388,18 +378,6 @@ def advice(config: SearchConfig, verdict: Verdict) -> list[str]:
     lines = [f"{advice.option}: {advice.buys}; {advice.cost}" for advice in advise(config)]
     found = obstacle(config)
     return [found, *lines] if found else lines
-
-
-def _of(breakdown: Breakdown | None, bucket: Bucket | None) -> int | None:
-    if breakdown is None:
-        return None
-    return breakdown.total_bytes if bucket is None else breakdown[bucket]
-
-
-def _signed(size_bytes: int) -> str:
-    if size_bytes == 0:
-        return "±0"
-    return f"{'+' if size_bytes > 0 else ''}{format_bytes(size_bytes)}"
 
 
 def _value(value: int | Unknown) -> str:

@@ -15,6 +15,7 @@ from gpumem_tui.formula.predict import DEFAULT_HEADROOM
 from gpumem_tui.memory import Unknown, format_bytes
 from gpumem_tui.search import strategy, verdict
 from gpumem_tui.search.events import Failed, Ready, Request, Sample, TraceDone, TraceRequest, TrialDone, TrialRequest
+from gpumem_tui.search.headroom import Room, with_headroom
 from gpumem_tui.search.prediction import Formula, Prediction, Traced
 from gpumem_tui.search.process import CannotStart, ChildDied, ChildProcess, default_python
 from gpumem_tui.search.verdict import Verdict as Verdict
@@ -253,7 +254,12 @@ def search(config: SearchConfig, control: Control | None = None) -> Iterator[Sea
             settings = replace(settings, floor=verdict.floor(results))
             if verdict.hopeless(results) or (grows is False and results[-1].outcome == "fit"):
                 break
-        yield SearchFinished(verdict.concluded(results, config.where, grows))
+        concluded = verdict.concluded(results, config.where, grows)
+        if concluded.outcome == "found":
+            room = Room(config.device.gpu, config.limit_bytes)
+            roomy = with_headroom(room, config.headroom, traced, results, concluded.max_batch_size)
+            concluded = replace(concluded, with_headroom=roomy)
+        yield SearchFinished(concluded)
     except Cancelled:
         yield SearchFinished(verdict.cancelled(results))
     except Unusable as failure:

@@ -9,6 +9,7 @@ from typing import Literal
 from gpumem_tui.memory import format_bytes
 from gpumem_tui.search import strategy
 from gpumem_tui.search.events import TrialDone
+from gpumem_tui.search.headroom import WithHeadroom
 from gpumem_tui.search.strategy import MAX_BATCH_SIZE
 
 
@@ -21,6 +22,7 @@ class Verdict:
         first_failing: the smallest size beyond it that did not run; None if none was found.
         verified: `max_batch_size` ran and the very next size was out of memory.
         message: one line.
+        with_headroom: the largest size that leaves the headroom free, too; None if that is not wanted or not known.
     """
 
     outcome: Literal["found", "nothing_fits", "failed", "cancelled"]
@@ -30,6 +32,7 @@ class Verdict:
     trials: int
     ooms: int
     message: str
+    with_headroom: WithHeadroom | None = None
 
     @property
     def exit_code(self) -> int:

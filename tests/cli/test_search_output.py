@@ -11,7 +11,9 @@ from typing import Any
 import jsonschema
 import pytest
 
+from gpumem_tui.catalog.loader import find_gpu
 from tests.cli.conftest import Finished, Program
+from tests.search.trials import workload
 
 _BYTES = {"type": "integer", "minimum": 0}
 _BUCKET_NAMES = ("parameters", "gradients", "optimizer", "activations", "batch_data")
@@ -84,13 +86,18 @@ _TRIAL = {
 }
 _RESULT = {
     "type": "object",
-    "required": ["event", "max_batch_size", "trials", "ooms", "verified"],
+    "required": ["event", "max_batch_size", "trials", "ooms", "verified", "with_headroom"],
     "properties": {
         "event": {"const": "result"},
         "max_batch_size": _BYTES,
         "trials": _BYTES,
         "ooms": _BYTES,
         "verified": {"type": "boolean"},
+        "with_headroom": {
+            "type": "object",
+            "required": ["headroom", "max_batch_size", "free_bytes", "known_by"],
+            "properties": {"max_batch_size": _BYTES, "free_bytes": _BYTES, "known_by": {"enum": ["trial", "trace"]}},
+        },
         "device": _DEVICE,
         "formula": _FORMULA,
         "traced": _TRACED,
@@ -130,6 +137,38 @@ def test_the_trace_foretells_what_the_trial_finds_to_the_byte(gpt2: Finished) ->
     assert result["traced"]["buckets"] == fit["buckets"]
     assert result["traced"]["peak_reserved_bytes"] == fit["peak_reserved_bytes"]
     assert result["traced"]["max_batch_size"] == result["max_batch_size"]
+
+
+def test_the_batch_that_leaves_the_headroom_leaves_it_when_it_is_run(gpt2: Finished, program: Program) -> None:
+    found = _lines(gpt2)[-1]
+    roomy = found["with_headroom"]
+    assert roomy["max_batch_size"] < found["max_batch_size"]
+    assert roomy["free_bytes"] >= 0.1 * found["device"]["total_bytes"]
+    (alone,) = _lines(program("predict", "--json", "--batch-size", str(roomy["max_batch_size"])))
+    assert find_gpu("a100-80gb").cuda_total_bytes - alone["traced"]["device_used_bytes"] == roomy["free_bytes"]
+
+
+def test_the_plain_log_compares_the_formula_and_says_what_was_missing(program: Program) -> None:
+    done = program("search", "--plain", "--model", "llama-3.2-1b", "--precision", "amp-bf16", "--gpu", "sim:a100-80gb")
+    assert "formula error" in done.out
+    gradients = next(line for line in done.out.splitlines() if line.startswith("gradients "))
+    assert gradients.split()[-2:] == ["+4.60", "GiB"]
+    missing = re.search(r"out of memory .* wanted ([\d.]+) GiB, ([\d.]+) GiB free\n", done.out)
+    assert missing is not None
+    assert float(missing[1]) > float(missing[2])
+    assert re.search(r"\nbatch 6 leaves the headroom of 10 % free, too: [\d.]+ GiB, by trace\n", done.out)
+    assert "two runs of one simulation" not in done.out
+
+
+def test_a_workload_file_on_a_simulated_gpu_is_told_what_its_agreement_is_worth(
+    program: Program, tmp_path: Path
+) -> None:
+    spec = workload(tmp_path)
+    assert spec.file is not None
+    done = program("search", "--plain", "--workload", spec.file, "--gpu", "sim:t4-16gb", "--limit", "1GiB")
+    assert done.code == 0
+    assert "traced error" in done.out
+    assert "traced and simulated are two runs of one simulation" in done.out
 
 
 def test_nothing_fits(program: Program) -> None:

@@ -11,6 +11,7 @@ from textual.app import App
 from gpumem_tui.memory import ALLOCATED_BUCKETS, GIB, MIB, Bucket, Unknown
 from gpumem_tui.options import WorkloadOptions, simulated_device
 from gpumem_tui.search.events import Failed, Ready, Sample, TrialDone
+from gpumem_tui.search.headroom import WithHeadroom
 from gpumem_tui.search.prediction import Formula, Prediction, Traced
 from gpumem_tui.search.runner import (
     Cancelled,
@@ -35,6 +36,10 @@ from tests.search.traces import CONTEXT_BYTES, PROFILE, traced, training
 REASON = "no NVIDIA driver on this machine"
 READY = Ready("2.13.0", False, PROFILE, CONTEXT_BYTES, "measured on an A100")
 LARGEST = 40
+OUT_OF_MEMORY = (
+    "Simulated NVIDIA A100 80 GB out of memory. Tried to allocate 15.70 GiB; the device has 79.15 GiB, 14.06 GiB of it "
+    "free: 64.66 GiB allocated by PyTorch, 13.00 MiB reserved but unallocated, 426.00 MiB CUDA context."
+)
 
 
 def config(model: str = "gpt2", gpu: str = "a100-80gb") -> SearchConfig:
@@ -86,7 +91,7 @@ def trial(searched: SearchConfig, batch_size: int, *, off_bytes: int = 12 * MIB)
         buckets_unknown="",
         seconds=0.8,
         steps=3,
-        detail="" if ran.fits else "CUDA out of memory. Tried to allocate 2.00 GiB",
+        detail="" if ran.fits else OUT_OF_MEMORY,
     )
 
 
@@ -108,7 +113,7 @@ def ended(searched: SearchConfig, *sizes: int) -> list[SearchEvent]:
 def found(searched: SearchConfig) -> list[SearchEvent]:
     """A whole search that finds the largest batch."""
     message = f"largest batch {LARGEST} on simulated {searched.device.gpu.title}: it ran, 41 was out of memory"
-    verdict = Verdict("found", LARGEST, LARGEST + 1, True, 3, 1, message)
+    verdict = Verdict("found", LARGEST, LARGEST + 1, True, 3, 1, message, WithHeadroom(0.1, 36, 8 * GIB, "trace"))
     return [*ended(searched, 25, LARGEST, LARGEST + 1), SearchFinished(verdict)]
 
 

@@ -57,6 +57,12 @@ def test_nothing_fits(snap_compare: Compare, size: tuple[int, int]) -> None:
     assert snap_compare(app, terminal_size=size, run_before=settled(Stage.NOTHING_FITS))
 
 
+@pytest.mark.parametrize("size", [(80, 24), (120, 40)], ids=["80x24", "120x40"])
+def test_a_trial_that_was_out_of_memory(snap_compare: Compare, size: tuple[int, int]) -> None:
+    app = scene.app(CONFIG, scene.scripted(scene.found(CONFIG)))
+    assert snap_compare(app, terminal_size=size, run_before=settled(Stage.FOUND, "down"))
+
+
 def test_failed(snap_compare: Compare) -> None:
     app = scene.app(CONFIG, scene.missing_torch)
     assert snap_compare(app, terminal_size=(120, 40), run_before=settled(Stage.FAILED))

@@ -23,6 +23,7 @@ from tests.tui import scene
 
 CONFIG = scene.config()
 FOUND = scene.folded(CONFIG, scene.found(CONFIG))
+MEASURED = replace(FOUND, config=replace(CONFIG, device=replace(CONFIG.device, simulated=False)))
 FREE = "free of 80.0 GiB"
 
 
@@ -51,12 +52,30 @@ def test_the_sums_are_sums() -> None:
         assert getattr(table[USED], column) == getattr(table[RESERVED], column) + getattr(table["CUDA context"], column)
 
 
-def test_the_error_is_traced_less_trial_in_bytes_and_as_a_share() -> None:
-    row = rows(FOUND)["temporary"]
+def test_on_a_real_gpu_the_error_is_traced_less_measured_in_bytes_and_as_a_share() -> None:
+    assert ledger_view(MEASURED).error_title == "traced error"
+    row = rows(MEASURED)["temporary"]
     assert row.error == 12 * MIB
     assert isinstance(row.tried, int)
     assert row.error_share == pytest.approx(12 * MIB / row.tried)
-    assert rows(FOUND)["parameters"].error_share == 0.0
+    assert rows(MEASURED)["parameters"].error_share == 0.0
+
+
+def test_on_a_simulated_gpu_the_formula_is_compared_because_the_trace_is_the_same_simulation() -> None:
+    assert ledger_view(FOUND).error_title == "formula error"
+    row = rows(FOUND)["activations"]
+    assert isinstance(row.formula, int)
+    assert isinstance(row.tried, int)
+    assert row.error == row.formula - row.tried != 0
+    assert isinstance(rows(FOUND)[USED].error, Unknown)
+
+
+def test_where_only_the_same_simulation_can_be_compared_that_is_said() -> None:
+    file = WorkloadSpec(WorkloadOptions().spec().recipe, file="train.py")
+    view = ledger_view(replace(FOUND, config=replace(CONFIG, workload=file)))
+    assert view.error_title == "traced error"
+    assert view.notes[0].startswith("traced and simulated are two runs of one simulation")
+    assert not any("two runs" in note for state in (FOUND, MEASURED) for note in ledger_view(state).notes)
 
 
 def test_the_formula_counts_no_cache_and_says_so() -> None:
@@ -69,7 +88,7 @@ def test_without_a_trace_the_error_is_the_formula_s() -> None:
     untraced = scene.predicted(CONFIG, traceable=False)
     state = replace(FOUND, predicted=untraced)
     view = ledger_view(state)
-    assert view.notes[0] == "error is formula − simulated"
+    assert view.error_title == "formula error"
     assert any(note.startswith("– traced: the step at batch size 5") for note in view.notes)
     row = rows(state)[PEAK]
     assert isinstance(row.formula, int)
@@ -81,7 +100,17 @@ def test_a_trial_that_ran_out_of_memory_is_not_compared_with() -> None:
     view = ledger_view(selecting(FOUND, 3))
     assert view.batch_size == 41
     assert all(isinstance(row.error, Unknown) for row in view.rows)
-    assert view.notes[-1] == "trial 3 said: CUDA out of memory. Tried to allocate 2.00 GiB"
+    assert view.notes[-1] == f"trial 3 said: {scene.OUT_OF_MEMORY}"
+
+
+def test_of_a_trial_that_did_not_fit_each_column_says_what_it_is() -> None:
+    assert ledger_view(selecting(FOUND, 3)).captions == (
+        "wanted 15.70 GiB, 14.06 GiB free",
+        "Simulated: reached by then · Traced: what batch 41 needs",
+    )
+    assert ledger_view(FOUND).captions == ()
+    untraced = replace(selecting(FOUND, 3), predicted=scene.predicted(CONFIG, traceable=False))
+    assert ledger_view(untraced).captions[-1] == "Simulated: reached by then"
 
 
 def test_before_any_trial_the_third_column_is_unknown_at_the_foretold_size() -> None:
@@ -162,6 +191,16 @@ def test_every_outcome_has_its_mark_and_failures_lie_above_the_capacity() -> Non
     assert all(y > view.capacity for _, y in view.ooms)
 
 
+def test_out_of_memory_is_marked_at_what_the_ledger_says_it_needs_above_what_cuda_can_give() -> None:
+    ((_, height),) = plot_view(FOUND).ooms
+    needed = rows(selecting(FOUND, 3))[USED].traced
+    assert isinstance(needed, int)
+    assert height == needed / GIB
+    assert plot_view(FOUND).capacity == CONFIG.device.gpu.cuda_total_bytes / GIB
+    untraced = replace(FOUND, predicted=scene.predicted(CONFIG, traceable=False))
+    assert plot_view(untraced).ooms[0][1] > plot_view(untraced).capacity
+
+
 def test_everything_drawn_lies_within_the_axes() -> None:
     for state in (FOUND, SearchState(CONFIG), SearchState(scene.config("llama-2-7b", "t4-16gb"))):
         view = plot_view(state)
@@ -186,9 +225,9 @@ def test_a_line_is_cut_where_it_leaves_the_chart() -> None:
 def test_a_verified_result_says_so_in_words() -> None:
     view = verdict_view(FOUND)
     assert (view.badge, view.tone) == ("VERIFIED IN SIMULATION", "good")
-    real = replace(FOUND, config=replace(CONFIG, device=replace(CONFIG.device, simulated=False)))
-    assert verdict_view(real).badge == "VERIFIED"
+    assert verdict_view(MEASURED).badge == "VERIFIED"
     assert "Largest batch 40" in view.headline
+    assert view.room == "Batch 36 leaves the headroom of 10 % free, too: 8.00 GiB, by trace"
     summary, gap = view.details
     assert summary == "3 trials, 1 out of memory · predicted: formula 51, traced 40"
     assert gap.startswith("The formula counts ")
@@ -230,7 +269,7 @@ def test_nothing_fits_names_the_obstacle_and_what_would_help() -> None:
 def test_the_cap_and_the_moment_of_the_traced_peak_are_named() -> None:
     capped = replace(CONFIG, limit_bytes=10 * GIB)
     assert device_words(capped)[0] == "SIMULATED NVIDIA A100 80 GB · cap 10.00 GiB"
-    assert "traced peak: in backward of step 2" in ledger_view(FOUND).notes[1]
+    assert "traced peak: in backward of step 2" in ledger_view(FOUND).notes[0]
 
 
 def test_pause_and_cancel_stand_before_what_runs() -> None:
@@ -269,7 +308,7 @@ def test_a_workload_file_goes_by_its_name() -> None:
     config = SearchConfig(WorkloadSpec(recipe, file="/home/someone/train.py:Big"), CONFIG.device)
     assert workload_summary(config) == "train.py:Big · guided"
     assert dict(workload_lines(config))["file"] == "train.py:Big"
-    assert ledger_view(SearchState(config)).notes[1] == "– formula: no formula for a workload file"
+    assert ledger_view(SearchState(config)).notes[0] == "– formula: no formula for a workload file"
 
 
 def test_both_predictions_stand_beside_the_strategy() -> None:

@@ -86,14 +86,15 @@ def charted(state: MonitorState) -> WatchedProcess | None:
 
 
 def moved(state: MonitorState, step: int) -> MonitorState:
-    """The cursor goes up or down the list; from none to the first, or from a process that has ended."""
+    """The cursor goes up or down the list; from none, or a process that has ended, it comes in at an end."""
     order = [entry.key for entry in entries(state)]
     if not order:
         return replace(state, cursor=None)
-    if state.cursor not in order:
-        return replace(state, cursor=order[0] if step > 0 else order[-1])
-    here = order.index(state.cursor) + step
-    return replace(state, cursor=order[max(0, min(here, len(order) - 1))])
+    if state.cursor in order:
+        here = order.index(state.cursor)
+    else:
+        here = -1 if step > 0 else len(order)
+    return replace(state, cursor=order[max(0, min(here + step, len(order) - 1))])
 
 
 # Which

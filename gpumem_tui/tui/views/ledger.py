@@ -8,9 +8,12 @@ from functools import partial
 
 from gpumem_tui.formula.predict import FormulaPrediction
 from gpumem_tui.memory import ALLOCATED_BUCKETS, GIB, Bucket, Unknown, Value
+from gpumem_tui.search.comparison import caveat, compared
 from gpumem_tui.search.events import TrialDone
 from gpumem_tui.search.prediction import Traced
 from gpumem_tui.search.report import assumed_line, peak_line
+from gpumem_tui.search.runner import TrialFinished
+from gpumem_tui.search.shortfall import shortfall
 from gpumem_tui.tui.search_state import SearchState
 
 PEAK = "= allocated peak"
@@ -27,7 +30,8 @@ Column = dict[str, Value]
 
 @dataclass(frozen=True)
 class LedgerRow:
-    """One line of the table. `error` is prediction − trial in bytes, `error_share` the same relative to the trial."""
+    """One line of the table. `error` is the compared prediction − trial in bytes, `error_share` the same relative to
+    the trial."""
 
     title: str
     formula: Value
@@ -48,13 +52,16 @@ class LedgerView:
 
     Attributes:
         trial: the number of the trial in the third column, None before there is one.
-        tried_title: the third column's heading.
-        notes: what the error compares, why a dash stands where it does, what a trial that did not fit said.
+        tried_title: the third column's heading. `error_title`: the last one's, which names the compared prediction.
+        captions: of a trial that did not fit: what was missing, and what the columns mean then.
+        notes: when the peak is, why a dash stands where it does, all that a trial that did not fit said.
     """
 
     batch_size: int
     trial: int | None
     tried_title: str
+    error_title: str
+    captions: tuple[str, ...]
     rows: tuple[LedgerRow, ...]
     notes: tuple[str, ...]
 
@@ -73,22 +80,35 @@ def ledger_view(state: SearchState) -> LedgerView:
         used = column[USED]
         column[DRIVER] = used if isinstance(used, Unknown) else driver_bytes
         column[free] = used if isinstance(used, Unknown) else gpu.cuda_total_bytes - used
-    predicted = formula if isinstance(state.traced, Unknown) else traced
+    against = compared(state.config, state.traced)
+    predicted = formula if against == "formula" else traced
     error_of = _error_of(predicted, tried, shown.result if shown is not None else None)
     titles = [
         *(bucket.title for bucket in ALLOCATED_BUCKETS), PEAK, CACHE, RESERVED, CONTEXT, USED, DRIVER, free,
     ]  # fmt: skip
     tried_title = state.config.device.measured_title
-    compared = "formula" if predicted is formula else "traced"
     said = [f"trial {shown.number} said: {shown.result.detail}"] if shown is not None and shown.result.detail else []
     headed = (("formula", formula), ("traced", traced), (tried_title.lower(), tried))
+    doubt = caveat(state.config, state.traced) if shown is not None else ""
     return LedgerView(
         batch_size=batch_size,
         trial=shown.number if shown is not None else None,
         tried_title=tried_title,
+        error_title=f"{against} error",
+        captions=_captions(state, shown),
         rows=tuple(LedgerRow(t, formula[t], traced[t], tried[t], *error_of(t)) for t in titles),
-        notes=(f"error is {compared} − {tried_title.lower()}", *_moment(state, batch_size), *_reasons(headed), *said),
+        notes=(*filter(None, (doubt,)), *_moment(state, batch_size), *_reasons(headed), *said),
     )
+
+
+def _captions(state: SearchState, shown: TrialFinished | None) -> tuple[str, ...]:
+    """What the trial was short of, and that its column ends there, while the traced one is about the whole step."""
+    if shown is None or shown.result.outcome == "fit" or not shown.result.device_used_bytes:
+        return ()
+    by_then = f"{state.config.device.measured_title}: reached by then"
+    needed = "" if isinstance(state.traced, Unknown) else f" · Traced: what batch {shown.result.batch_size:,} needs"
+    why = (shortfall(shown.result, state.config.limit_bytes),) if shown.result.outcome == "oom" else ()
+    return *why, by_then + needed
 
 
 def _moment(state: SearchState, batch_size: int) -> Iterable[str]:
@@ -97,15 +117,6 @@ def _moment(state: SearchState, batch_size: int) -> Iterable[str]:
         yield peak_line(state.traced, batch_size)
         if assumed := assumed_line(state.traced):
             yield assumed
-
-
-def traced_error(state: SearchState, result: TrialDone) -> Value:
-    """Traced less allocated peak of a trial, in bytes; unknown unless the trial fits and there is a trace."""
-    if isinstance(state.traced, Unknown):
-        return state.traced
-    if result.outcome != "fit":
-        return Unknown("the trial ended early")
-    return state.traced.at(result.batch_size).peak_allocated_bytes - result.peak_allocated_bytes
 
 
 def _all(titles: Iterable[str], value: Value) -> Column:

@@ -17,7 +17,7 @@ _STEPS = 12
 _SMALLEST_RANGE = 4
 _ROOM = 1.2
 _BEYOND = 1.1
-"""Where trials that did not fit are marked, in capacities: above the line, clear of the ones just below it."""
+"""Where trials that did not fit are marked, in capacities, if no trace tells what they needed: clear of the line."""
 
 
 @dataclass(frozen=True)
@@ -25,8 +25,9 @@ class PlotView:
     """What to draw.
 
     Attributes:
-        capacity: GiB the step can take in all: the device, or less under a user's cap.
-        formula, traced: points of a line. `fits`, `ooms`, `failures`: the trials.
+        capacity: GiB the step can take in all: what CUDA sees of the device, or less under a user's cap.
+        formula, traced: points of a line. `fits`, `ooms`, `failures`: the trials, those out of memory at what they
+            would have needed by trace.
     """
 
     x_max: float
@@ -63,7 +64,7 @@ def plot_view(state: SearchState) -> PlotView:
     traced: list[Point] = []
     if not isinstance(state.traced, Unknown):
         traced = [(size, state.traced.device_used_bytes(size) / GIB) for size in sizes]
-    capacity = device.gpu.total_bytes / GIB
+    capacity = device.gpu.cuda_total_bytes / GIB
     if state.config.limit_bytes is not None:
         context_bytes = state.predicted.ready.context_bytes if state.predicted is not None else 0
         capacity = min(capacity, (state.config.limit_bytes + context_bytes) / GIB)
@@ -71,7 +72,12 @@ def plot_view(state: SearchState) -> PlotView:
     y_max = _ROOM * max(capacity, *starts) if starts else _ROOM * capacity
     by_outcome: dict[str, list[Point]] = {"fit": [], "oom": [], "error": []}
     for trial in state.trials:
-        height = trial.result.device_used_bytes / GIB if trial.result.outcome == "fit" else _BEYOND * capacity
+        height = trial.result.device_used_bytes / GIB
+        if trial.result.outcome != "fit":
+            height = _BEYOND * capacity
+        if trial.result.outcome == "oom" and not isinstance(state.traced, Unknown):
+            needed = state.traced.device_used_bytes(trial.result.batch_size) / GIB
+            height = min(max(needed, capacity), y_max)
         by_outcome[trial.result.outcome].append((trial.result.batch_size, height))
     return PlotView(
         x_max=float(sizes[-1]),

@@ -35,16 +35,18 @@ def search_help(tried_title: str) -> list[list[Span]]:
     Args:
         tried_title: what the third column is called here.
     """
-    ran = "the step on the simulated GPU" if tried_title == "Simulated" else "the step on this GPU"
+    simulated = tried_title == "Simulated"
+    ran = "the traced step run once more" if simulated else "the step on this GPU"
+    compared = "formula" if simulated else "traced"
     columns = (
         ("Formula", "the textbook's closed form; knows no cache and no context"),
         ("Traced", "a real step recorded without a GPU, replayed at any size"),
         (tried_title, f"{ran}, in a process of its own"),
-        ("error", f"traced − {tried_title.lower()}, in bytes and of the trial's figure"),
+        ("error", f"{compared} − {tried_title.lower()}, in bytes and of the trial's figure"),
     )
     marks = (
         (FIT_MARK, "a trial that fits, at the memory the device then held"),
-        (OUTCOME_SYMBOLS["oom"], "a batch size that was out of memory"),
+        (OUTCOME_SYMBOLS["oom"], "out of memory, at what it would have needed by trace"),
         (OUTCOME_SYMBOLS["error"], "a trial that failed for another reason"),
     )
     return [

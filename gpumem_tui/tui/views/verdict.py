@@ -8,7 +8,7 @@ from typing import Literal
 from gpumem_tui.memory import Unknown
 from gpumem_tui.search.advice import Advice, advise, obstacle
 from gpumem_tui.search.prediction import Traced
-from gpumem_tui.search.report import accumulation_line, gap_line, wanted_accumulation
+from gpumem_tui.search.report import accumulation_line, gap_line, headroom_line, wanted_accumulation
 from gpumem_tui.search.runner import Verdict
 from gpumem_tui.tui.search_state import SearchState, Stage
 from gpumem_tui.tui.views.bar import running_title
@@ -24,12 +24,14 @@ class VerdictView:
         badge: one or two words in capitals. `tone`: how it stands out; the badge says the same in words.
         headline: one line. `details`: what may be left out where there is no room.
         reach: how the wanted global batch is reached; empty if none is wanted.
+        room: which batch leaves the headroom free, too; empty if that is not wanted or not known.
     """
 
     badge: str
     tone: Tone
     headline: str
     reach: str = ""
+    room: str = ""
     details: tuple[str, ...] = ()
     advice: tuple[Advice, ...] = ()
 
@@ -98,10 +100,12 @@ def _ended(state: SearchState, verdict: Verdict) -> VerdictView:
     if verdict.outcome == "found":
         verified = "VERIFIED IN SIMULATION" if state.config.device.simulated else "VERIFIED"
         badge = verified if verdict.verified else "NOT VERIFIED"
-        return VerdictView(badge, "good" if verdict.verified else "warning", message, reach, (summary, *_gap(state)))
+        room = "" if verdict.with_headroom is None else _sentence(headroom_line(verdict.with_headroom))
+        tone: Tone = "good" if verdict.verified else "warning"
+        return VerdictView(badge, tone, message, reach, room, (summary, *_gap(state)))
     if verdict.outcome == "cancelled":
-        return VerdictView("CANCELLED", "warning", message, reach, (f"{summary} · s starts over",))
-    return VerdictView("FAILED", "bad", message, reach, (f"{trials} · s tries again · e edits the workload",))
+        return VerdictView("CANCELLED", "warning", message, reach, details=(f"{summary} · s starts over",))
+    return VerdictView("FAILED", "bad", message, reach, details=(f"{trials} · s tries again · e edits the workload",))
 
 
 def _nothing_fits(state: SearchState, message: str) -> VerdictView:

@@ -6,7 +6,7 @@ from textual.widgets import Static
 
 from gpumem_tui.memory import Unknown, Value
 from gpumem_tui.tui.figures import MUTED, Span, compact_bytes, percent, signed
-from gpumem_tui.tui.search_state import SearchState
+from gpumem_tui.tui.search_state import SearchState, Stage
 from gpumem_tui.tui.views.ledger import LedgerRow, LedgerView, ledger_view
 from gpumem_tui.tui.views.verdict import Tone, VerdictView, verdict_view
 from gpumem_tui.tui.views.workload import strategy_lines, workload_lines, workload_summary
@@ -86,11 +86,21 @@ class VerdictPanel(LinesPanel):
         ]
         if state.busy:
             lines[0].append((f" · {elapsed_s} s", MUTED))
-        if view.reach:
-            lines.append([(view.reach, "")])
+        lines += [[(line, "")] for line in (view.reach, view.room) if line]
         if not short:
             lines += [[(line, MUTED)] for line in view.details]
         self.show_lines([*lines, *_advice(view, short=short)])
+
+
+class ReasonPanel(LinesPanel):
+    """All that the shown trial said, if it did not fit; when nothing fits, the remedies take the room."""
+
+    def show(self, state: SearchState) -> None:
+        """Render a state."""
+        shown = state.shown
+        said = shown.result.detail if shown is not None and state.stage is not Stage.NOTHING_FITS else ""
+        self.set_class(bool(said), "-said")
+        self.show_lines([[(f"trial {shown.number} said: ", MUTED), (said, "")]] if shown is not None and said else [])
 
 
 def _pair(pair: tuple[str, str]) -> list[Span]:
@@ -100,7 +110,8 @@ def _pair(pair: tuple[str, str]) -> list[Span]:
 def _table(view: LedgerView) -> list[list[Span]]:
     heads = ("Formula", "Traced", view.tried_title)
     head = f"{'GiB':<{_TITLE_WIDTH}}" + "".join(f"{h:>{w}}" for h, w in zip(heads, _WIDTHS, strict=True))
-    lines: list[list[Span]] = [[(f"{head}{'error':>{_ERROR_WIDTH}}{'':>{_SHARE_WIDTH}}", f"bold {MUTED}")]]
+    lines: list[list[Span]] = [[(caption, "$warning")] for caption in view.captions]
+    lines.append([(f"{head}{view.error_title:>{_ERROR_WIDTH + _SHARE_WIDTH}}", f"bold {MUTED}")])
     lines += [_row(row) for row in view.rows]
     lines += [[(note, MUTED)] for note in view.notes]
     return lines

@@ -11,11 +11,12 @@ from textual.message import Message
 from textual.widgets import DataTable
 
 from gpumem_tui.memory import Unknown, format_bytes
+from gpumem_tui.search.comparison import compared, peak_error
 from gpumem_tui.search.runner import TrialFinished
+from gpumem_tui.search.shortfall import shortfall
 from gpumem_tui.tui.figures import ABSENT, percent, signed
 from gpumem_tui.tui.glyphs import OUTCOME_SYMBOLS, OUTCOME_WORDS
 from gpumem_tui.tui.search_state import SearchState
-from gpumem_tui.tui.views.ledger import traced_error
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,8 @@ class _Column:
     justify: Literal["left", "right"] = "right"
 
 
+_OFF = "off by"
+"""By how much the compared prediction is off; headed by its name."""
 _COLUMNS = (
     _Column("#", 3),
     _Column("batch", 8),
@@ -35,7 +38,7 @@ _COLUMNS = (
     _Column("allocated", 11),
     _Column("reserved", 11, needs=76),
     _Column("device", 11),
-    _Column("traced", 9, needs=76),
+    _Column(_OFF, 9, needs=76),
     _Column("error", 8, needs=90),
     _Column("secs", 6),
 )
@@ -61,12 +64,15 @@ class TrialLog(DataTable[Text]):
     def __init__(self) -> None:
         super().__init__(cursor_type="row", cell_padding=0)
         self._shape: tuple[_Column, ...] = ()
+        self._against = ""
         self._numbers: list[int] = []
         self._state: SearchState | None = None
 
     def show(self, state: SearchState) -> None:
         """Render a state: only new trials are added."""
         self._state = state
+        with self.prevent(DataTable.RowHighlighted):
+            self._shape_columns(state)
         if not self._shape:
             return  # no size yet, so no columns
         numbers = [trial.number for trial in state.trials]
@@ -85,16 +91,24 @@ class TrialLog(DataTable[Text]):
             self.refresh_bindings()
 
     def on_resize(self) -> None:
+        """The width decides which columns there are."""
+        if self._state is not None:
+            self.show(self._state)
+
+    def _shape_columns(self, state: SearchState) -> None:
         """As many columns as there is room for; fixed widths, so that a growing number does not move the others."""
-        shape = _fitting(self.scrollable_content_region.width)
-        if shape != self._shape:
-            self._shape = shape
+        width = self.scrollable_content_region.width
+        if not width:
+            return
+        shape = _fitting(width)
+        against = compared(state.config, state.traced)
+        if (shape, against) != (self._shape, self._against):
+            self._shape, self._against = shape, against
             self.clear(columns=True)
             self._numbers = []
             for column in shape:
-                self.add_column(Text(column.title, justify=column.justify), width=column.width)
-            if self._state is not None:
-                self.show(self._state)
+                title = against if column.title == _OFF else column.title
+                self.add_column(Text(title, justify=column.justify), width=column.width)
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """There is nothing to choose from among fewer than two trials."""
@@ -105,7 +119,7 @@ class TrialLog(DataTable[Text]):
     def on_data_table_row_highlighted(self, event: DataTable.RowHighlighted) -> None:
         """The cursor was moved by hand."""
         event.stop()
-        if event.row_key.value is not None:
+        if event.row_key is not None and event.row_key.value is not None:  # no row: Textual types that otherwise
             self.post_message(self.Chosen(int(event.row_key.value)))
 
 
@@ -118,7 +132,7 @@ def _fitting(width: int) -> tuple[_Column, ...]:
 def _texts(state: SearchState, trial: TrialFinished) -> dict[str, str]:
     """The cells of a trial by column title."""
     result = trial.result
-    error = traced_error(state, result)
+    error = peak_error(state.config, state.formula, state.traced, result)
     share = None if isinstance(error, Unknown) else error / result.peak_allocated_bytes
     return {
         "#": str(trial.number),
@@ -127,10 +141,10 @@ def _texts(state: SearchState, trial: TrialFinished) -> dict[str, str]:
         "allocated": _figure(result.peak_allocated_bytes),
         "reserved": _figure(result.peak_reserved_bytes),
         "device": _figure(result.device_used_bytes),
-        "traced": signed(error),
+        _OFF: signed(error),
         "error": percent(share) if share is not None else "",
         "secs": f"{result.seconds:.1f}",
-        _SAID: f"  {result.detail}",
+        _SAID: f"  {shortfall(result, state.config.limit_bytes)}",
     }
 
 
