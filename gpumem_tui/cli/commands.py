@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from importlib import import_module
@@ -9,7 +10,7 @@ from importlib import import_module
 import click
 
 from gpumem_tui import __version__
-from gpumem_tui.cli.common import EXIT_BAD_INPUT, EXIT_INTERRUPTED, complain
+from gpumem_tui.cli.common import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_INTERRUPTED, complain
 
 _COMMANDS = {
     "search": "gpumem_tui.cli.search:search",
@@ -45,11 +46,22 @@ class _Commands(click.Group):
         """Who reads the output may have enough of it (``| head -1``): not an error, though click would make it one."""
         try:
             result: object = super().invoke(ctx)
-            sys.stdout.flush()
+            if sys.stdout is not None:
+                sys.stdout.flush()
         except BrokenPipeError:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            _drop_output()
             return 0
+        except OSError as error:
+            if error.errno != errno.ENOSPC or error.filename is not None:
+                raise
+            _drop_output()
+            return complain(f"the output cannot be written: {error.strerror}", EXIT_FAILED)
         return result
+
+
+def _drop_output() -> None:
+    """What was not written yet is not wanted, or has no place."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 EXIT_BAD_INPUT = 2
@@ -10,8 +11,9 @@ EXIT_INTERRUPTED = 130
 
 
 def is_terminal() -> bool:
-    """Textual draws on stderr and reads stdin; all three must be the terminal."""
-    return sys.stdin.isatty() and sys.stdout.isatty() and sys.stderr.isatty()
+    """Textual draws on stderr and reads stdin; all three must be the terminal, and one that can be drawn on."""
+    streams = (sys.stdin, sys.stdout, sys.stderr)  # None where whoever started the program closed them
+    return all(stream is not None and stream.isatty() for stream in streams) and os.environ.get("TERM") != "dumb"
 
 
 def complain(message: str, code: int) -> int:

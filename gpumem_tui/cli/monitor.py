@@ -102,6 +102,8 @@ def monitor(
         notice = "" if address is None else _serve(stack, source, *address)
         if on_screen:
             return _show(source, settings, recorder, notice)
+        if notice:
+            click.echo(f"gpumem-tui: {notice}", err=True)
         stack.callback(source.stop)
         source.start()
         if once:

@@ -59,6 +59,7 @@ def search(as_json: bool, plain: bool, **values: Any) -> int:
 def predict(batch_size: int, by: str | None, as_json: bool, **values: Any) -> int:
     """Predict one batch size by formula and by tracing the real step; needs no GPU."""
     from gpumem_tui.search import report
+    from gpumem_tui.search.ledger import ledger_lines
     from gpumem_tui.search.prediction import Traced
 
     _, config = configure({**values, "share": True})
@@ -78,7 +79,7 @@ def predict(batch_size: int, by: str | None, as_json: bool, **values: Any) -> in
     click.echo(report.predicted_line(prediction))
     if gap := report.gap_line(prediction):
         click.echo(gap)
-    for line in report.ledger_lines(config, prediction, None, batch_size):
+    for line in ledger_lines(config, prediction, None, batch_size):
         click.echo(line)
     if isinstance(prediction.traced, Traced):
         click.echo(report.peak_line(prediction.traced, batch_size))

@@ -68,7 +68,7 @@ def attach(pid: int, yes: bool, timeout_s: float) -> int:
     try:
         target = inspect(pid)
         if not yes:
-            if not sys.stdin.isatty():
+            if sys.stdin is None or not sys.stdin.isatty():
                 return complain(f"there is no terminal to ask on: `gpumem-tui attach {pid} --yes`", EXIT_BAD_INPUT)
             _explain(target)
             if not click.confirm("Attach?", err=True):

@@ -73,7 +73,7 @@ DEVICE_OPTIONS = [
     click.option("--share", is_flag=True, help="Use a GPU that other processes use, in what they leave."),
     click.option(
         "--headroom", type=Finite(0, 1, max_open=True), default=0.1, show_default=True,
-        help="Share of the GPU that the formula leaves free.",
+        help="Share of the GPU to leave free: the formula does, a search says which batch does.",
     ),
     click.option("--target-batch", type=AT_LEAST_ONE, help="Wanted global batch size: says the accumulation steps."),
     click.option("--python", metavar="PATH", help="Interpreter that has torch (default: this one)."),

@@ -78,9 +78,9 @@ class System:
     @classmethod
     def here(cls) -> System:
         """This machine, this terminal."""
-        streams = (sys.stdin, sys.stdout, sys.stderr)
+        streams = (sys.stdin, sys.stdout, sys.stderr)  # None where whoever started the program closed them
         try:
-            size = os.get_terminal_size(sys.stderr.fileno())
+            size = os.get_terminal_size(2)
         except OSError:
             size = os.terminal_size((0, 0))
         return cls(
@@ -88,9 +88,9 @@ class System:
             environ=os.environ,
             uid=os.geteuid(),
             machine=platform.machine(),
-            is_terminal=all(stream.isatty() for stream in streams),
+            is_terminal=all(stream is not None and stream.isatty() for stream in streams),
             size=(size.columns, size.lines),
-            encoding=sys.stdout.encoding,
+            encoding=getattr(sys.stdout, "encoding", "no output"),
         )
 
 

@@ -53,8 +53,12 @@ class Recorder:
         self._packer: zlib._Compress | None = None
         self._last: Plain = None
         self._lines = 0
-        self._append({_HEADER_KEY: VERSION, "program": __version__})
-        self._end_member()
+        try:
+            self._append({_HEADER_KEY: VERSION, "program": __version__})
+            self._end_member()
+        except RecordingError:
+            path.unlink(missing_ok=True)  # nothing is in it
+            raise
 
     def add(self, snapshot: Snapshot) -> None:
         """Append one snapshot.

@@ -16,8 +16,10 @@ from rich.style import Style
 from textual.app import App, SystemCommand
 from textual.binding import Binding, BindingType
 from textual.color import Color
+from textual.command import CommandPalette
 from textual.driver import Driver
 from textual.drivers.linux_driver import LinuxDriver
+from textual.events import Resize
 from textual.filter import LineFilter
 from textual.message import Message
 from textual.screen import Screen
@@ -46,6 +48,7 @@ SCREENS: tuple[ScreenName, ...] = get_args(ScreenName)
 
 _OWN_COMMANDS = ("Theme",)
 """Of Textual's own commands, the ones that mean something here."""
+_PALETTE_LINES = 8
 _PALETTE_GONE_S = 0.1
 """Until what is under the command palette is drawn again."""
 
@@ -85,6 +88,7 @@ class GpuMemApp(App[int]):
     TITLE = "gpumem-tui"
     COMMAND_PALETTE_BINDING: ClassVar[str] = "ctrl+p"
     BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("ctrl+c", "quit", show=False, priority=True),
         Binding("ctrl+z", "suspend_process", show=False),
         *(
             Binding(str(key), f"show('{name}')", name, show=False, tooltip=f"Go to {name.capitalize()}")
@@ -190,6 +194,16 @@ class GpuMemApp(App[int]):
     def get_theme_variable_defaults(self) -> dict[str, str]:
         """What memory is drawn with, for themes that do not say."""
         return PALETTE
+
+    def action_command_palette(self) -> None:
+        """Not in a terminal of a few lines: there Textual 8's list of commands fails on its keys."""
+        if self.size.height >= _PALETTE_LINES:
+            super().action_command_palette()
+
+    def on_resize(self, event: Resize) -> None:
+        """The same while it is open."""
+        if event.size.height < _PALETTE_LINES and isinstance(self.screen, CommandPalette):
+            self.pop_screen()
 
     def get_driver_class(self) -> type[Driver]:
         """Ours in the place of Textual's for terminals."""

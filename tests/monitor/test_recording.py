@@ -196,6 +196,20 @@ def test_a_full_disk_ends_the_recording_but_not_the_source(tmp_path: Path) -> No
     assert len(list(Recording(tmp_path / "file").snapshots())) > 5
 
 
+def test_a_disk_that_is_full_from_the_start_leaves_no_empty_file(tmp_path: Path) -> None:
+    code = (
+        "import resource, signal, sys; from pathlib import Path;"
+        "from gpumem_tui.monitor.recording import Recorder;"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0));"
+        "Recorder(Path(sys.argv[1]))"
+    )
+    file = tmp_path / "file"
+    done = subprocess.run([sys.executable, "-c", code, file], capture_output=True, text=True, check=False)
+    assert done.stderr.splitlines()[-1].endswith(f"RecordingError: recording to {file} stopped: File too large")
+    assert not file.exists()
+
+
 class TestReplay:
     def test_it_keeps_the_recorded_time(self, tmp_path: Path) -> None:
         snapshots = _record(tmp_path / "file", 4)

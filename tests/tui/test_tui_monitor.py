@@ -367,6 +367,36 @@ async def test_the_palette_saves_a_picture_where_the_program_was_started(
         await until(pilot, lambda: any("no picture can be written here" in note.message for note in app._notifications))
 
 
+async def test_the_palette_is_not_for_a_terminal_of_a_few_lines() -> None:
+    app = scene.app(scene.machine(1))
+    async with app.run_test(size=SIZE) as pilot:
+        screen = scene.screen_of(app)
+        await pilot.press("ctrl+p")
+        assert app.screen is not screen
+        await pilot.resize_terminal(40, 3)
+        await until(pilot, lambda: app.screen is screen)
+        await pilot.press("ctrl+p", "pagedown")
+        assert app.screen is screen
+
+
+@pytest.mark.parametrize("keys", [[], ["question_mark"], ["down", "enter"], ["down", "T"], ["slash"], ["ctrl+p"]])
+async def test_ctrl_c_leaves_from_everywhere(keys: list[str]) -> None:
+    app = scene.app(scene.machine(1))
+    async with app.run_test(size=SIZE) as pilot:
+        await pilot.press(*keys, "ctrl+c")
+        await pilot.pause()
+    assert app.return_value == 0
+
+
+@pytest.mark.parametrize(("key", "row"), [("down", 0), ("home", 0), ("up", -1), ("end", -1), ("pagedown", 9)])
+async def test_the_first_key_goes_where_it_says(key: str, row: int) -> None:
+    app = scene.app(scene.of([scene.gpu(0, [scene.process(4100 + n, GIB) for n in range(20)])]))
+    async with app.run_test(size=SIZE) as pilot:
+        screen = scene.screen_of(app)
+        await pilot.press(key)
+        assert screen.state.cursor == screen.query_one(ProcessTable).view.order[row]
+
+
 async def test_leaving_stops_the_source() -> None:
     app = scene.app(scene.machine(1))
     async with app.run_test(size=SIZE) as pilot:

@@ -22,6 +22,7 @@ from gpumem_tui.search.prediction import Formula, Prediction
 from gpumem_tui.search.runner import Control, Predicted, SearchConfig
 from gpumem_tui.tui.app import GpuMemApp
 from gpumem_tui.tui.figures import compact_bytes
+from gpumem_tui.tui.screens.help import HelpScreen
 from gpumem_tui.tui.screens.plan import PlanScreen
 from gpumem_tui.tui.screens.plan_dialogs import PickScreen
 from gpumem_tui.tui.start import open_plan
@@ -287,3 +288,9 @@ def test_a_plan_that_cannot_be_is_refused_before_the_screen() -> None:
     impossible = Plan(find_model("gpt2"), config.workload.recipe, find_gpu("t4-16gb"), batch_size=8, target_batch=4)
     with pytest.raises(OptionError, match="--target-batch: 4 is less than one pass of 8"):
         open_plan(impossible, config)
+
+
+async def test_explain_before_anything_was_ever_drawn(tmp_path: Path) -> None:
+    async with plan_scene.app(GPT2, tmp_path).run_test(size=(20, 5)) as pilot:
+        await pilot.press("h")
+        await until(pilot, lambda: isinstance(pilot.app.screen, HelpScreen))

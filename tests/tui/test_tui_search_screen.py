@@ -23,7 +23,7 @@ from gpumem_tui.tui.screens.search import SearchFunction, SearchScreen
 from gpumem_tui.tui.search_state import Stage
 from gpumem_tui.tui.widgets import batch_plot
 from gpumem_tui.tui.widgets.batch_plot import BatchPlot
-from gpumem_tui.tui.widgets.panels import LedgerTable, VerdictPanel
+from gpumem_tui.tui.widgets.panels import LedgerTable, ReasonPanel, VerdictPanel
 from gpumem_tui.tui.widgets.trial_log import TrialLog
 from tests.tui import scene
 
@@ -201,6 +201,19 @@ async def test_the_arrows_choose_the_trial_that_the_table_shows() -> None:
         assert screen.query_one(LedgerTable).title == "Ledger at batch 41 · trial 3"
 
 
+@pytest.mark.parametrize("size", [(120, 40), (200, 60)])
+async def test_a_trial_that_did_not_fit_says_all_of_its_reason_below_the_log(size: tuple[int, int]) -> None:
+    async with scene.app(CONFIG, scene.scripted(scene.found(CONFIG))).run_test(size=size) as pilot:
+        screen = screen_of(pilot)
+        await until(pilot, lambda: screen.query_one(TrialLog).row_count == 3)
+        reason = screen.query_one(ReasonPanel)
+        assert not reason.display
+        await pilot.press("down")
+        await until(pilot, lambda: reason.display)
+        assert str(reason.render()) == f"trial 3 said: {scene.OUT_OF_MEMORY}"
+        await until(pilot, lambda: reason.size.height * reason.size.width >= len(str(reason.render())))
+
+
 async def test_the_cursor_follows_the_last_fitting_trial() -> None:
     async with running_app().run_test(size=SIZE) as pilot:
         screen = await in_third_trial(pilot)
@@ -248,6 +261,13 @@ async def test_every_size_can_be_resized_to_while_a_search_runs() -> None:
             assert tiny is (width < 60 or height < 16)
             footer = screen.query_one(Footer)
             assert tiny or footer.region.bottom == height
+
+
+async def test_paging_before_there_is_a_trial_in_a_flat_terminal() -> None:
+    async with scene.app(CONFIG, scene.missing_torch, autostart=False).run_test(size=(300, 5)) as pilot:
+        await pilot.press("tab", "pagedown", "pageup", "end")
+        await pilot.pause()
+        assert pilot.app.screen is screen_of(pilot)
 
 
 async def test_help_lists_the_keys_and_closes() -> None:

@@ -84,7 +84,6 @@ class MonitorScreen(ProcessActions):
         Binding("space", "pause", "pause", tooltip="Hold the picture, or go on"),
         Binding("question_mark", "help", "help", key_display="?", tooltip="The keys and what the columns mean"),
         Binding("q", "app.quit", "quit", tooltip="Leave"),
-        Binding("ctrl+c", "app.quit", show=False),
         Binding("up,k", "move(-1)", show=False),
         Binding("down,j", "move(1)", show=False),
         Binding("pageup", f"move(-{_PAGE})", show=False),

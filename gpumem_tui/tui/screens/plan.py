@@ -76,7 +76,6 @@ class PlanScreen(MainScreen):
         Binding("s", "search", "search", tooltip="Search the largest batch with these settings"),
         Binding("question_mark", "help", "help", key_display="?", tooltip="The keys and what the columns mean"),
         Binding("q", "app.quit", "quit", tooltip="Leave"),
-        Binding("ctrl+c", "app.quit", "quit", show=False),
         Binding("f1", "app.show('monitor')", show=False),
         Binding("f2", "app.show('search')", show=False),
         Binding("f3", "app.show('plan')", show=False),
@@ -264,7 +263,7 @@ class PlanScreen(MainScreen):
         rows = self.focused
         found = None
         if isinstance(rows, PlanControls):
-            found = control_help(self._state, rows.key)
+            found = control_help(self._state, rows.key) if rows.key else None
         elif isinstance(rows, RowList):
             found = explanation(self._state.plan, rows.key)
         self.app.push_screen(HelpScreen(plan_help()) if found is None else TextScreen(*found))

@@ -35,7 +35,7 @@ from gpumem_tui.tui.views.plot import warm
 from gpumem_tui.tui.views.search_help import search_help
 from gpumem_tui.tui.widgets.header import HeaderLine
 from gpumem_tui.tui.widgets.memory_bar import MemoryBar
-from gpumem_tui.tui.widgets.panels import LedgerTable, VerdictPanel, WorkloadLine, WorkloadPanel
+from gpumem_tui.tui.widgets.panels import LedgerTable, ReasonPanel, VerdictPanel, WorkloadLine, WorkloadPanel
 from gpumem_tui.tui.widgets.trial_log import TrialLog
 
 if TYPE_CHECKING:
@@ -76,7 +76,6 @@ class SearchScreen(MainScreen):
         Binding("v", "switch", "plot/table", tooltip="Show the plot or the ledger table"),
         Binding("question_mark", "help", "help", key_display="?", tooltip="The keys and what the columns mean"),
         Binding("q", "app.quit", "quit", tooltip="Leave; a running search is cancelled"),
-        Binding("ctrl+c", "app.quit", "quit", show=False),
     ]
 
     class Arrived(Message):
@@ -150,6 +149,7 @@ class SearchScreen(MainScreen):
         empty = Static("no trial yet", id="log-empty")
         empty.border_title = "Trials"
         yield empty
+        yield ReasonPanel()
         yield VerdictPanel()
         yield Footer()
         yield Static(id="too-small")
@@ -344,6 +344,7 @@ class SearchScreen(MainScreen):
         self.query_one("#ledger-pane").border_title = ledger.title
         self.query_one(MemoryBar).show(state)
         self.query_one(TrialLog).show(state)
+        self.query_one(ReasonPanel).show(state)
         self._show_verdict()
         self.set_class(not state.trials, "-no-trials")
         self.set_class(state.running is not None, "-running")

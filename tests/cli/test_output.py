@@ -1,0 +1,37 @@
+"""Where output goes, or cannot go."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+_HEADLESS = (["models"], ["settings"], ["predict", "--batch-size", "1", "--json"], ["doctor", "--json"])
+
+
+def _shell(arguments: list[str], redirection: str) -> subprocess.CompletedProcess[str]:
+    """Run the program with a shell's redirection of its own."""
+    command = f'exec "$0" -m gpumem_tui "$@" {redirection}'
+    return subprocess.run(
+        ["sh", "-c", command, sys.executable, *arguments], capture_output=True, text=True, timeout=240, check=False
+    )
+
+
+@pytest.mark.parametrize("arguments", _HEADLESS, ids=lambda arguments: arguments[0])
+def test_a_full_disk_behind_the_output_is_one_line(arguments: list[str]) -> None:
+    done = _shell(arguments, "> /dev/full")
+    assert done.returncode == 4
+    assert done.stderr == "gpumem-tui: the output cannot be written: No space left on device\n"
+
+
+@pytest.mark.parametrize("arguments", _HEADLESS, ids=lambda arguments: arguments[0])
+def test_nobody_need_want_the_output(arguments: list[str]) -> None:
+    done = _shell(arguments, ">&-")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_without_an_input_there_is_no_screen() -> None:
+    done = _shell(["monitor", "--once"], "<&-")
+    assert "Traceback" not in done.stderr
+    assert done.returncode in (0, 4)
