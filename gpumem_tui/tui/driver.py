@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from textual.drivers.linux_driver import LinuxDriver
 
 
@@ -21,6 +23,10 @@ class TerminalDriver(LinuxDriver):
         self._gave_back = True
 
     def resume_application_mode(self) -> None:
+        """Take the terminal, soon: Textual asks for it in a signal's handler, where a lock may be held that is needed."""
+        asyncio.get_running_loop().call_soon_threadsafe(self._take)
+
+    def _take(self) -> None:
         """Take the terminal, and draw everything again: the shell may have written on it."""
         if not self._gave_back:
             super().suspend_application_mode()

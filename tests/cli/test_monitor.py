@@ -233,7 +233,7 @@ def test_metrics_beside_the_lines(environment: dict[str, str]) -> None:
     labels = 'gpu="0",instance="",name="NVIDIA A100-SXM4-80GB",uuid="GPU-00000000"'
     (value,) = re.findall(rf"^gpumem_gpu_memory_used_bytes{{{labels}}} (\S+)$", text, re.MULTILINE)
     assert float(value) == 30 * GIB
-    assert (code, err) == (-signal.SIGTERM, "")
+    assert (code, err) == (-signal.SIGTERM, f"gpumem-tui: metrics on 127.0.0.1:{ports[0]}\n")
 
 
 def test_an_address_that_others_reach_is_warned_about(environment: dict[str, str]) -> None:
@@ -241,8 +241,9 @@ def test_an_address_that_others_reach_is_warned_about(environment: dict[str, str
         assert process.stdout is not None
         assert process.stdout.readline()
         _, err = _ended(process, signal.SIGINT)
-    assert err.startswith("gpumem-tui: --metrics: everyone who can reach 0.0.0.0:")
-    assert err.count("\n") == 1
+    warning, where = err.splitlines()
+    assert warning.startswith("gpumem-tui: --metrics: everyone who can reach 0.0.0.0:")
+    assert where.startswith("gpumem-tui: metrics on 0.0.0.0:")
 
 
 def _listening(pid: int) -> list[int]:

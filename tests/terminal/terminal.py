@@ -68,7 +68,9 @@ class Terminal:
         return self.text
 
     def clear(self) -> None:
-        """Another program writes all over the screen."""
+        """Another program writes all over the screen, after what this one has written."""
+        while select.select([self._fd], [], [], 0)[0]:
+            self._read(0)
         self._screen.reset()
 
     def is_stopped(self) -> bool:
