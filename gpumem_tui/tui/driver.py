@@ -23,7 +23,7 @@ class TerminalDriver(LinuxDriver):
         self._gave_back = True
 
     def resume_application_mode(self) -> None:
-        """Take the terminal, soon: Textual asks for it in a signal's handler, where a lock may be held that is needed."""
+        """Take the terminal, soon: Textual asks in a signal's handler, where a lock that it needs may be held."""
         asyncio.get_running_loop().call_soon_threadsafe(self._take)
 
     def _take(self) -> None:
