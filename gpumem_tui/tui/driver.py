@@ -1,21 +1,53 @@
-"""The terminal, for a program that may be stopped and continued by others."""
+"""The terminal, for a program that stays open all day and may be stopped and continued by others."""
 
 from __future__ import annotations
 
 import asyncio
+import os
+import select
+from codecs import getincrementaldecoder
+from time import monotonic
 
+from textual._xterm_parser import XTermParser
 from textual.drivers.linux_driver import LinuxDriver
+
+_TICK_S = 0.1
+"""An escape key is told from the beginning of a sequence by what does not follow within such a time."""
+_LIVELY_S = 1.0
+"""So long after a key the time above counts; then there is only the end of the program to look for."""
+_QUIET_S = 0.5
 
 
 class TerminalDriver(LinuxDriver):
-    """Textual's, and it may be continued after a stop that it did not see.
+    """Textual's, with two changes.
 
-    Textual takes the terminal whenever the process is continued. After SIGSTOP, as batch systems send it, the terminal
-    had never been given back: Textual 8 would start a second thread that reads keys, and both wait for each other at
-    the end.
+    It waits for keys: Textual looks for an unfinished sequence ten times a second, which was an eighth of the Monitor's
+    CPU time (tests/bench/test_monitor_cost.py).
+
+    It may be continued after a stop that it did not see. Textual takes the terminal whenever the process is continued.
+    After SIGSTOP, as batch systems send it, the terminal had never been given back: Textual 8 would start a second
+    thread that reads keys, and both wait for each other at the end.
     """
 
     _gave_back = False
+
+    def run_input_thread(self) -> None:
+        """Read keys, the mouse and the terminal's answers until the terminal is given back."""
+        parser = XTermParser(self._debug)
+        decode = getincrementaldecoder("utf-8")().decode
+        lively_until_s = monotonic() + _LIVELY_S
+        while not self.exit_event.is_set():
+            patience_s = _TICK_S if monotonic() < lively_until_s else _QUIET_S
+            if select.select([self.fileno], [], [], patience_s)[0]:
+                lively_until_s = monotonic() + _LIVELY_S
+                read = os.read(self.fileno, 1 << 12)
+                if not read:  # the terminal is gone: a signal says so too
+                    return
+                typed = decode(read)  # empty in the middle of a character
+                for message in parser.feed(typed) if typed else ():
+                    self.process_message(message)
+            for message in parser.tick():
+                self.process_message(message)
 
     def suspend_application_mode(self) -> None:
         """Give the terminal back."""
