@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import errno
-import os
 import sys
 from importlib import import_module
 
 import click
 
 from gpumem_tui import __version__
-from gpumem_tui.cli.common import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_INTERRUPTED, complain
+from gpumem_tui.cli.common import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_INTERRUPTED, complain, drop_output
 
 _COMMANDS = {
     "search": "gpumem_tui.cli.search:search",
@@ -49,19 +48,14 @@ class _Commands(click.Group):
             if sys.stdout is not None:
                 sys.stdout.flush()
         except BrokenPipeError:
-            _drop_output()
+            drop_output()
             return 0
         except OSError as error:
             if error.errno != errno.ENOSPC or error.filename is not None:
                 raise
-            _drop_output()
+            drop_output()
             return complain(f"the output cannot be written: {error.strerror}", EXIT_FAILED)
         return result
-
-
-def _drop_output() -> None:
-    """What was not written yet is not wanted, or has no place."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})

@@ -16,6 +16,11 @@ def is_terminal() -> bool:
     return all(stream is not None and stream.isatty() for stream in streams) and os.environ.get("TERM") != "dumb"
 
 
+def drop_output() -> None:
+    """What stdout still holds is not wanted, or has no place: without this it would be written at the exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def complain(message: str, code: int) -> int:
     """One line on stderr; returns the exit code."""
     print(f"gpumem-tui: {' '.join(message.split())}", file=sys.stderr)

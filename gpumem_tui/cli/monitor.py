@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
-import os
 import sys
 from collections import deque
 from collections.abc import Callable
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from gpumem_tui.cli.common import EXIT_FAILED, EXIT_INTERRUPTED, complain, is_terminal
+from gpumem_tui.cli.common import EXIT_FAILED, EXIT_INTERRUPTED, complain, drop_output, is_terminal
 from gpumem_tui.cli.numbers import Finite
 
 if TYPE_CHECKING:
@@ -176,7 +175,7 @@ def _written(write: Callable[[], None]) -> int:
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is buffered still goes there at the exit
+        drop_output()
     return 0
 
 

@@ -9,9 +9,9 @@ import click
 
 from gpumem_tui.cli.common import EXIT_FAILED, complain, is_terminal
 from gpumem_tui.cli.numbers import Finite
-from gpumem_tui.cli.workload import AT_LEAST_ONE, DEVICE_OPTIONS, WORKLOAD_OPTIONS, with_options
+from gpumem_tui.cli.workload import AT_LEAST_ONE, DEVICE_OPTIONS, WORKLOAD_OPTIONS, choice, with_options
 from gpumem_tui.configuration import configure
-from gpumem_tui.search.strategy import MAX_BATCH_SIZE
+from gpumem_tui.search.strategy import MAX_BATCH_SIZE, NAMES
 
 if TYPE_CHECKING:
     from gpumem_tui.search.runner import Predicted, SearchConfig
@@ -19,13 +19,7 @@ if TYPE_CHECKING:
 
 @click.command(short_help="Find the largest batch: ramp a real step until out of memory.")
 @with_options(WORKLOAD_OPTIONS, DEVICE_OPTIONS)
-@click.option(
-    "--strategy",
-    type=click.Choice(["guided", "ramp", "double", "binary"]),
-    default="guided",
-    show_default=True,
-    help="Next size: from the prediction, in even steps, doubled, or halving a range.",
-)
+@choice("--strategy", NAMES, "Next size: from the prediction, in even steps, doubled, or halving a range.")
 @click.option("--step", "ramp_step", type=AT_LEAST_ONE, help="Step of the ramp (default: suits the prediction).")
 @click.option(
     "--timeout", "timeout_s", type=Finite(min=1), default=300.0, show_default=True,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import click
@@ -33,6 +33,12 @@ class Size(click.ParamType[int]):
 
 AT_LEAST_ONE = click.IntRange(min=1)
 
+
+def choice(option: str, among: Sequence[str], says: str) -> Callable[[Command], Command]:
+    """An option that takes one of several words; the first is its default."""
+    return click.option(option, type=click.Choice(among), default=among[0], show_default=True, help=says)
+
+
 WORKLOAD_OPTIONS = [
     click.option("--model", metavar="NAME", help="A model of the catalog (default: gpt2)."),
     click.option("--config", metavar="CONFIG_JSON", help="A Hugging Face config.json instead."),
@@ -45,28 +51,13 @@ WORKLOAD_OPTIONS = [
     click.option("--vocab", type=AT_LEAST_ONE, help="Vocabulary size."),
     click.option("--seq-len", type=AT_LEAST_ONE, help="Sequence length to train at."),
     click.option("--image-size", type=AT_LEAST_ONE, help="Pixels a side."),
-    click.option(
-        "--precision", type=click.Choice(PRECISIONS), default="fp32", show_default=True,
-        help="Of weights and step; amp: autocast over fp32 weights.",
-    ),
-    click.option(
-        "--optimizer", type=click.Choice(OPTIMIZERS), default="adamw", show_default=True,
-        help="Whose state is kept for every parameter.",
-    ),
-    click.option(
-        "--recompute", type=click.Choice(RECOMPUTES), default="none", show_default=True,
-        help="Activation checkpointing: of attention, or of whole layers.",
-    ),
-    click.option(
-        "--attention", type=click.Choice(ATTENTIONS), default="auto", show_default=True,
-        help="Kernel of scaled_dot_product_attention; auto: what torch picks.",
-    ),
-    click.option(
-        "--sharding", type=click.Choice(SHARDINGS), default="none", show_default=True,
-        help="What is divided over the GPUs: optimizer state, gradients too, parameters too.",
-    ),
+    choice("--precision", PRECISIONS, "Of weights and step; amp: autocast over fp32 weights."),
+    choice("--optimizer", OPTIMIZERS, "Whose state is kept for every parameter."),
+    choice("--recompute", RECOMPUTES, "Activation checkpointing: of attention, or of whole layers."),
+    choice("--attention", ATTENTIONS, "Kernel of scaled_dot_product_attention; auto: what torch picks."),
+    choice("--sharding", SHARDINGS, "What is divided over the GPUs: optimizer state, gradients too, parameters too."),
     click.option("--gpus", type=AT_LEAST_ONE, default=1, show_default=True, help="GPUs to shard over."),
-]  # fmt: skip
+]
 DEVICE_OPTIONS = [
     click.option("--gpu", metavar="DEVICE", help="0, a UUID or sim:NAME (default: a free GPU, else sim:a100-80gb)."),
     click.option("--limit", "limit_bytes", type=Size(), help="Never reserve more than this, e.g. 20GiB."),

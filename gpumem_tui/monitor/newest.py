@@ -6,6 +6,8 @@ import threading
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
+from gpumem_tui.monitor.snapshot import Snapshot
+
 T = TypeVar("T")
 
 
@@ -47,3 +49,22 @@ class Newest(Generic[T]):
     def subscribe(self, tell: Callable[[], None]) -> None:
         """Have this called after each new value and at the end, by the thread that made it, which waits for it."""
         self._told.append(tell)
+
+
+class Snapshots:
+    """What `snapshot.Source` promises of those who make the snapshots themselves: the newest one, for other threads."""
+
+    def __init__(self) -> None:
+        self._newest: Newest[Snapshot] = Newest()
+
+    def latest(self) -> Snapshot | None:
+        """The newest snapshot, None before the first."""
+        return self._newest.value
+
+    def wait(self, after: Snapshot | None, timeout_s: float) -> Snapshot | None:
+        """The first snapshot that is not `after`, or None if there is none in time, or none ever again."""
+        return self._newest.wait(after, timeout_s)
+
+    def subscribe(self, tell: Callable[[], None]) -> None:
+        """Have this called after each new snapshot and at the end, from another thread; it must not wait."""
+        self._newest.subscribe(tell)

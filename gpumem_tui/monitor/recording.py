@@ -17,7 +17,7 @@ from pathlib import Path
 
 from gpumem_tui import __version__
 from gpumem_tui.monitor.codec import CodecError, Plain, difference, from_plain, patched, to_plain
-from gpumem_tui.monitor.newest import Newest
+from gpumem_tui.monitor.newest import Snapshots
 from gpumem_tui.monitor.snapshot import Snapshot, Source
 
 VERSION = 1
@@ -228,7 +228,7 @@ class Recorded:
             self.notice = str(error)
 
 
-class Replay:
+class Replay(Snapshots):
     """Plays a recording as a source of snapshots, in the time that it took or faster; stays on the last one.
 
     Args:
@@ -239,10 +239,10 @@ class Replay:
     """
 
     def __init__(self, recording: Recording, speed: float = 1.0) -> None:
+        super().__init__()
         self._recording = recording
         self._speed = speed
         self.notice = ""
-        self._newest: Newest[Snapshot] = Newest()
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._play, name="replay", daemon=True)
 
@@ -250,18 +250,6 @@ class Replay:
         """Begin, unless it has begun; returns at once."""
         if self._thread.ident is None:
             self._thread.start()
-
-    def latest(self) -> Snapshot | None:
-        """The snapshot that is due."""
-        return self._newest.value
-
-    def wait(self, after: Snapshot | None, timeout_s: float) -> Snapshot | None:
-        """The first snapshot that is not `after`, None at the end of the recording."""
-        return self._newest.wait(after, timeout_s)
-
-    def subscribe(self, tell: Callable[[], None]) -> None:
-        """Have this called after each snapshot that comes due and at the end, from another thread."""
-        self._newest.subscribe(tell)
 
     def stop(self) -> None:
         """End; returns at once."""

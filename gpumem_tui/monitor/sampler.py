@@ -20,7 +20,7 @@ from gpumem_tui.memory import Unknown
 from gpumem_tui.monitor.compose import pids_of
 from gpumem_tui.monitor.driver import Driver
 from gpumem_tui.monitor.host import Host, Look
-from gpumem_tui.monitor.newest import Newest
+from gpumem_tui.monitor.newest import Snapshots
 from gpumem_tui.monitor.roster import Roster, Watched, have_moved, not_returned
 from gpumem_tui.monitor.snapshot import HostReading, Snapshot
 from gpumem_tui.monitor.worker import Worker
@@ -35,7 +35,7 @@ _HOST_STUCK_AFTER_S = 2.0
 _LONGEST_BACK_OFF_S = 10.0
 
 
-class Sampler:
+class Sampler(Snapshots):
     """The live `snapshot.Source`.
 
     Args:
@@ -54,6 +54,7 @@ class Sampler:
         clock: Callable[[], float] = time.time,
         proc: Path = Path("/proc"),
     ) -> None:
+        super().__init__()
         self._interval_s = interval_s
         self._slow_every = max(1, round(slow_interval_s / interval_s))
         self._clock = clock
@@ -65,7 +66,6 @@ class Sampler:
         self._adopted = (0, 0)
         self._retries = 0
         self._start_at = self._count_at = 0.0
-        self._newest: Newest[Snapshot] = Newest()
         self._stopped = False
         self._progress = threading.Condition()
 
@@ -77,18 +77,6 @@ class Sampler:
     def start(self) -> None:
         """Begin; returns at once."""
         threading.Thread(target=self._run, name="gpu-sampler", daemon=True).start()
-
-    def latest(self) -> Snapshot | None:
-        """The newest snapshot, None before the first."""
-        return self._newest.value
-
-    def wait(self, after: Snapshot | None, timeout_s: float) -> Snapshot | None:
-        """The first snapshot that is not `after`, or None if there is none in time, or none ever again."""
-        return self._newest.wait(after, timeout_s)
-
-    def subscribe(self, tell: Callable[[], None]) -> None:
-        """Have this called after each new snapshot and at the end, from another thread."""
-        self._newest.subscribe(tell)
 
     def stop(self) -> None:
         """End; returns at once. NVML stays started: to shut it down could hang."""
@@ -152,7 +140,7 @@ class Sampler:
         self._adopt(standing.starts, standing.gpu_count)
         for watched in self._watched.values():
             watched.worker.ask()
-        patience_s = _PATIENCE_S if self._newest.value else _FIRST_PATIENCE_S
+        patience_s = _PATIENCE_S if self.latest() else _FIRST_PATIENCE_S
         self._wait_for(lambda: all(w.is_fresh or w.is_stuck for w in self._watched.values()), patience_s)
         self._drop_absent()
         if have_moved(self._watched.values()):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from gpumem_tui.memory import ALLOCATED_BUCKETS, Bucket, Unknown, Value, format_bytes
@@ -135,10 +135,8 @@ def _looked_json(device: LookedDevice) -> dict[str, Any]:
 
 
 def _places_json(held: Sequence[Held], by: By) -> list[dict[str, Any]]:
-    sizes: Counter[str] = Counter()
-    for one in held:
-        sizes[str(getattr(one, by))] += one.bytes
-    return [{by: place or None, "bytes": size_bytes} for place, size_bytes in sizes.most_common()]
+    places = _totals((str(getattr(one, by)), one.bytes) for one in held)
+    return [{by: place or None, "bytes": size_bytes} for place, size_bytes in places]
 
 
 # Lines
@@ -230,10 +228,7 @@ def look_lines(process: ProbedProcess, look: Look, by: By = "source") -> list[st
 
 
 def _place_lines(device: LookedDevice, by: Literal["module", "source"]) -> list[str]:
-    sizes: Counter[str] = Counter()
-    for held in device.held:
-        sizes[held.place(by)] += held.bytes
-    places = sizes.most_common()
+    places = _totals((held.place(by), held.bytes) for held in device.held)
     shown, rest = places[: _LINES[by]], places[_LINES[by] :]
     lines = [_size_line(place, size_bytes, device.peak_bytes) for place, size_bytes in shown]
     if rest:
@@ -254,6 +249,14 @@ def _timeline_lines(device: LookedDevice) -> list[str]:
             span = f"{format_bytes(min(live))} to {format_bytes(max(live))}"
             lines.append(f"  {begin:8.3f} s  {phase or 'step':<10} {span}{mark}")
     return lines
+
+
+def _totals(sizes: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
+    """The bytes of each place, the largest first."""
+    totals: Counter[str] = Counter()
+    for place, size_bytes in sizes:
+        totals[place] += size_bytes
+    return totals.most_common()
 
 
 def _size_line(title: str, size_bytes: int, total_bytes: int) -> str:

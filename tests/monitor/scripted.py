@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from gpumem_tui.monitor.newest import Newest
+from gpumem_tui.monitor.newest import Snapshots
 from gpumem_tui.monitor.snapshot import Snapshot
 
 
-class Scripted:
+class Scripted(Snapshots):
     """Stands still until another snapshot is shown."""
 
     def __init__(self, snapshot: Snapshot | None = None) -> None:
-        self._newest: Newest[Snapshot] = Newest()
+        super().__init__()
         self._newest.value = snapshot
         self.notice = ""
         self.stopped = False
@@ -28,18 +26,6 @@ class Scripted:
         """There is no other, and this is why."""
         self.notice = notice
         self._newest.end()
-
-    def latest(self) -> Snapshot | None:
-        """What was shown last."""
-        return self._newest.value
-
-    def wait(self, after: Snapshot | None, timeout_s: float) -> Snapshot | None:
-        """What was shown last, once it is not `after`."""
-        return self._newest.wait(after, timeout_s)
-
-    def subscribe(self, tell: Callable[[], None]) -> None:
-        """Have this called when another is shown."""
-        self._newest.subscribe(tell)
 
     def stop(self) -> None:
         """Remember it."""

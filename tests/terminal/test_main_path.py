@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -67,24 +68,20 @@ def test_being_killed_leaves_nothing_behind(number: signal.Signals) -> None:
         assert _until_gone(children) == []
 
 
-def test_ctrl_z_gives_the_terminal_back_and_fg_draws_all_again() -> None:
+def _ctrl_z(screen: Terminal) -> None:
+    screen.press("\x1a")
+
+
+def _stopped_by_others(screen: Terminal) -> None:
+    os.kill(screen.pid, signal.SIGSTOP)
+
+
+@pytest.mark.parametrize("stop", [_ctrl_z, _stopped_by_others])
+def test_a_stop_harms_nothing_and_afterwards_all_is_drawn_again(stop: Callable[[Terminal], None]) -> None:
     with terminal("plan", *_SMALL) as screen:
         screen.wait_for("parameters", "? help")
         for _ in range(2):
-            screen.press("\x1a")
-            screen.wait_until(lambda _: screen.is_stopped(), "the stop")
-            screen.clear()
-            os.kill(screen.pid, signal.SIGCONT)
-            screen.wait_for("parameters", "? help")
-        screen.press("q")
-        assert screen.exit_code() == 0
-
-
-def test_being_stopped_and_continued_by_others() -> None:
-    with terminal("plan", *_SMALL) as screen:
-        screen.wait_for("parameters", "? help")
-        for _ in range(2):
-            os.kill(screen.pid, signal.SIGSTOP)
+            stop(screen)
             screen.wait_until(lambda _: screen.is_stopped(), "the stop")
             screen.clear()
             os.kill(screen.pid, signal.SIGCONT)
