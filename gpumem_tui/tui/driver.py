@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import select
+import signal
 from codecs import getincrementaldecoder
 from time import monotonic
 
@@ -19,7 +20,7 @@ _QUIET_S = 0.5
 
 
 class TerminalDriver(LinuxDriver):
-    """Textual's, with two changes.
+    """Textual's, with three changes.
 
     It waits for keys: Textual looks for an unfinished sequence ten times a second, which was an eighth of the Monitor's
     CPU time (tests/bench/test_monitor_cost.py).
@@ -27,6 +28,8 @@ class TerminalDriver(LinuxDriver):
     It may be continued after a stop that it did not see. Textual takes the terminal whenever the process is continued.
     After SIGSTOP, as batch systems send it, the terminal had never been given back: Textual 8 would start a second
     thread that reads keys, and both wait for each other at the end.
+
+    A terminal that is gone is a hang-up, whether or not the system sends the signal too: Textual would show an error.
     """
 
     _gave_back = False
@@ -40,14 +43,22 @@ class TerminalDriver(LinuxDriver):
             patience_s = _TICK_S if monotonic() < lively_until_s else _QUIET_S
             if select.select([self.fileno], [], [], patience_s)[0]:
                 lively_until_s = monotonic() + _LIVELY_S
-                read = os.read(self.fileno, 1 << 12)
-                if not read:  # the terminal is gone: a signal says so too
+                read = self._read()
+                if not read:
+                    os.kill(os.getpid(), signal.SIGHUP)
                     return
                 typed = decode(read)  # empty in the middle of a character
                 for message in parser.feed(typed) if typed else ():
                     self.process_message(message)
             for message in parser.tick():
                 self.process_message(message)
+
+    def _read(self) -> bytes:
+        """What was typed; empty once the terminal is gone, which Linux reports in either way."""
+        try:
+            return os.read(self.fileno, 1 << 12)
+        except OSError:
+            return b""
 
     def suspend_application_mode(self) -> None:
         """Give the terminal back."""

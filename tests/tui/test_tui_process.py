@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import pty
 import select
 import signal
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+import pytest
 
 ENTER_SCREEN, LEAVE_SCREEN = b"\x1b[?1049h", b"\x1b[?1049l"
 _PROGRAM = """
@@ -24,9 +28,13 @@ sys.exit(run_app(scene.app(config, scene.scripted(scene.running(config)))))
 
 
 @contextmanager
-def in_terminal() -> Iterator[tuple[subprocess.Popen[bytes], int]]:
-    """The program on a pseudo-terminal that is its controlling one, once its screen is up."""
+def in_terminal(*, is_controlling: bool = True) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+    """The program on a pseudo-terminal, once its screen is up; a controlling one sends a signal when it is closed."""
     ours, theirs = pty.openpty()
+
+    def take_control() -> None:
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
     process = subprocess.Popen(
         [sys.executable, "-c", _PROGRAM],
         stdin=theirs,
@@ -34,6 +42,7 @@ def in_terminal() -> Iterator[tuple[subprocess.Popen[bytes], int]]:
         stderr=theirs,
         env={**os.environ, "TERM": "xterm-256color", "COLUMNS": "100", "LINES": "30"},
         start_new_session=True,
+        preexec_fn=take_control if is_controlling else None,
     )
     os.close(theirs)
     try:
@@ -63,10 +72,10 @@ def test_a_terminate_signal_restores_the_terminal() -> None:
         assert process.wait(5) == 128 + signal.SIGTERM
 
 
-def test_a_lost_terminal_ends_the_program() -> None:
-    with in_terminal() as (process, terminal):
+@pytest.mark.parametrize("is_controlling", [True, False])
+def test_a_lost_terminal_ends_the_program(is_controlling: bool) -> None:
+    with in_terminal(is_controlling=is_controlling) as (process, terminal):
         os.close(terminal)
-        process.send_signal(signal.SIGHUP)
         assert process.wait(8) == 128 + signal.SIGHUP
 
 
