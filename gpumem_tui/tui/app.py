@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import os
 import signal
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from time import monotonic
 from types import FrameType
-from typing import TYPE_CHECKING, ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 from rich.segment import Segment
 from rich.style import Style
@@ -23,6 +25,7 @@ from textual.events import Resize
 from textual.filter import LineFilter
 from textual.message import Message
 from textual.screen import Screen
+from textual.widget import Widget
 
 from gpumem_tui.errors import OptionError
 from gpumem_tui.tui.background import in_daemon_thread
@@ -41,6 +44,9 @@ _SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 _EXIT_SIGNAL_BASE = 128
 _FAREWELL_S = 2.0
 """How long a signal waits for an orderly end before it makes a hard one."""
+_MOUNT_S = 1.0
+_LOOK_S = 0.01
+"""How long the program's end waits for widgets, and how often it looks."""
 
 ScreenName = Literal["monitor", "search", "plan"]
 SCREENS: tuple[ScreenName, ...] = get_args(ScreenName)
@@ -115,6 +121,7 @@ class GpuMemApp(App[int]):
         self.DEFAULT_MODE = first  # type: ignore[misc]  # Textual opens on it
         super().__init__()
         self._handlers: dict[signal.Signals, SignalHandler] = {}
+        self._ending = False
         self.left = threading.Event()  # set by whoever ran the app, when the terminal is restored too
         self._styled = StyleFilter()
         self._ascii = AsciiFilter(enabled=ascii_only)
@@ -156,7 +163,8 @@ class GpuMemApp(App[int]):
                 self.notify(str(error), title=name.capitalize(), severity="error")
                 return
             self._made.setdefault(name, made)
-        await self.switch_mode(name)
+        if not self._ending:
+            await self.switch_mode(name)
 
     def on_plan_screen_search_wanted(self, message: PlanScreen.SearchWanted) -> None:
         """Search with a plan's settings."""
@@ -258,6 +266,10 @@ class GpuMemApp(App[int]):
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
 
+    async def run_action(self, *args: Any, **named: Any) -> bool:
+        """Keys do nothing any more once the program is being left."""
+        return not self._ending and await super().run_action(*args, **named)
+
     async def action_quit(self) -> None:
         """End what runs, then the program."""
         self.exit(await self._end())
@@ -269,8 +281,19 @@ class GpuMemApp(App[int]):
 
     async def _end(self) -> int:
         """The exit code of the screens that have one to give: the first that is not 0."""
-        codes = [await screen.end() for screen in self._made.values()]
+        self._ending = True
+        codes = [await screen.end() for screen in tuple(self._made.values())]
+        await self._until_mounted()
         return next((code for code in codes if code), 0)
+
+    async def _until_mounted(self) -> None:
+        """Wait for what is being put up: Textual 8 fails if it takes down half a screen."""
+        deadline_s = monotonic() + _MOUNT_S
+        while monotonic() < deadline_s:
+            screens = [screen for screen in {*self._made.values(), *self.screen_stack} if screen.parent]
+            if all(node.is_mounted for screen in screens for node in screen.walk_children(Widget, with_self=True)):
+                return
+            await asyncio.sleep(_LOOK_S)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         threading.Thread(target=self._leave, args=(_EXIT_SIGNAL_BASE + number,), daemon=True).start()

@@ -68,6 +68,16 @@ def test_being_killed_leaves_nothing_behind(number: signal.Signals) -> None:
         assert _until_gone(children) == []
 
 
+@pytest.mark.parametrize("keys", ["q", "\x03", "1q", "3q", "32q", "e\x03", "?\x03", "3e\x03", "\x10\x03"])
+def test_leaving_while_something_is_being_put_up(keys: str) -> None:
+    """Typed ahead: what a key opens is not there yet when the next one leaves."""
+    with terminal() as screen:
+        screen.wait_until(lambda text: bool(text.strip()), "anything at all")
+        screen.press(keys)
+        assert screen.exit_code() == 0
+        assert "Traceback" not in screen.text
+
+
 def _ctrl_z(screen: Terminal) -> None:
     screen.press("\x1a")
 

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from dataclasses import replace
 from pathlib import Path
+
+import pytest
+from textual.app import ComposeResult
+from textual.containers import Vertical
+from textual.widgets import Static
 
 from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.plan.store import PlanStore
@@ -66,3 +73,75 @@ async def test_another_plan_is_taken_up_and_undo_leads_back(tmp_path: Path) -> N
         assert screen.state.plan == plan_scene.FITS
         await pilot.press("u")
         assert screen.state.plan == plan_scene.GPT2
+
+
+# Typed ahead: the key that leaves comes before what an earlier one opened is there
+
+
+class _Slow(Vertical):
+    """Takes a while to be put up, and fails if the program is left meanwhile; `begun` is set in the middle."""
+
+    def __init__(self, begun: asyncio.Event) -> None:
+        super().__init__()
+        self._begun = begun
+
+    async def on_mount(self) -> None:
+        self._begun.set()
+        await asyncio.sleep(0.3)
+        await self.mount(Static())
+
+
+class _SlowScreen(MainScreen):
+    """A screen that takes a while to be put up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun = asyncio.Event()
+
+    def compose(self) -> ComposeResult:
+        yield _Slow(self.begun)
+
+
+@pytest.mark.parametrize("is_dialogue", [False, True])
+async def test_leaving_waits_for_a_screen_that_is_being_put_up(is_dialogue: bool) -> None:
+    slow = _SlowScreen()
+    app = GpuMemApp({"monitor": MainScreen, "search": lambda: slow}, "monitor")
+    async with app.run_test():
+        if is_dialogue:
+            app.push_screen(slow)
+        else:
+            app.action_show("search")
+        await slow.begun.wait()
+        await app.action_quit()
+        assert slow.query(Static)
+    assert app.return_value == 0
+
+
+async def test_a_screen_that_is_made_while_the_program_is_left_is_not_shown() -> None:
+    released = threading.Event()
+
+    class Slowly(MainScreen):
+        async def end(self) -> int:
+            released.set()
+            await asyncio.sleep(0.3)  # what was held up goes on
+            return await super().end()
+
+    class Late(MainScreen):
+        def __init__(self) -> None:
+            released.wait(30)
+            super().__init__()
+
+    app = GpuMemApp({"monitor": Slowly, "search": Late}, "monitor")
+    async with app.run_test() as pilot:
+        await pilot.press("2")
+        await app.action_quit()
+        assert isinstance(app.screen, Slowly)
+    assert app.return_value == 0
+
+
+async def test_no_key_begins_anything_once_the_program_is_left() -> None:
+    app = GpuMemApp({"monitor": MainScreen}, "monitor")
+    async with app.run_test():
+        await app.action_quit()
+        assert not await app.run_action("command_palette")
+    assert app.return_value == 0

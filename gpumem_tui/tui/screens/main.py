@@ -6,13 +6,20 @@ from textual.screen import Screen
 
 
 class MainScreen(Screen[None]):
-    """Monitor, Search or Plan: a screen on keys 1, 2, 3, made when first shown and kept until the end."""
+    """Monitor, Search or Plan: a screen on keys 1, 2, 3, made when first shown and kept until the end.
+
+    Attributes:
+        ending: the program is being left: nothing is begun any more.
+    """
+
+    ending = False
 
     def cancel(self) -> None:
         """End whatever runs behind the screen; safe to call from any thread, returns at once."""
 
     async def end(self) -> int:
         """End whatever runs behind the screen, wait until it is gone, and return the exit code for leaving now."""
+        self.ending = True
         self.cancel()
         return 0
 

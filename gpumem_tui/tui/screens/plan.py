@@ -344,8 +344,9 @@ class PlanScreen(MainScreen):
 
     async def end(self) -> int:
         """End the trace, and wait until its process is gone."""
+        code = await super().end()
         await in_daemon_thread(partial(self._tracer.close, _FAREWELL_S))
-        return 0
+        return code
 
     # Drawing
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from datetime import datetime
 from typing import TYPE_CHECKING, ClassVar
 
@@ -15,7 +14,6 @@ from textual.containers import Horizontal, Vertical, VerticalScroll
 from textual.events import Resize
 from textual.message import Message
 from textual.widgets import Footer, Static
-from textual.worker import Worker, WorkerError
 
 from gpumem_tui.options import WorkloadOptions
 from gpumem_tui.search.prediction import Prediction
@@ -120,7 +118,6 @@ class SearchScreen(MainScreen):
         self._began = clock()
         self._drawn: SearchState | None = None
         self._plot: BatchPlot | None = None
-        self._mounting: Worker[None] | None = None
 
     @property
     def state(self) -> SearchState:
@@ -166,15 +163,16 @@ class SearchScreen(MainScreen):
         self.call_after_refresh(self._after_first_frame)
 
     def _after_first_frame(self) -> None:
-        self._mounting = self.run_worker(self._mount_plot(), exit_on_error=True)
-        if self._autostart:
+        self.run_worker(self._mount_plot(), exit_on_error=True)
+        if self._autostart and not self.ending:
             self.action_start()
 
     async def _mount_plot(self) -> None:
         plot = await asyncio.to_thread(_new_plot)
-        await self.query_one("#plot-pane").mount(plot)
-        self._plot = plot
-        plot.show(self._state)
+        if not self.ending:
+            await self.query_one("#plot-pane").mount(plot)
+            self._plot = plot
+            plot.show(self._state)
 
     def on_resize(self, event: Resize) -> None:
         """A tiny terminal gets one line that says what is needed."""
@@ -306,11 +304,8 @@ class SearchScreen(MainScreen):
     async def end(self) -> int:
         """Cancel what runs, wait until its child process is gone, and return the exit code for leaving now."""
         code = self._state.exit_code
-        self.cancel()
+        await super().end()
         await asyncio.to_thread(self._ended.wait, _FAREWELL_S)
-        if self._mounting is not None:  # a chart that has been mounted by half fails when it is taken down
-            with suppress(TimeoutError, WorkerError):
-                await asyncio.wait_for(self._mounting.wait(), _FAREWELL_S)
         return code
 
     # Drawing
