@@ -60,6 +60,11 @@ class TerminalDriver(LinuxDriver):
         except OSError:
             return b""
 
+    def write(self, data: str) -> None:
+        """Draw; nothing on a terminal that is gone: nobody empties its queue, and a full one holds up the end."""
+        if self._writer_thread is None or self._writer_thread.is_alive():
+            super().write(data)
+
     def suspend_application_mode(self) -> None:
         """Give the terminal back."""
         super().suspend_application_mode()
