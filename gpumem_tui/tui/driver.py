@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import select
 import signal
@@ -57,7 +58,9 @@ class TerminalDriver(LinuxDriver):
         """What was typed; empty once the terminal is gone, which Linux reports in either way."""
         try:
             return os.read(self.fileno, 1 << 12)
-        except OSError:
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
             return b""
 
     def write(self, data: str) -> None:
