@@ -13,6 +13,7 @@ from gpumem_tui.formula.plan import accumulation
 from gpumem_tui.formula.recipe import PRECISIONS
 from gpumem_tui.plan.answers import samples, target_of
 from gpumem_tui.plan.curves import Curve, Series
+from gpumem_tui.plan.measured import MeasuredRate
 from gpumem_tui.plan.plan import Plan
 from gpumem_tui.simulator.profile import MULTIPROCESSORS_OF_OTHERS
 
@@ -20,9 +21,12 @@ SMALLEST_NORMALIZED_BATCH = 16
 """Below it batch norm's statistics are noisy (Wu & He 2018)."""
 
 REFERENCE_BATCH = 256
-"""The global batch that a published learning rate is taken to belong to unless said otherwise (Goyal et al. 2017)."""
+"""The global batch that a published learning rate is taken to belong to (Goyal et al. 2017)."""
 
 _TILE_SIDE = 128
+
+_ALMOST = 0.95
+"""Of the highest throughput: a larger micro-batch than the first that reaches it gains little."""
 
 
 @dataclass(frozen=True)
@@ -52,20 +56,12 @@ class Judgement:
     warning: bool = False
 
 
-@dataclass(frozen=True)
-class MeasuredRate:
-    """Throughput that was measured: samples a second of one GPU at one micro-batch."""
-
-    batch_size: int
-    samples_per_s: float
-
-
-def judgements(plan: Plan, reference_batch: int = REFERENCE_BATCH) -> tuple[Judgement, ...]:
-    """All advice on `plan`. `reference_batch`: the global batch whose learning rate is known."""
+def judgements(plan: Plan, measured: Sequence[MeasuredRate] = ()) -> tuple[Judgement, ...]:
+    """All advice on `plan`. `measured`: the throughput of its step, by micro-batch, where it is known."""
     return (
-        busy(plan),
+        busy(plan, measured),
         critical_batch(plan),
-        learning_rate(plan, reference_batch),
+        learning_rate(plan),
         batch_norm(plan),
         precision(plan),
         scaling(plan),
@@ -108,11 +104,12 @@ def saturating_batch(shape: ModelShape, gpu: Gpu) -> int:
 
 
 def throughput(plan: Plan, measured: Sequence[MeasuredRate] = ()) -> Curve:
-    """Throughput of one GPU against the micro-batch: measured points where there are any, and else the model."""
+    """Throughput of one GPU against the micro-batch: as measured, or by the model of `busy_share`."""
     if measured:
-        points = tuple((float(rate.batch_size), rate.samples_per_s) for rate in sorted(measured, key=_batch_of))
+        points = tuple((float(rate.batch_size), rate.samples_per_s) for rate in measured)
         series = (Series("measured", points),)
-        return Curve("throughput", "Throughput", "micro-batch", "samples/s", series, "measured on this GPU")
+        note = "measured by the search's trials on this GPU; the first step of each is left out"
+        return Curve("throughput", "Throughput", "micro-batch", "samples/s", series, note)
     saturated = saturating_batch(plan.shape, plan.gpu)
     last = max(4 * saturated, 2 * plan.batch_size)
     sizes = sorted({min(last, 1 << power) for power in range(last.bit_length() + 1)} | {saturated, plan.batch_size})
@@ -125,12 +122,8 @@ def throughput(plan: Plan, measured: Sequence[MeasuredRate] = ()) -> Curve:
     return Curve("throughput", "Throughput", "micro-batch", "% of the most", series, note, x_here=plan.batch_size)
 
 
-def _batch_of(rate: MeasuredRate) -> int:
-    return rate.batch_size
-
-
-def busy(plan: Plan) -> Judgement:
-    """Whether the micro-batch keeps the GPU busy, by the model."""
+def busy(plan: Plan, measured: Sequence[MeasuredRate] = ()) -> Judgement:
+    """Whether the micro-batch keeps the GPU busy, by the model, after what was measured."""
     share = busy_share(plan.shape, plan.gpu, plan.batch_size)
     saturated = saturating_batch(plan.shape, plan.gpu)
     steps = accumulation(target_of(plan), plan.batch_size, plan.recipe.gpus).steps
@@ -139,7 +132,19 @@ def busy(plan: Plan) -> Judgement:
         f"{100 * share:.0f} % of the GPU busy, {saturated} all of it. Beyond, a larger micro-batch takes longer in "
         f"proportion. {steps} accumulation step{f's cost {steps} passes' if steps != 1 else ' costs 1 pass'}."
     )
+    if measured:
+        text = f"{_fastest(measured)} {text}"
     return Judgement("throughput", "Throughput against batch", text, "model of this program; NVIDIA matmul guide")
+
+
+def _fastest(measured: Sequence[MeasuredRate]) -> str:
+    """What the search's trials say, in a sentence."""
+    most = max(measured, key=lambda rate: rate.samples_per_s)
+    enough = next(rate for rate in measured if rate.samples_per_s >= _ALMOST * most.samples_per_s)
+    text = f"Measured by the search: {most.samples_per_s:.3g} samples/s at most, at micro-batch {most.batch_size}"
+    if enough is not most:
+        text += f"; micro-batch {enough.batch_size} already gives {enough.samples_per_s:.3g}"
+    return f"{text}."
 
 
 # How large a batch helps
@@ -176,16 +181,16 @@ def rate_factors(reference_batch: int, batch: int) -> tuple[float, float]:
     return (ratio**0.5, ratio) if ratio >= 1 else (ratio, ratio**0.5)
 
 
-def learning_rate(plan: Plan, reference_batch: int = REFERENCE_BATCH) -> Judgement:
+def learning_rate(plan: Plan) -> Judgement:
     """How the learning rate follows the batch."""
     batch = _global_batch(plan)
-    least, most = rate_factors(reference_batch, batch)
-    doublings = log2(batch / reference_batch)
+    least, most = rate_factors(REFERENCE_BATCH, batch)
+    doublings = log2(batch / REFERENCE_BATCH)
     text = (
-        f"From a global batch of {reference_batch:,} to {batch:,} ({doublings:+.1f} doublings): multiply the learning "
+        f"From a global batch of {REFERENCE_BATCH:,} to {batch:,} ({doublings:+.1f} doublings): multiply the learning "
         f"rate by {least:.2f} to {most:.2f} (√2 to 2 a doubling; the square root suits Adam, the full factor SGD)."
     )
-    if batch > reference_batch:
+    if batch > REFERENCE_BATCH:
         text += " Warm up over the first epochs or some thousand steps."
     if batch > _CRITICAL[1][1]:
         text += " At this size LARS (convolutional networks) or LAMB (transformers) adapts the rate by layer."

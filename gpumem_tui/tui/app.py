@@ -35,9 +35,11 @@ from gpumem_tui.tui.screens.main import MainScreen
 from gpumem_tui.tui.theme import PALETTE, THEME, THEMES
 
 if TYPE_CHECKING:
+    from gpumem_tui.plan.measured import MeasuredRate
     from gpumem_tui.plan.plan import Plan
     from gpumem_tui.tui.screens.monitor import MonitorScreen
     from gpumem_tui.tui.screens.plan import PlanScreen
+    from gpumem_tui.tui.screens.search import SearchScreen
 
 SignalHandler = Callable[[int, FrameType | None], object] | int | None
 _SIGNALS = (signal.SIGTERM, signal.SIGHUP)
@@ -128,6 +130,7 @@ class GpuMemApp(App[int]):
         self._makers = screens
         self._python = python
         self._made: dict[ScreenName, MainScreen] = {}
+        self._measured: list[MeasuredRate] = []
         for name in screens:
             self.add_mode(name, partial(self.main_screen, name))
         for own in THEMES:
@@ -160,11 +163,24 @@ class GpuMemApp(App[int]):
             try:
                 made = await in_daemon_thread(self._makers[name])
             except Unavailable as error:
-                self.notify(str(error), title=name.capitalize(), severity="error")
+                self.notify(str(error), title=name.capitalize(), severity="error", markup=False)
                 return
             self._made.setdefault(name, made)
+            self._hand_over_measured()
         if not self._ending:
             await self.switch_mode(name)
+
+    def on_search_screen_measured(self, message: SearchScreen.Measured) -> None:
+        """What a search has measured counts for the plans of the same step."""
+        self._measured.append(message.rate)
+        self._hand_over_measured()
+
+    def _hand_over_measured(self) -> None:
+        from gpumem_tui.tui.screens.plan import PlanScreen
+
+        screen = self._made.get("plan")
+        if isinstance(screen, PlanScreen):
+            screen.take_measured(self._measured)
 
     def on_plan_screen_search_wanted(self, message: PlanScreen.SearchWanted) -> None:
         """Search with a plan's settings."""
@@ -192,7 +208,7 @@ class GpuMemApp(App[int]):
         try:
             found = await in_daemon_thread(lambda: configure({**search_values(plan), "python": self._python}))
         except OptionError as error:
-            self.notify(str(error), title="Search", severity="error")
+            self.notify(str(error), title="Search", severity="error", markup=False)
             return
         await self._show("search")
         screen = self._made.get("search")
@@ -242,9 +258,10 @@ class GpuMemApp(App[int]):
         try:
             path = self.save_screenshot(path=os.getcwd())
         except OSError as error:
-            self.notify(f"no picture can be written here: {error.strerror}", title="Screenshot", severity="error")
+            said = f"no picture can be written here: {error.strerror}"
+            self.notify(said, title="Screenshot", severity="error", markup=False)
         else:
-            self.notify(f"written to {path}", title="Screenshot")
+            self.notify(f"written to {path}", title="Screenshot", markup=False)
 
     def on_mount(self) -> None:
         """A signal must not leave the terminal in disorder nor a child process behind."""
@@ -252,7 +269,8 @@ class GpuMemApp(App[int]):
             self._handlers = {number: signal.signal(number, self._on_signal) for number in _SIGNALS}
         self.call_after_refresh(self._collect_garbage)
         if self.theme != self._wanted_theme:
-            self.notify(f"there is no theme {self._wanted_theme}; ctrl+p lists them", severity="warning")
+            said = f"there is no theme {self._wanted_theme}; ctrl+p lists them"
+            self.notify(said, severity="warning", markup=False)
 
     @staticmethod
     def _collect_garbage() -> None:

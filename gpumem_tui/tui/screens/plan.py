@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from datetime import datetime
 from functools import partial
 from typing import ClassVar, cast
@@ -18,7 +18,7 @@ from textual.widgets import Footer, Static
 
 from gpumem_tui.plan.answers import answer
 from gpumem_tui.plan.controls import Choice, control_of
-from gpumem_tui.plan.judgement import MeasuredRate
+from gpumem_tui.plan.measured import MeasuredRate
 from gpumem_tui.plan.plan import Plan
 from gpumem_tui.plan.state import PlanState, chosen, entered, nudged, opened, paused, redone, replaced, undone
 from gpumem_tui.plan.store import PlanStore
@@ -53,7 +53,6 @@ class PlanScreen(MainScreen):
     Args:
         plan: to begin with.
         tracer: makes what traces plans, given where its news go.
-        measured: throughput that a search or a watched process measured, for the judgement.
         store: where plans are saved; None for the user's data folder.
         clock: the time of day.
     """
@@ -100,7 +99,6 @@ class PlanScreen(MainScreen):
         plan: Plan,
         *,
         tracer: MakeTracer = Tracer,
-        measured: Sequence[MeasuredRate] = (),
         store: PlanStore | None = None,
         clock: Clock = datetime.now,
     ) -> None:
@@ -109,7 +107,7 @@ class PlanScreen(MainScreen):
         self._answer = answer(plan)
         self._tracer = tracer(self._on_trace)
         self._traced: TraceState = Pending(plan)
-        self._measured = tuple(measured)
+        self._measured: tuple[MeasuredRate, ...] = ()
         self._files = PlanFiles(store or PlanStore(), plan)
         self._clock = clock
         self._pane = "numbers"
@@ -150,7 +148,7 @@ class PlanScreen(MainScreen):
                         yield RowList(id="ledger")
                         yield RowList(id="facts")
                         yield FixedRows(id="step")
-                yield PlanPane(self._measured, self._tracer.known)
+                yield PlanPane(self._tracer.known)
         yield Footer()
         yield Static(id="too-small")
 
@@ -307,6 +305,12 @@ class PlanScreen(MainScreen):
         """Go on from another plan; undo leads back."""
         self._enter(replaced(self._state, plan))
 
+    def take_measured(self, rates: Iterable[MeasuredRate]) -> None:
+        """What searches have measured so far, for the plans of the same step."""
+        self._measured = tuple(rates)
+        if self.is_mounted:
+            self._draw_panes()
+
     def action_search(self) -> None:
         """With these settings, if a search can have them."""
         why_not = why_no_search(self._state.plan)
@@ -387,7 +391,9 @@ class PlanScreen(MainScreen):
         for names in self.query(PaneNames):
             names.show_panes(self._panes(), self._visible_pane())
         pane, plan, step = self._visible_pane(), self._state.plan, self.has_class("-step")
-        self.query_one(PlanPane).want(PaneRequest.of(pane, plan, self._files.other, self._traced, with_step=step))
+        self.query_one(PlanPane).want(
+            PaneRequest.of(pane, plan, self._files.other, self._traced, with_step=step, measured=self._measured)
+        )
 
     def on_plan_pane_worked(self, message: PlanPane.Worked) -> None:
         """The pane is there, and with it memory over a step."""

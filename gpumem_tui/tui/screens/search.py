@@ -15,9 +15,20 @@ from textual.events import Resize
 from textual.message import Message
 from textual.widgets import Footer, Static
 
+from gpumem_tui.exit_codes import EXIT_FAILED
 from gpumem_tui.options import WorkloadOptions
+from gpumem_tui.plan.measured import MeasuredRate, rate_of
 from gpumem_tui.search.prediction import Prediction
-from gpumem_tui.search.runner import Control, Predicted, SearchConfig, SearchEvent, TrialStarted, Unusable, search
+from gpumem_tui.search.runner import (
+    Control,
+    Predicted,
+    SearchConfig,
+    SearchEvent,
+    TrialFinished,
+    TrialStarted,
+    Unusable,
+    search,
+)
 from gpumem_tui.tui.screens.edit import Edited, EditScreen
 from gpumem_tui.tui.screens.help import HelpScreen
 from gpumem_tui.tui.screens.main import MainScreen
@@ -48,7 +59,6 @@ _ROOMY_FOOTER = 76
 _REDRAW_S = 0.25
 _CLOCK_S = 1.0
 _FAREWELL_S = 1.0
-_EXIT_FAILED = 4
 
 SearchFunction = Callable[[SearchConfig, Control], Iterator[SearchEvent]]
 Clock = Callable[[], datetime]
@@ -85,6 +95,13 @@ class SearchScreen(MainScreen):
             super().__init__()
             self.origin = control
             self.event = event
+
+    class Measured(Message):
+        """A trial has been timed."""
+
+        def __init__(self, rate: MeasuredRate) -> None:
+            super().__init__()
+            self.rate = rate
 
     class Broke(Message):
         """The search of `control` ended without a verdict."""
@@ -280,7 +297,7 @@ class SearchScreen(MainScreen):
             self.post_message(self.Broke(control, Failure(str(error), error.exit_code)))
         except Exception as error:  # noqa: BLE001  whatever it is, the screen says it in one line
             said = " ".join(f"{type(error).__name__}: {error}".split())
-            self.post_message(self.Broke(control, Failure(f"the search itself broke off: {said}", _EXIT_FAILED)))
+            self.post_message(self.Broke(control, Failure(f"the search itself broke off: {said}", EXIT_FAILED)))
         finally:
             ended.set()
 
@@ -289,6 +306,10 @@ class SearchScreen(MainScreen):
         if message.origin is self._control:
             before = self._state
             self._state = reduce(before, message.event)
+            if isinstance(message.event, TrialFinished):
+                rate = rate_of(before.config.workload, before.config.device.gpu, message.event.result)
+                if rate is not None:
+                    self.post_message(self.Measured(rate))
             if before.stage is not self._state.stage:
                 self._enter(self._state)
 

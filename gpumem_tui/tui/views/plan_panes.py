@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from gpumem_tui.plan.answers import TracedAnswer, answer
 from gpumem_tui.plan.curves import Curve, curves
-from gpumem_tui.plan.judgement import MeasuredRate, judgements, throughput
+from gpumem_tui.plan.judgement import judgements, throughput
+from gpumem_tui.plan.measured import MeasuredRate, rates_for
 from gpumem_tui.plan.plan import Plan
 from gpumem_tui.plan.step_memory import memory_over_step
 from gpumem_tui.plan.techniques import Combination, cheapest_combination, techniques
@@ -28,6 +29,7 @@ class PaneRequest:
         other: the plan to compare with, and what it is called.
         with_step: memory over a step is wanted too.
         traced: the trace that answers `plan`, where there is one and something of it is shown.
+        measured: the throughput of the plan's step, where it is shown and known.
     """
 
     pane: str
@@ -35,12 +37,23 @@ class PaneRequest:
     other: tuple[str, Plan]
     with_step: bool
     traced: Traced | None = None
+    measured: tuple[MeasuredRate, ...] = ()
 
     @classmethod
-    def of(cls, pane: str, plan: Plan, other: tuple[str, Plan], trace: TraceState, *, with_step: bool) -> PaneRequest:
+    def of(
+        cls,
+        pane: str,
+        plan: Plan,
+        other: tuple[str, Plan],
+        trace: TraceState,
+        *,
+        with_step: bool,
+        measured: Iterable[MeasuredRate] = (),
+    ) -> PaneRequest:
         """What `pane` needs of all that; nothing is worked out anew for what it does not show."""
         needs = with_step or pane in ("curves", "compare")
-        return cls(pane, plan, other, with_step, trace.traced if needs and isinstance(trace, Ready) else None)
+        traced = trace.traced if needs and isinstance(trace, Ready) else None
+        return cls(pane, plan, other, with_step, traced, rates_for(plan, measured) if pane == "judgement" else ())
 
 
 @dataclass(frozen=True)
@@ -56,24 +69,20 @@ class PaneContent:
     help: Help | None = None
 
 
-def pane_content(
-    request: PaneRequest, measured: Sequence[MeasuredRate], known: Callable[[Plan], TracedAnswer | None]
-) -> PaneContent:
+def pane_content(request: PaneRequest, known: Callable[[Plan], TracedAnswer | None]) -> PaneContent:
     """Work it out. Milliseconds, but for the cheapest combination, which can take a second.
 
     Args:
         known: what a trace says of a plan, where there is one.
     """
-    content = _content(request, measured, known)
+    content = _content(request, known)
     if not request.with_step:
         return content
     curve = _step(request)
     return replace(content, step=lambda width, selected: [heading(curve.title), *open_curve(curve, width)])
 
 
-def _content(
-    request: PaneRequest, measured: Sequence[MeasuredRate], known: Callable[[Plan], TracedAnswer | None]
-) -> PaneContent:
+def _content(request: PaneRequest, known: Callable[[Plan], TracedAnswer | None]) -> PaneContent:
     plan = request.plan
     match request.pane:
         case "techniques":
@@ -83,7 +92,7 @@ def _content(
             drawn = (*curves(plan), _step(request))
             return PaneContent(lambda width, selected: curve_rows(drawn, width, selected))
         case "judgement":
-            advice, rate = judgements(plan), throughput(plan, measured)
+            advice, rate = judgements(plan, request.measured), throughput(plan, request.measured)
             return PaneContent(lambda width, selected: judgement_rows(advice, rate, width))
         case "compare":
             name, other = request.other

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 
 from textual.app import ComposeResult
@@ -11,7 +11,6 @@ from textual.containers import Vertical
 from textual.message import Message
 
 from gpumem_tui.plan.answers import TracedAnswer
-from gpumem_tui.plan.judgement import MeasuredRate
 from gpumem_tui.plan.plan import Plan
 from gpumem_tui.tui.background import in_daemon_thread
 from gpumem_tui.tui.views.plan_panes import PaneContent, PaneRequest, pane_content
@@ -27,7 +26,6 @@ class PlanPane(Vertical):
     """Shows what is asked for when it is there; until then what was there before.
 
     Args:
-        measured: throughput that was measured, for the judgement.
         known: what a trace says of a plan, where there is one; called from another thread.
     """
 
@@ -38,9 +36,8 @@ class PlanPane(Vertical):
             super().__init__()
             self.step = step
 
-    def __init__(self, measured: Sequence[MeasuredRate], known: Callable[[Plan], TracedAnswer | None]) -> None:
+    def __init__(self, known: Callable[[Plan], TracedAnswer | None]) -> None:
         super().__init__(id="pane-box")
-        self._measured = measured
         self._known = known
         self._content = PaneContent(no_rows)
         self._wanted: PaneRequest | None = None
@@ -74,7 +71,7 @@ class PlanPane(Vertical):
                 await asyncio.sleep(_SETTLE_S)
                 if wanted != self._wanted:
                     continue
-                content = await in_daemon_thread(partial(pane_content, wanted, self._measured, self._known))
+                content = await in_daemon_thread(partial(pane_content, wanted, self._known))
                 if wanted.pane == self._wanted.pane:
                     self._content = content
                     self.query_one("#pane", RowList).show(content.view)
