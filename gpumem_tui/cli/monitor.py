@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from gpumem_tui.cli.common import EXIT_FAILED, EXIT_INTERRUPTED, complain, drop_output, is_terminal
+from gpumem_tui.cli.common import complain, drop_output, is_terminal
 from gpumem_tui.cli.numbers import Finite
+from gpumem_tui.exit_codes import EXIT_FAILED, EXIT_INTERRUPTED
 
 if TYPE_CHECKING:
     from gpumem_tui.monitor.alerts import Alerts
@@ -39,7 +40,7 @@ class Address(click.ParamType[tuple[str, int]]):
         if isinstance(value, tuple):
             return value
         host, _, port = value.rpartition(":")
-        if not port.isdigit() or int(port) > 65535:
+        if not port.isdecimal() or int(port) > 65535:
             self.fail(f"{value!r} is not HOST:PORT such as {_DEFAULT_METRICS}", param, ctx)
         return host.strip("[]") or "127.0.0.1", int(port)
 
@@ -202,9 +203,9 @@ def _probes() -> Ask:
 
 
 def _alerts(settings: Settings) -> Alerts:
-    from gpumem_tui.monitor.alerts import Alerts, Limits
+    from gpumem_tui.monitor.alerts import Alerts
 
-    return Alerts(Limits.of(settings))
+    return Alerts(settings)
 
 
 def _recorder(path: Path) -> Recorder:
@@ -238,8 +239,8 @@ def _serve(stack: ExitStack, source: Source, host: str, port: int) -> str:
         raise click.UsageError(f"--metrics: {error}") from error
     stack.callback(server.stop)
     if not is_loopback(host):
-        complain(f"--metrics: everyone who can reach {host}:{server.port} can read users and process names", 0)
-    return f"metrics on {host}:{server.port}"
+        complain(f"--metrics: everyone who can reach {server.address} can read users and process names", 0)
+    return f"metrics on {server.address}"
 
 
 @click.command()

@@ -6,15 +6,12 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING
 
 from gpumem_tui.memory import Unknown, format_bytes
 from gpumem_tui.monitor.probes import OutOfMemory, Probes
 from gpumem_tui.monitor.snapshot import GpuProcess, GpuReading, Memory, Reading, Snapshot, State
 from gpumem_tui.monitor.trend import Trend
-
-if TYPE_CHECKING:
-    from gpumem_tui.settings import Settings
+from gpumem_tui.settings import Settings
 
 _NEAR_FULL_SLACK_PERCENT = 3.0
 _EARLY_PERCENT = 20.0
@@ -70,26 +67,6 @@ _HARMLESS_THROTTLING = frozenset({"power cap", "sync boost"})
 
 Key = tuple[str, str, AlertKind]
 """GPU uuid, MIG instance uuid or empty, kind."""
-
-
-@dataclass(frozen=True)
-class Limits:
-    """From where on a reading is an alert.
-
-    Attributes:
-        near_full_percent: memory in use, of what is not the driver's own.
-        temperature_margin_c: below the driver's limit.
-        temperature_limit_c: the limit of a GPU for which the driver names none.
-    """
-
-    near_full_percent: float = 95.0
-    temperature_margin_c: int = 5
-    temperature_limit_c: int = 90
-
-    @classmethod
-    def of(cls, settings: Settings) -> Limits:
-        """As the user has settled them."""
-        return cls(settings.near_full_percent, settings.temperature_margin_c, settings.temperature_limit_c)
 
 
 @dataclass(frozen=True)
@@ -177,8 +154,8 @@ class _Past:
 class Alerts:
     """Follows the snapshots and says what is the matter now."""
 
-    def __init__(self, limits: Limits | None = None) -> None:
-        self._limits = limits or Limits()
+    def __init__(self, settings: Settings | None = None) -> None:
+        self._settings = settings or Settings()
         self._standing: dict[Key, _Standing] = {}
         self._past: dict[tuple[str, str], _Past] = {}
         self._probes: Probes = {}
@@ -299,7 +276,7 @@ class Alerts:
                 yield _Finding(AlertKind.OOM, Severity.WARNING, message, scope.instance)
 
     def _near_full(self, scope: _Scope, memory: Memory, percent: float, full_in_s: float | None) -> Iterator[_Finding]:
-        above = percent - self._limits.near_full_percent
+        above = percent - self._settings.near_full_percent
         full_in = math.inf if full_in_s is None else full_in_s
         early = above >= -_EARLY_PERCENT and full_in <= _EARLY_S
         still = above >= -_NEAR_FULL_SLACK_PERCENT or (above >= -_EARLY_PERCENT and full_in <= 2 * _EARLY_S)
@@ -314,8 +291,8 @@ class Alerts:
             return
         limit_c = gpu.temperature_limit_c
         if isinstance(limit_c, Unknown):
-            limit_c = self._limits.temperature_limit_c
-        above_c = gpu.temperature_c - (limit_c - self._limits.temperature_margin_c)
+            limit_c = self._settings.temperature_limit_c
+        above_c = gpu.temperature_c - (limit_c - self._settings.temperature_margin_c)
         if above_c >= -_HOT_SLACK_C:
             message = f"{title}: {gpu.temperature_c} °C, limit {limit_c} °C"
             yield _Finding(AlertKind.HOT, Severity.WARNING, message, begins=above_c >= 0)

@@ -147,7 +147,9 @@ def gpus_check(gpus: Sequence[GpuReading]) -> Check:
 
 def processes_check(gpus: Sequence[GpuReading]) -> Check:
     """Whether the memory of a GPU can be told apart by process."""
-    lists = {gpu.index: gpu.processes for gpu in gpus if not gpu.instances}
+    lists = {gpu.index: gpu.processes for gpu in gpus if gpu.state is State.OK}
+    if not lists:
+        return Check("processes", Status.SKIP, "no GPU answers")
     unread = {index: listed.reason for index, listed in lists.items() if isinstance(listed, Unknown)}
     if unread:
         reasons = ", ".join(sorted(set(unread.values())))

@@ -201,12 +201,17 @@ def sm_percents(call: Caller, handle: Any, since_us: int) -> Reading[tuple[Mappi
 # ---- one GPU: what it does
 
 
+_PERCENT = 100
+
+
 def utilization(call: Caller, handle: Any) -> Reading[tuple[int, int]]:
     """Per cent of the last sample period in which a kernel ran, and in which memory was read or written."""
 
-    def read() -> tuple[int, int]:
+    def read() -> Reading[tuple[int, int]]:
         rates = call("nvmlDeviceGetUtilizationRates", handle)
-        return int(rates.gpu), int(rates.memory)
+        return (
+            Unknown("not available") if max(rates.gpu, rates.memory) > _PERCENT else (int(rates.gpu), int(rates.memory))
+        )
 
     return reading(read)
 

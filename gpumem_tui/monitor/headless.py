@@ -20,6 +20,8 @@ _ANSWER_S = 30.0
 _COMPLETE_S = 3.0
 """The values that are read slowly are there by then, unless a call hangs."""
 _POLL_S = 0.5
+_NO_TERMINAL = (10**6, 24)
+"""Columns and lines: a pipe or a file has room for everything."""
 
 
 Ask = Callable[[Snapshot], ProbeReport]
@@ -79,13 +81,13 @@ def live(source: Source, interval_s: float) -> Iterator[Snapshot]:
 
 
 def print_once(snapshot: Snapshot, alerts: Alerts, *, as_json: bool, ask: Ask = no_probes) -> None:
-    """One reading: a JSON object, or a table as wide as the terminal."""
+    """One reading: a JSON object, or a table, cut where a terminal ends."""
     probes = ask(snapshot)
     current = alerts.update(snapshot, probes.figures, probes.ended)
     if as_json:
         _print_json(report.snapshot_json(snapshot, current, probes))
         return
-    for line in report.table(snapshot, current, shutil.get_terminal_size().columns):
+    for line in report.table(snapshot, current, shutil.get_terminal_size(_NO_TERMINAL).columns):
         print(line)
 
 

@@ -105,8 +105,9 @@ def _tiers(hours: float) -> tuple[tuple[int, int], ...]:
 def values_of(gpu: GpuReading, probes: Probes) -> dict[Column, float]:
     """What is kept of a reading: the values that are known."""
     values: dict[Column, float] = {}
-    if not isinstance(gpu.memory, Unknown):
-        values[Column.USED] = gpu.memory.used_bytes
+    memory = gpu.visible_memory
+    if not isinstance(memory, Unknown):
+        values[Column.USED] = memory.used_bytes
     if not isinstance(gpu.utilization_percent, Unknown):
         values[Column.UTILIZATION] = gpu.utilization_percent
     figures = [figures for (uuid, _), figures in probes.items() if uuid == gpu.uuid]

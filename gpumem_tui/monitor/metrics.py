@@ -25,8 +25,9 @@ from gpumem_tui.monitor.snapshot import (
     State,
 )
 
-_GPU = ("gpu", "uuid", "name", "instance")
-_PROCESS = ("gpu", "uuid", "instance", "pid", "user", "process")
+_GPU = ("gpu", "uuid", "name", "mig_instance")
+_PROCESS = ("gpu", "uuid", "mig_instance", "pid", "user", "process")
+"""Labels. Prometheus gives every series an ``instance``, whom it asked, so a MIG instance is not called that."""
 
 _READINGS: Mapping[str, tuple[str, str, float]] = {
     "utilization_percent": ("utilization_ratio", "Share of the last sample period in which a kernel ran", 0.01),
@@ -68,9 +69,11 @@ class Server:
         try:
             self._server: HTTPServer
             self._server, self._thread = start_http_server(port, host, registry)
-        except (OSError, OverflowError) as error:
+        except (OSError, OverflowError, UnicodeError) as error:  # the last: what no name of a host can be
             reason = error.strerror if isinstance(error, OSError) else error
-            raise CannotServe(f"{host}:{port} cannot be served: {reason}") from error
+            raise CannotServe(f"{_address(host, port)} cannot be served: {reason}") from error
+        self.address = _address(host, self.port)
+        """As it stands in a URL."""
 
     @property
     def port(self) -> int:
@@ -82,6 +85,10 @@ class Server:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
+
+
+def _address(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 class _SourceCollector(Collector):

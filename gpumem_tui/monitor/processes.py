@@ -102,7 +102,7 @@ class HostProcesses:
     def _meet(self, pid: int) -> _Known:
         process = psutil.Process(pid)
         with process.oneshot():
-            name = process.name()
+            name = _printable(process.name())
             try:
                 command = " ".join(process.cmdline()) or f"[{name}]"
             except (psutil.AccessDenied, psutil.ZombieProcess):
@@ -111,7 +111,7 @@ class HostProcesses:
                 process=process,
                 user=process.username(),
                 name=name,
-                command="".join(character if character.isprintable() else " " for character in command),
+                command=_printable(command),
                 start_time_s=process.create_time(),
                 container=_container(_text(self._proc / str(pid) / "cgroup")),
             )
@@ -120,11 +120,18 @@ class HostProcesses:
         """False only if its open files can be read and none is a GPU's."""
         folder = self._proc / str(pid) / "fd"
         try:
-            return any(os.readlink(folder / name).startswith(_GPU_DEVICES) for name in os.listdir(folder))
-        except PermissionError:  # without CAP_SYS_PTRACE, root in a container may list what it may not follow
-            return True
-        except OSError:
-            return False
+            names = os.listdir(folder)
+        except OSError as error:
+            return isinstance(error, PermissionError)
+        for name in names:
+            try:
+                if os.readlink(folder / name).startswith(_GPU_DEVICES):
+                    return True
+            except PermissionError:  # without CAP_SYS_PTRACE, root in a container may list what it may not follow
+                return True
+            except OSError:
+                continue  # it was closed meanwhile
+        return False
 
     def _absent(self, pid: int) -> Unknown:
         if self._is_contained:
@@ -221,8 +228,13 @@ def _container(cgroup: str) -> str:
     for pattern, manager in _CONTAINERS:
         found = pattern.search(cgroup)
         if found is not None:
-            return f"{manager} {found[1]}"
+            return f"{manager} {_printable(found[1])}"
     return ""
+
+
+def _printable(text: str) -> str:
+    """Without what would steer a terminal: anyone may name a process so."""
+    return "".join(character if character.isprintable() else " " for character in text)
 
 
 def _text(path: Path) -> str:

@@ -109,7 +109,7 @@ def snapshot_json(
 def _strangers(snapshot: Snapshot, probes: ProbeReport) -> Iterator[dict[str, Any]]:
     """Of processes on a GPU whose list they are not on, as in a container with pids of its own."""
     shown = {
-        (gpu.uuid, process.pid)
+        (process.instance or gpu.uuid, process.pid)
         for gpu in snapshot.gpus
         if not isinstance(gpu.processes, Unknown)
         for process in gpu.processes

@@ -29,6 +29,8 @@ _PATIENCE_S = 0.1
 """How long a snapshot waits for GPUs that have not answered yet: they come with the next one."""
 _FIRST_PATIENCE_S = 0.3
 """The same for the first one, which has no earlier readings to show."""
+_SLOW_PATIENCE_S = 1.0
+"""How long the second one waits for what is read slowly."""
 _START_PATIENCE_S = 1.0
 """The same for starting the driver."""
 _HOST_STUCK_AFTER_S = 2.0
@@ -97,7 +99,8 @@ class Sampler(Snapshots):
             self._look_up_processes()
             self._publish()
             if first and self._watched:  # the first one came early, without what is read slowly
-                self._wait_for(lambda: all(w.worker.is_idle for w in self._watched.values()), self._interval_s / 2)
+                slowly_s = min(self._interval_s / 2, _SLOW_PATIENCE_S)
+                self._wait_for(lambda: all(w.worker.is_idle for w in self._watched.values()), slowly_s)
                 self._publish()
             first = False
             next_at = max(next_at + self._interval_s, monotonic())

@@ -122,14 +122,13 @@ class DeviceLedger:
             raise ValueError(f"ledger rows sum to {sum(known)} bytes on a device of {self.total_bytes}")
 
     def size_bytes(self, kind: Kind) -> Value:
-        """All rows of a kind together; unknown if any of them is."""
-        total = 0
-        for row in self.rows:
-            if row.kind is kind:
-                if isinstance(row.size_bytes, Unknown):
-                    return row.size_bytes
-                total += row.size_bytes
-        return total
+        """The rows of a kind together; unknown if none of them is known.
+
+        What a process of unknown size holds is unaccounted, so that the kinds sum to the device all the same.
+        """
+        sizes = [row.size_bytes for row in self.rows if row.kind is kind]
+        known = [size for size in sizes if isinstance(size, int)]
+        return sum(known) if known or not sizes else sizes[0]
 
 
 @dataclass(frozen=True)
@@ -208,6 +207,21 @@ class GpuReading:
     unified: bool = False
     mig: bool = False
     instances: tuple[Instance, ...] = ()
+
+    @property
+    def visible_memory(self) -> Reading[Memory]:
+        """Its memory; of a divided GPU that this user may not read as a whole, that of its instances together."""
+        parts = [each.memory for each in self.instances if not isinstance(each.memory, Unknown)]
+        if not isinstance(self.memory, Unknown) or not parts or len(parts) < len(self.instances):
+            return self.memory
+        reserved = [part.reserved_bytes for part in parts]
+        unread = next((each for each in reserved if isinstance(each, Unknown)), None)
+        return Memory(
+            total_bytes=sum(part.total_bytes for part in parts),
+            reserved_bytes=unread or sum(each for each in reserved if isinstance(each, int)),
+            used_bytes=sum(part.used_bytes for part in parts),
+            free_bytes=sum(part.free_bytes for part in parts),
+        )
 
 
 PLAIN_READINGS = (

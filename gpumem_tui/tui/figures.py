@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rich.cells import cell_len
+
 from gpumem_tui.memory import GIB, KIB, MIB, Unknown, Value
 
 Span = tuple[str, str]
@@ -117,6 +119,6 @@ def joined(cells: Sequence[Span]) -> list[Span]:
     return spans
 
 
-def span_width(spans: list[Span]) -> int:
-    """Characters of a line; everything the panels write is one cell wide."""
-    return sum(len(text) for text, _ in spans)
+def span_width(spans: Sequence[Span]) -> int:
+    """Cells of a line: a process may have a name of wide characters."""
+    return sum(cell_len(text) for text, _ in spans)

@@ -13,8 +13,10 @@ from gpumem_tui.memory import Bucket
 if TYPE_CHECKING:
     from gpumem_tui.search.events import Outcome
 
+PROGRAM = "gpumem-tui"
+"""At the left of every header."""
+
 OUTCOME_SYMBOLS: dict[Outcome, str] = {"fit": "✓", "oom": "✗", "error": "!"}
-OUTCOME_WORDS: dict[Outcome, str] = {"fit": "fits", "oom": "out of memory", "error": "failed"}
 
 FORMULA_MARK = "·"
 TRACED_MARK = "⠤"
@@ -71,7 +73,7 @@ def wants_ascii(environ: Mapping[str, str]) -> bool:
 
 @lru_cache(4096)
 def to_ascii(text: str) -> str:
-    """The text with every character replaced by an ASCII one of the same width."""
+    """The text with every character replaced by an ASCII one of the same width; one without any is left out."""
     return text if text.isascii() else "".join(map(_ascii_of, text))
 
 
@@ -80,6 +82,8 @@ def _ascii_of(character: str) -> str:
         return character
     if character in _ASCII:
         return _ASCII[character]
+    if unicodedata.category(character) in ("Mn", "Me", "Cf"):  # accents of their own, joiners
+        return ""
     code = ord(character)
     if 0x2800 <= code <= 0x28FF:  # braille dots: the traced line
         return ":" if code > 0x2800 else " "
@@ -88,9 +92,10 @@ def _ascii_of(character: str) -> str:
     if 0x2580 <= code <= 0x259F:
         return "|" if "LEFT" in unicodedata.name(character) or "RIGHT" in unicodedata.name(character) else "#"
     plain = unicodedata.normalize("NFKD", character)[0]
+    wide = unicodedata.east_asian_width(character) in ("W", "F")
     if plain.isascii():
-        return plain
-    return "??" if unicodedata.east_asian_width(character) in "WF" else "?"
+        return f"{plain} " if wide else plain
+    return "??" if wide else "?"
 
 
 def _box(name: str) -> str:

@@ -63,16 +63,18 @@ Parts = Mapping[tuple[str, int], ProcessParts]
 
 @dataclass(frozen=True)
 class MonitorState:
-    """Attributes:
-    snapshot: None until the first one.
-    published: what probes say beside it.
-    alerts: what is the matter.
-    at_peak: processes with a probe are divided as at their peak, not as now.
-    charts_process: the chart is of the chosen process, not of the device in focus.
-    focus: the device whose ledger and history are shown in full, by its key; empty for the first.
-    cursor: the chosen process.
-    only_focus: list only the processes of the device in focus.
-    paused: new snapshots are kept from the screen.
+    """Everything the Monitor shows.
+
+    Attributes:
+        snapshot: None until the first one.
+        published: what probes say beside it.
+        alerts: what is the matter.
+        at_peak: processes with a probe are divided as at their peak, not as now.
+        charts_process: the chart is of the chosen process, not of the device in focus.
+        focus: the device whose ledger and history are shown in full, by its key; empty for the first.
+        cursor: the chosen process.
+        only_focus: list only the processes of the device in focus.
+        paused: new snapshots are kept from the screen.
     """
 
     snapshot: Snapshot | None = None
@@ -95,8 +97,8 @@ class MonitorState:
         return self.snapshot.gpus if self.snapshot is not None else ()
 
     def warns(self, gpu: GpuReading, kind: AlertKind) -> bool:
-        """Whether there is an alert of this kind about a device as a whole."""
-        return any(alert.key == (gpu.uuid, "", kind) for alert in self.alerts)
+        """Whether there is an alert of this kind about a device or one of its MIG instances."""
+        return any((alert.gpu_uuid, alert.kind) == (gpu.uuid, kind) for alert in self.alerts)
 
     @cached_property
     def parts(self) -> Parts:

@@ -23,7 +23,7 @@ def gpu_uuid(process: ProbedProcess, sample: Sample, gpus: Sequence[Candidate]) 
     if record.device == CPU:
         return Unknown("host memory")
     if record.device_uuid:
-        return record.device_uuid
+        return _listed(record.device_uuid, gpus)
     environ = hosts.environ(hosts.PROC / str(process.pid)) if process.pid is not None else {}
     if process.process.visible_devices is not None:
         environ = {**environ, "CUDA_VISIBLE_DEVICES": process.process.visible_devices}
@@ -33,6 +33,16 @@ def gpu_uuid(process: ProbedProcess, sample: Sample, gpus: Sequence[Candidate]) 
     if record.device >= len(seen):
         return Unknown(f"{sample.device} is none of the {len(seen)} GPUs that its environment lets it see")
     return seen[record.device]
+
+
+def _listed(uuid: str, gpus: Sequence[Candidate]) -> str:
+    """As NVML has it: torch does not tell a MIG instance's UUID from a whole GPU's, which begin differently."""
+    instances = [instance for gpu in gpus for instance in gpu.instances]
+    return next((instance for instance in instances if _digits(instance) == _digits(uuid)), uuid)
+
+
+def _digits(uuid: str) -> str:
+    return uuid.partition("-")[2]
 
 
 def probe_figures(processes: Iterable[ProbedProcess], gpus: Sequence[Candidate]) -> Probes:

@@ -116,6 +116,11 @@ def test_once_is_a_table_of_80_columns(program: Program, environment: dict[str, 
     assert any(f"{_NO_PID}  –" in line and "(no such process" in line for line in lines)
 
 
+def test_what_goes_into_a_pipe_is_not_cut(program: Program, environment: dict[str, str]) -> None:
+    done = program("monitor", "--once", env={**environment, "COLUMNS": ""})
+    assert any(line.endswith("(no such process here)") for line in done.out.splitlines())
+
+
 def test_a_terminal_that_cannot_show_every_character(program: Program, environment: dict[str, str]) -> None:
     done = program("monitor", "--once", env={**environment, "PYTHONIOENCODING": "ascii"})
     assert (done.code, done.err) == (0, "")
@@ -230,7 +235,7 @@ def test_metrics_beside_the_lines(environment: dict[str, str]) -> None:
         ports = _listening(process.pid)
         text = urllib.request.urlopen(f"http://127.0.0.1:{ports[0]}/metrics", timeout=30).read().decode()
         code, err = _ended(process, signal.SIGTERM)
-    labels = 'gpu="0",instance="",name="NVIDIA A100-SXM4-80GB",uuid="GPU-00000000"'
+    labels = 'gpu="0",mig_instance="",name="NVIDIA A100-SXM4-80GB",uuid="GPU-00000000"'
     (value,) = re.findall(rf"^gpumem_gpu_memory_used_bytes{{{labels}}} (\S+)$", text, re.MULTILINE)
     assert float(value) == 30 * GIB
     assert (code, err) == (-signal.SIGTERM, f"gpumem-tui: metrics on 127.0.0.1:{ports[0]}\n")
@@ -267,6 +272,8 @@ def _listening(pid: int) -> list[int]:
         (["--replay", "settings.toml"], "--replay: settings.toml is no recording"),
         (["--record", "no/where"], "--record: no/where cannot be written: No such file or directory"),
         (["--metrics", "nonsense"], "'--metrics': 'nonsense' is not HOST:PORT such as 127.0.0.1:9820"),
+        (["--metrics", "127.0.0.1:²"], "'--metrics': '127.0.0.1:²' is not HOST:PORT such as 127.0.0.1:9820"),
+        (["--metrics", "127.0..1:1"], "--metrics: 127.0..1:1 cannot be served: "),
         (["--metrics", "192.0.2.1:1"], "--metrics: 192.0.2.1:1 cannot be served: "),
         (["--settings", "missing"], "missing: there is no such file; `gpumem-tui settings` prints one"),
         (["--settings", "settings.toml"], "settings.toml:2: unknown key 'intervall_s'; did you mean interval_s?"),

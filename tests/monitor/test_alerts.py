@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from gpumem_tui.memory import GIB, Unknown
-from gpumem_tui.monitor.alerts import Alert, AlertKind, Alerts, Limits, Severity
+from gpumem_tui.monitor.alerts import Alert, AlertKind, Alerts, Severity
 from gpumem_tui.monitor.probes import OutOfMemory, ProbeFigures
 from gpumem_tui.monitor.snapshot import GpuReading, Instance, State
 from gpumem_tui.monitor.trend import Trend
+from gpumem_tui.settings import Settings
 from tests.monitor.snapshots import START_S, gpu, machine, memory, process
 
 _UUID = gpu().uuid
@@ -21,8 +22,8 @@ _USABLE_GIB = (memory(0).free_bytes) / GIB
 class Watch:
     """Feeds alerts one snapshot a second."""
 
-    def __init__(self, limits: Limits | None = None) -> None:
-        self.alerts = Alerts(limits)
+    def __init__(self, settings: Settings | None = None) -> None:
+        self.alerts = Alerts(settings)
         self.second = -1
 
     def __call__(self, *gpus: GpuReading, seconds: int = 1, probes: Any = None, **changes: Any) -> list[Alert]:
@@ -63,7 +64,7 @@ class TestNearFull:
         assert watch(_percent(93), seconds=60) == []
 
     def test_the_threshold_is_a_setting(self) -> None:
-        assert _kinds(Watch(Limits(near_full_percent=50))(_percent(51))) == [AlertKind.NEAR_FULL]
+        assert _kinds(Watch(Settings(near_full_percent=50))(_percent(51))) == [AlertKind.NEAR_FULL]
 
     def test_steady_growth_is_told_before_it_is_too_late(self, watch: Watch) -> None:
         for n in range(40):
@@ -211,7 +212,7 @@ class TestHot:
         assert watch(gpu(temperature_c=80), seconds=6) == []
 
     def test_where_the_driver_names_no_limit(self) -> None:
-        watch = Watch(Limits(temperature_margin_c=0, temperature_limit_c=70))
+        watch = Watch(Settings(temperature_margin_c=0, temperature_limit_c=70))
         nameless = gpu(temperature_limit_c=Unknown("not supported"), temperature_c=70)
         assert [alert.message for alert in watch(nameless)] == ["GPU 0: 70 °C, limit 70 °C"]
 

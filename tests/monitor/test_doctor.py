@@ -104,6 +104,11 @@ class TestGpus:
     def test_processes(self, reading: GpuReading, status: Status, found: str) -> None:
         assert _outcome(doctor.processes_check([reading])) == (status, found)
 
+    def test_processes_of_a_gpu_that_is_lost_need_no_root(self) -> None:
+        lost = gpu(1, state=State.LOST, processes=Unknown("GPU is lost"))
+        assert _outcome(doctor.processes_check([gpu(0), lost])) == (Status.OK, "1, each with its memory")
+        assert _outcome(doctor.processes_check([lost])) == (Status.SKIP, "no GPU answers")
+
 
 class TestDeviceFiles:
     def test_none(self, system: System) -> None:

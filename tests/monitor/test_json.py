@@ -12,10 +12,10 @@ from hypothesis import HealthCheck, given, settings
 from gpumem_tui.memory import GIB, MIB, Unknown
 from gpumem_tui.monitor.alerts import Alerts
 from gpumem_tui.monitor.report import gpu_lines, snapshot_json, table
-from gpumem_tui.monitor.snapshot import Snapshot, State
+from gpumem_tui.monitor.snapshot import Instance, Snapshot, State
 from gpumem_tui.watch.report import probe_report
 from tests.monitor.schema import MONITOR
-from tests.monitor.snapshots import RESERVED_BYTES, anything, gpu, machine
+from tests.monitor.snapshots import RESERVED_BYTES, anything, gpu, machine, memory, process
 from tests.tui.watch_scene import on_cpu, published, record, watched
 
 _SCHEMA = jsonschema.Draft202012Validator(MONITOR)
@@ -88,6 +88,16 @@ def test_what_probes_say_stands_under_their_processes() -> None:
     cpu = body["unlisted_probes"][1]
     assert (cpu["device"], cpu["allocated_bytes"]) == ("cpu", None)
     assert cpu["unavailable"]["allocated_bytes"] == "host memory has no caching allocator"
+
+
+def test_a_probe_in_a_mig_instance_stands_there_and_nowhere_else() -> None:
+    inside = process(7, GIB, instance="MIG-1")
+    instance = Instance(0, "MIG-1", "1g.10gb", memory(GIB, total_bytes=10 * GIB), (inside,), Unknown("x"))
+    snapshot = machine([gpu(0, mig=True, processes=(inside,), instances=(instance,))])
+    body = snapshot_json(snapshot, (), probe_report(published(watched(7, (record(), "MIG-1")))))
+    (divided,) = body["gpus"]
+    assert "probe" in divided["instances"][0]["processes"][0]
+    assert body["unlisted_probes"] == []
 
 
 def test_what_is_not_a_number_is_unknown() -> None:

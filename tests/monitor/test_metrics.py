@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
 import urllib.request
 from collections.abc import Callable, Iterator
 
@@ -85,8 +87,8 @@ def test_mig_instances_stand_beside_their_gpu(scrape: Scrape) -> None:
     inside = process(7, GIB, instance="MIG-1")
     instance = Instance(0, "MIG-1", "1g.10gb", memory(GIB, total_bytes=10 * GIB), (inside,), Unknown("x"))
     series = scrape(machine([gpu(0, mig=True, processes=(inside,), instances=(instance,), throttle=("hot",))]))
-    assert _of(series, "gpumem_gpu_memory_total_bytes", instance="MIG-1") == [10 * GIB]
-    assert _of(series, "gpumem_gpu_memory_total_bytes", instance="") == [80 * GIB]
+    assert _of(series, "gpumem_gpu_memory_total_bytes", mig_instance="MIG-1") == [10 * GIB]
+    assert _of(series, "gpumem_gpu_memory_total_bytes", mig_instance="") == [80 * GIB]
     assert _of(series, "gpumem_process_memory_bytes") == [GIB]  # once, though both lists have it
     assert _of(series, "gpumem_gpu_throttled", reason="hot") == [1]
 
@@ -107,6 +109,23 @@ def test_an_address_that_cannot_be_had_is_one_line() -> None:
         server.stop()
     with pytest.raises(CannotServe, match=r"192\.0\.2\.1:0 cannot be served"):
         Server(Scripted(), "192.0.2.1", 0)
+    with pytest.raises(CannotServe, match=r"127\.0\.\.1:0 cannot be served"):
+        Server(Scripted(), "127.0..1", 0)
+
+
+def test_an_address_of_ipv6_stands_in_brackets() -> None:
+    with contextlib.closing(socket.socket(socket.AF_INET6)) as probe:
+        try:
+            probe.bind(("::1", 0))
+        except OSError:
+            pytest.skip("no IPv6 here")
+    server = Server(Scripted(), "::1", 0)
+    try:
+        assert server.address == f"[::1]:{server.port}"
+        with pytest.raises(CannotServe, match=rf"\[::1\]:{server.port} cannot be served: Address already in use"):
+            Server(Scripted(), "::1", server.port)
+    finally:
+        server.stop()
 
 
 @pytest.mark.parametrize(

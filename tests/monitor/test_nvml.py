@@ -32,6 +32,7 @@ def _read(machine: FakeMachine, gpu: FakeGpu, read: Callable[[Caller, Any], Any]
             Memory(80 * GIB, 600 * MIB, GIB, 79 * GIB - 600 * MIB),
         ),
         (FakeGpu(utilization_percent=97, memory_utilization_percent=40), fields.utilization, (97, 40)),
+        (FakeGpu(utilization_percent=2**32 - 1), fields.utilization, Unknown("not available")),
         (FakeGpu(power_w=312.5), fields.power_w, 312.5),
         (FakeGpu(power_limit_w=700), fields.power_limit_w, 700.0),
         (FakeGpu(temperature_c=66), fields.temperature_c, 66),

@@ -111,6 +111,16 @@ def test_control_characters_in_a_command_do_not_reach_the_screen(start: Start) -
     assert command.endswith("a [31mb c")
 
 
+def test_control_characters_in_a_name_do_not_either(start: Start) -> None:
+    """Anyone may give his process one."""
+    named = "import ctypes, time; ctypes.CDLL(None).prctl(15, b'a\\x1b[31mb', 0, 0, 0); time.sleep(600)"
+    child = start(sys.executable, "-c", named)
+    deadline_s = time.monotonic() + 30
+    while (name := _look(HostProcesses(), child.pid).name).startswith("python") and time.monotonic() < deadline_s:
+        time.sleep(0.01)
+    assert name == "a [31mb"
+
+
 @pytest.mark.parametrize(
     ("cgroup", "hint"),
     [
@@ -124,6 +134,7 @@ def test_control_characters_in_a_command_do_not_reach_the_screen(start: Start) -
         ("0::/system.slice/slurmstepd.scope/job_77/step_batch/user/task_0", "slurm 77"),
         ("0::/lxc.payload.web/init.scope", "lxc web"),
         ("8:cpu:/lxc/db", "lxc db"),
+        ("8:cpu:/lxc/d\x1b[31mb", "lxc d [31mb"),
         ("0::/system.slice/nerdctl-aa11bb" + "0" * 58 + ".scope", "containerd aa11bb"),
     ],
 )
@@ -159,6 +170,13 @@ class TestNamespaces:
     def test_one_that_uses_a_gpu_is(self, start: Start, proc: Path, device: str) -> None:
         child = start()
         self._open_files(proc, child.pid, "/dev/null", device)
+        assert _look(HostProcesses(proc), child.pid).name == "sleep"
+
+    def test_files_that_are_closed_meanwhile_hide_no_gpu(self, start: Start, proc: Path) -> None:
+        child = start()
+        self._open_files(proc, child.pid, "/dev/nvidia0")
+        for number in range(1, 30):
+            (proc / str(child.pid) / "fd" / str(number)).touch()  # as one that is closed: it cannot be followed
         assert _look(HostProcesses(proc), child.pid).name == "sleep"
 
     def test_one_that_opens_the_gpu_later_is_found_then(self, start: Start, proc: Path) -> None:

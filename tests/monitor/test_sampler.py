@@ -97,6 +97,14 @@ def test_the_first_snapshot_does_not_wait_for_what_is_slow(fake_nvml: FakeMachin
         assert reading.pcie_tx_bytes_per_s == Unknown("not read yet")
 
 
+def test_a_gpu_that_hangs_does_not_hold_up_the_second_snapshot_for_a_long_interval(fake_nvml: FakeMachine) -> None:
+    """It names the call, and has what is read slowly of the others."""
+    fake_nvml.show(_EIGHT.change(1, calls=Calls(hangs=["nvmlDeviceGetPowerUsage"])))
+    with watching(interval_s=600.0, slow_interval_s=600.0) as sampler:
+        found = until(sampler, lambda s: bool(s.gpus) and "nvmlDeviceGetPowerUsage" in gpu(s, 1).state_reason)
+    assert gpu(found, 0).temperature_c == 31
+
+
 def test_changes_show_in_the_next_snapshots(fake_nvml: FakeMachine) -> None:
     fake_nvml.show(_EIGHT)
     with watching() as sampler:

@@ -91,8 +91,13 @@ FAULTS: dict[str, tuple[Scenario, tuple[str, ...]]] = {
         ("4194303", "no such process here"),
     ),
     "MIG": (
-        WELL.change(0, mig_mode=1, utilization_percent=None, instances=[FakeInstance("MIG-1", used_bytes=2 * GIB)]),
-        ("A100",),
+        WELL.change(
+            0,
+            mig_mode=1,
+            instances=[FakeInstance("MIG-1", used_bytes=2 * GIB), FakeInstance("MIG-2", used_bytes=9 * GIB)],
+            calls=failing(nvmlDeviceGetMemoryInfo_v2=NO_PERMISSION),
+        ),
+        ("11.00/20.00", "MIG 1 of 10.00"),
     ),
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.cells import cell_len
 
 from gpumem_tui.memory import GIB, KIB, MIB, Unknown
 from gpumem_tui.tui.figures import compact_bytes, percent, signed, span_width, wrapped
@@ -59,6 +60,11 @@ def test_wrapped_items_stay_whole_and_within_the_width(words: list[str], width: 
 @given(st.text(max_size=40))
 def test_ascii_is_ascii(text: str) -> None:
     assert to_ascii(text).isascii()
+
+
+@pytest.mark.parametrize("text", ["e\u0301te\u0301", "训练 train", "ก็", "a\u200bb", "é", "ｗｉｄｅ", "🙂", "▸ ░ … −"])
+def test_ascii_is_as_wide_as_what_it_replaces(text: str) -> None:
+    assert len(to_ascii(text)) == cell_len(text)
 
 
 def test_patterns_and_symbols_differ_without_colour_in_both_alphabets() -> None:

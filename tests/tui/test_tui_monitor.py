@@ -30,6 +30,7 @@ from gpumem_tui.tui.monitor_state import SortBy
 from gpumem_tui.tui.screens.help import HelpScreen
 from gpumem_tui.tui.screens.main import MainScreen
 from gpumem_tui.tui.screens.monitor import MonitorScreen
+from gpumem_tui.tui.screens.pages import Page, PagesScreen, Report
 from gpumem_tui.tui.screens.process import ConfirmScreen, DetailsScreen
 from gpumem_tui.tui.widgets.gpu_panel import GpuPanel
 from gpumem_tui.tui.widgets.history_chart import HistoryChart
@@ -124,6 +125,40 @@ async def test_the_cursor_opens_the_details_which_stay_live() -> None:
         await until(pilot, lambda: app.export_screenshot() != before)
         await pilot.press("escape")
         assert not isinstance(app.screen, ModalScreen)
+
+
+async def test_details_of_a_process_that_is_gone_say_so() -> None:
+    app = scene.app(scene.machine(1))
+    async with app.run_test(size=SIZE) as pilot:
+        await pilot.press("down", "enter")
+        await until(pilot, lambda: isinstance(app.screen, DetailsScreen))
+        box = app.screen.query_one("#details")
+        assert "kill" in str(box.border_subtitle)
+        await seen(pilot, scene.of([scene.gpu(0, [])]))
+        await until(pilot, lambda: "no longer listed" in str(box.border_title))
+        assert "kill" not in str(box.border_subtitle)
+        await pilot.press("K")
+        assert isinstance(app.screen, DetailsScreen), "there is nobody to ask about"
+        await seen(pilot, scene.machine(1))
+        await until(pilot, lambda: box.border_title == "Process")
+
+
+@pytest.mark.parametrize("key", ["question_mark", "h", "f1"])
+async def test_help_comes_by_the_keys_that_others_have_for_it(key: str) -> None:
+    app = scene.app(scene.machine(1))
+    async with app.run_test(size=SIZE) as pilot:
+        await pilot.press("down", key)
+        await until(pilot, lambda: isinstance(app.screen, HelpScreen))
+
+
+async def test_brackets_in_names_are_no_markup() -> None:
+    app = scene.app(scene.machine(1))
+    async with app.run_test(size=SIZE, notifications=True) as pilot:
+        scene.screen_of(app).notify("pid 7 (train data=[/data/a]) asked to end")
+        await until(pilot, lambda: "[/data/a]" in app.export_screenshot())
+        title = "PID 7 (train data=[/data/a] [bold])"
+        await app.push_screen(PagesScreen(Report(title, (Page("", lambda width: [[("one", "")]]),))))
+        await until(pilot, lambda: "[bold])" in app.export_screenshot())
 
 
 async def test_terminate_asks_and_ends_that_process() -> None:

@@ -154,6 +154,31 @@ def test_a_legend_that_is_too_short_sums_up_what_it_leaves_out() -> None:
     assert "free" in said
 
 
+@pytest.mark.parametrize("cells", [29, 58, 87])
+def test_a_legend_of_a_few_places_still_sums_to_the_device(cells: int) -> None:
+    gpu = scene.gpu(0, [scene.process(100 + n, GIB) for n in range(30)], unaccounted_bytes=20 * GIB)
+    (said,) = (text(row) for row in legend(shares(gpu, {}), cells, 1))
+    assert "free" in said
+    if cells > 30:
+        assert sum(float(number) for number in re.findall(r"\d+\.\d\d", said)) == pytest.approx(80, abs=0.02)
+    if cells > 60:
+        assert "unaccounted" in said
+        assert "+31 more" in said
+
+
+def test_wide_and_combining_characters_keep_the_legend_in_its_columns() -> None:
+    def named(pid: int, name: str) -> GpuProcess:
+        return replace(scene.process(pid, GIB), host=replace(scene.host_process(pid), name=name))
+
+    plain = scene.gpu(0, [named(1, "one"), named(2, "two"), named(3, "three")])
+    wide = scene.gpu(0, [named(1, "训练程序"), named(2, "e\u0301te\u0301"), named(3, "three")])
+    for row, other in zip(legend(shares(wide, {}), 100, 3), legend(shares(plain, {}), 100, 3), strict=True):
+        assert width(row) <= 100
+        for mark in "▪█▓▒?·":
+            places = [[cell_len(text(r).partition(mark)[0]) for r in (row, other) if mark in text(r)]]
+            assert all(len(set(found)) <= 1 for found in places)
+
+
 def test_unaccounted_memory_stands_with_its_reason() -> None:
     gpu = scene.gpu(0, [scene.process(100, GIB)])
     assert any("other namespaces" in text(row) for row in legend(shares(gpu, {}), 100, 4))

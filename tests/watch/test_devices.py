@@ -29,6 +29,12 @@ def test_by_the_uuid_that_the_process_reports(tmp_path: Path) -> None:
     assert gpu_uuid(found, found.samples[0], GPUS) == RECORD.device_uuid
 
 
+def test_by_the_uuid_of_a_mig_instance(tmp_path: Path) -> None:
+    divided = [Candidate(0, "GPU-00", "NVIDIA A100", instances=("MIG-aa", f"MIG-{RECORD.device_uuid[4:]}"))]
+    found = process(tmp_path / "probes", RECORD)
+    assert gpu_uuid(found, found.samples[0], divided) == divided[0].instances[1]
+
+
 def test_by_its_number_and_its_environment(tmp_path: Path) -> None:
     found = process(tmp_path / "probes", replace(UNNAMED, device=1), visible="3,2")
     assert gpu_uuid(found, found.samples[0], GPUS) == "GPU-22"

@@ -14,12 +14,12 @@ from textual.containers import Horizontal, Vertical, VerticalScroll
 from textual.screen import ModalScreen
 from textual.widgets import Button, Input, Label, Select, Static
 
-from gpumem_tui.catalog.loader import gpus, models
+from gpumem_tui.catalog.loader import DEFAULT_MODEL, gpus, models
+from gpumem_tui.errors import OptionError
 from gpumem_tui.formula.recipe import ATTENTIONS, OPTIMIZERS, PRECISIONS, RECOMPUTES
 from gpumem_tui.memory import Unknown
-from gpumem_tui.options import DEFAULT_MODEL, ModelChanges, OptionError, WorkloadOptions, simulated_device
+from gpumem_tui.options import ModelChanges, WorkloadOptions, simulated_device
 from gpumem_tui.search import strategy
-from gpumem_tui.search.prediction import Formula
 from gpumem_tui.search.runner import Device, SearchConfig
 from gpumem_tui.tui.views.workload import workload_summary
 
@@ -210,7 +210,6 @@ def _preview(config: SearchConfig) -> Iterator[str]:
     yield workload_summary(config)
     if config.workload.file is not None:
         yield "the file decides precision, optimizer and the rest"
-    largest = Formula(config.workload, config.limit_bytes or config.device.gpu.total_bytes, config.headroom)
-    foretold = largest.max_batch_size
+    foretold = config.formula.max_batch_size
     said = foretold.reason if isinstance(foretold, Unknown) else f"the formula's largest batch is {foretold:,}"
     yield f"{config.device.gpu.title}: {said}"

@@ -8,11 +8,11 @@ from typing import ClassVar
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
-from textual.content import Content
 from textual.screen import ModalScreen
 from textual.widgets import Static
 
 from gpumem_tui.tui.figures import Span
+from gpumem_tui.tui.widgets.text import assembled
 
 
 class HelpScreen(ModalScreen[None]):
@@ -38,7 +38,7 @@ class HelpScreen(ModalScreen[None]):
         with VerticalScroll(id="help") as box:
             box.border_title = "Help"
             box.border_subtitle = "esc closes"
-            yield Static(Content("\n").join(Content.assemble(*line) for line in self._lines))
+            yield Static(assembled(self._lines))
 
     def action_scroll(self, way: str) -> None:
         """A line up or down."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from textual.notifications import SeverityLevel
 from textual.screen import Screen
 
 
@@ -22,6 +23,18 @@ class MainScreen(Screen[None]):
         self.ending = True
         self.cancel()
         return 0
+
+    def notify(
+        self,
+        message: str,
+        *,
+        title: str = "",
+        severity: SeverityLevel = "information",
+        timeout: float | None = None,
+        markup: bool = False,
+    ) -> None:
+        """As everywhere in Textual, but brackets are text: notices name commands and paths."""
+        super().notify(message, title=title, severity=severity, timeout=timeout, markup=markup)
 
     def on_unmount(self) -> None:
         """However the screen ends, what runs behind it does too."""

@@ -83,6 +83,7 @@ class MonitorScreen(ProcessActions):
         Binding("K", "end('kill')", "kill", tooltip="End the process at once (SIGKILL)"),
         Binding("space", "pause", "pause", tooltip="Hold the picture, or go on"),
         Binding("question_mark", "help", "help", key_display="?", tooltip="The keys and what the columns mean"),
+        Binding("h,f1", "help", show=False),  # as in nvitop and btop, where h has no history to show
         Binding("q", "app.quit", "quit", tooltip="Leave"),
         Binding("up,k", "move(-1)", show=False),
         Binding("down,j", "move(1)", show=False),

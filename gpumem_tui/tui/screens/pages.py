@@ -9,6 +9,7 @@ from typing import ClassVar
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical, VerticalScroll
+from textual.content import Content
 from textual.events import Click, Resize
 from textual.screen import ModalScreen
 
@@ -113,7 +114,7 @@ class PagesScreen(ModalScreen[None]):
             return  # before the first layout
         pages = self._report.pages
         several = len(pages) > 1
-        box.border_title = self._report.title
+        box.border_title = Content(self._report.title)  # brackets in a command are no markup
         box.border_subtitle = f"{'← → pages · ' if several else ''}↑ ↓ scroll · esc closes"
         names.display = several or bool(self._report.note)
         names.show_rows([self._names()])

@@ -17,6 +17,7 @@ from textual.widgets.option_list import Option as ListOption
 
 from gpumem_tui.plan.controls import Option
 from gpumem_tui.tui.figures import MUTED, Span
+from gpumem_tui.tui.widgets.text import assembled
 
 
 class PickScreen(ModalScreen[str | None]):
@@ -204,7 +205,7 @@ class TextScreen(ModalScreen[None]):
             box.border_title = self._about
             keeps = f"y copies · w writes {self._file_name} · " if self._plain else ""
             box.border_subtitle = f"{keeps}esc closes"
-            yield Static(Content("\n").join(Content.assemble(*line) for line in self._lines))
+            yield Static(assembled(self._lines))
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Only what is there to take can be taken."""
@@ -226,7 +227,7 @@ class TextScreen(ModalScreen[None]):
         except OSError as error:
             self.notify(f"cannot write {path}: {error.strerror}", severity="error")
         else:
-            self.notify(f"wrote {path.resolve()}")
+            self.notify(f"wrote {path.resolve()}", markup=False)
 
     def action_scroll(self, lines: int) -> None:
         """Up or down."""

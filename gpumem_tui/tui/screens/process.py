@@ -15,6 +15,7 @@ from textual.widgets import Button, Static
 from gpumem_tui.monitor.processes import CannotSignal, kill, terminate
 from gpumem_tui.monitor.snapshot import HostProcess
 from gpumem_tui.tui.figures import Span
+from gpumem_tui.tui.widgets.text import assembled
 
 Ending = Literal["terminate", "kill"]
 
@@ -37,23 +38,33 @@ class DetailsScreen(ModalScreen[Ending | None]):
         super().__init__()
         self._lines = lines
         self._may_end = may_end
+        self._is_listed = True
 
     def compose(self) -> ComposeResult:
         """One scrollable text."""
         with VerticalScroll(id="details") as box:
-            box.border_title = "Process"
-            box.border_subtitle = "T terminate · K kill · esc closes" if self._may_end else "esc closes"
-            yield Static(_content(self._lines))
+            self._frame(box)
+            yield Static(assembled(self._lines))
 
-    def show(self, lines: Sequence[list[Span]]) -> None:
-        """Later figures."""
-        if lines != self._lines and self.is_mounted:
+    def show(self, lines: Sequence[list[Span]] | None) -> None:
+        """Later figures; None where there are none, as the process is no longer listed."""
+        if not self.is_mounted:
+            return
+        if self._is_listed != (lines is not None):
+            self._is_listed = lines is not None
+            self._frame(self.query_one("#details", VerticalScroll))
+        if lines is not None and lines != self._lines:
             self._lines = lines
-            self.query_one(Static).update(_content(lines))
+            self.query_one(Static).update(assembled(lines))
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Ending is offered only where it can be done."""
-        return self._may_end if action == "end" else True
+        return self._may_end and self._is_listed if action == "end" else True
+
+    def _frame(self, box: VerticalScroll) -> None:
+        box.border_title = "Process" if self._is_listed else "Process: no longer listed, these were its last figures"
+        may_end = self._may_end and self._is_listed
+        box.border_subtitle = "T terminate · K kill · esc closes" if may_end else "esc closes"
 
     def action_end(self, ending: Ending) -> None:
         """Close, and go on to the question."""
@@ -121,7 +132,3 @@ def end_process(host: HostProcess, ending: Ending) -> tuple[str, bool]:
     except CannotSignal as error:
         return str(error), True
     return f"pid {host.pid} ({host.name}) {'asked to end' if ending == 'terminate' else 'killed'}", False
-
-
-def _content(lines: Sequence[list[Span]]) -> Content:
-    return Content("\n").join(Content.assemble(*line) for line in lines)

@@ -125,10 +125,11 @@ class ProcessActions(MainScreen):
 
     def draw_dialogues(self) -> None:
         """What stands over the Monitor goes on too."""
-        if self._details is not None and (entry := self.chosen) is not None:
+        if self._details is not None:
             from gpumem_tui.tui.views.details import details_rows
 
-            self._details.show(details_rows(self._state, entry))
+            entry = self.chosen
+            self._details.show(None if entry is None else details_rows(self._state, entry))
         if self._report is not None:
             screen, make = self._report
             report = make()

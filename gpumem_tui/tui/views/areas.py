@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby
-from operator import itemgetter
 
-from gpumem_tui.tui.figures import Span
+from gpumem_tui.tui.figures import Span, joined
 from gpumem_tui.tui.glyphs import EIGHTHS
 
 Row = list[Span]
@@ -39,11 +37,6 @@ def area_column(stack: Stack, rows: int) -> tuple[Span, ...]:
 def drawn(columns: Sequence[Sequence[Span]]) -> list[Row]:
     """Columns of cells as rows."""
     return [joined(cells) for cells in zip(*columns, strict=True)]
-
-
-def joined(cells: Sequence[Span]) -> Row:
-    """Neighbours of one style as one span."""
-    return [("".join(text for text, _ in run), style) for style, run in groupby(cells, key=itemgetter(1))]
 
 
 def _cell(stack: Stack, row: int) -> Span:

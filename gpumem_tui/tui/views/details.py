@@ -39,10 +39,15 @@ def _device_rows(state: MonitorState, entry: Entry) -> Iterator[Row]:
         return
     yield fact("GPU", f"{gpu.index}  {gpu.name}")
     yield fact("", gpu.uuid, MUTED)
+    instance = next((each for each in gpu.instances if each.uuid == process.instance), None)
     if process.instance:
-        yield fact("MIG instance", process.instance)
-    yield fact("GPU memory", _of_total(process.used_bytes, gpu.memory))
-    parts = state.parts.get((device_key(gpu), process.pid))
+        yield fact("MIG instance", process.instance if instance is None else f"{instance.index}  {instance.name}")
+    if instance is None:
+        yield fact("GPU memory", _of_total(process.used_bytes, gpu.memory, "device"))
+    else:
+        yield fact("", instance.uuid, MUTED)
+        yield fact("GPU memory", _of_total(process.used_bytes, instance.memory, "instance"))
+    parts = state.parts.get((process.instance or device_key(gpu), process.pid))
     if parts is not None and isinstance(process.used_bytes, int) and parts.reserved_bytes <= process.used_bytes:
         context_bytes = process.used_bytes - parts.reserved_bytes
         reserved, context = format_bytes(parts.reserved_bytes), format_bytes(context_bytes)
@@ -73,7 +78,7 @@ def _said(reading: Reading[T], unit: str) -> str:
     return f"{reading:.0f}{unit}" if isinstance(reading, float) else f"{reading}{unit}"
 
 
-def _of_total(used_bytes: Value, memory: Reading[Memory]) -> str:
+def _of_total(used_bytes: Value, memory: Reading[Memory], whole: str) -> str:
     if isinstance(used_bytes, Unknown) or isinstance(memory, Unknown):
         return format_bytes(used_bytes)
-    return f"{format_bytes(used_bytes)}, {used_bytes / memory.total_bytes:.1%} of the device"
+    return f"{format_bytes(used_bytes)}, {used_bytes / memory.total_bytes:.1%} of the {whole}"

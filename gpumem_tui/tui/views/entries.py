@@ -106,11 +106,13 @@ def _everywhere(state: MonitorState) -> Iterator[Entry]:
     listed: set[tuple[str, int]] = set()
     for gpu in state.gpus:
         for process in _on(gpu):
-            place = (device_key(gpu), process.pid)
+            place = (process.instance or device_key(gpu), process.pid)
             listed.add(place)
             watched, sample = state.published.by_place.get(place, (None, None))
             yield Entry(gpu, process, watched=watched, sample=sample)
-    gpus: dict[object, GpuReading] = {gpu.uuid: gpu for gpu in state.gpus}
+    gpus: dict[object, GpuReading] = {
+        uuid: gpu for gpu in state.gpus for uuid in (gpu.uuid, *(each.uuid for each in gpu.instances))
+    }
     for watched in state.published.processes:
         if watched.is_running and not watched.placed:
             yield _unlisted(watched, None, None, "")
@@ -161,6 +163,8 @@ def _matches(entry: Entry, filter_text: str) -> bool:
     about = f"{entry.process.pid} {entry.place}"
     if entry.gpu is not None:
         about += f" gpu{entry.gpu.index}"
+        inside = entry.process.instance
+        about += "".join(f":{each.index}" for each in entry.gpu.instances if each.uuid == inside)
     if host is not None:
         about += f" {host.user} {host.name} {host.command} {host.container}"
     if entry.watched is not None:

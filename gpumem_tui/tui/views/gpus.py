@@ -211,7 +211,7 @@ def _facts(state: MonitorState, gpu: GpuReading, width: int) -> Row:
 
 
 def _used(state: MonitorState, gpu: GpuReading) -> Row:
-    if isinstance(gpu.memory, Unknown):
+    if isinstance(gpu.visible_memory, Unknown):
         return [(ABSENT, "bold")]
     share = used_share(gpu) or 0.0
     return [used_span(state, gpu, 12), (f" GiB {share:>4.0%}", "")]

@@ -8,9 +8,9 @@ from functools import lru_cache
 from gpumem_tui.memory import GIB, Unknown
 from gpumem_tui.monitor.history import Column, Series
 from gpumem_tui.monitor.snapshot import GpuReading
-from gpumem_tui.tui.figures import MUTED, Span, span_width
+from gpumem_tui.tui.figures import MUTED, Span, joined, span_width
 from gpumem_tui.tui.glyphs import EIGHTHS, UTILIZATION_COLOUR
-from gpumem_tui.tui.views.areas import Band, Stack, area_column, drawn, eighths, joined
+from gpumem_tui.tui.views.areas import Band, Stack, area_column, drawn, eighths
 from gpumem_tui.tui.views.readings import clock, ruled
 
 Row = list[Span]
@@ -92,8 +92,9 @@ def fit_label(text: str) -> str:
 
 
 def _total_bytes(gpu: GpuReading, series: Series) -> float:
-    if not isinstance(gpu.memory, Unknown):
-        return gpu.memory.total_bytes
+    memory = gpu.visible_memory
+    if not isinstance(memory, Unknown):
+        return memory.total_bytes
     return max((value for value in series.peaks[Column.USED] if value is not None), default=1.0)
 
 

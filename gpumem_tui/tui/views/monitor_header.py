@@ -8,12 +8,11 @@ from gpumem_tui.memory import GIB, Unknown
 from gpumem_tui.monitor.alerts import Alert, Severity
 from gpumem_tui.monitor.snapshot import Snapshot
 from gpumem_tui.tui.figures import MUTED, Span, span_width
+from gpumem_tui.tui.glyphs import PROGRAM
 from gpumem_tui.tui.monitor_state import MonitorState
 from gpumem_tui.tui.views.readings import fit
 
 Row = list[Span]
-
-PROGRAM = "gpumem-tui"
 
 
 def header_row(state: MonitorState, width: int, clock: Callable[[float], str], notices: Sequence[str]) -> Row:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from gpumem_tui.memory import Unknown, Value, format_bytes
@@ -46,6 +46,7 @@ def table_view(state: MonitorState, width: int, height: int) -> TableView:
         width,
         containers=any(entry.host is not None and entry.host.container for entry in listed),
         probed=any(entry.watched is not None for entry in listed),
+        longest_place=max((len(_gpu_cell(entry, 0.0)) for entry in listed), default=0),
     )
     heading, places = _heading(columns, state)
     tail = list(_tail(state, len(listed)))
@@ -168,8 +169,9 @@ _NAMING = 2
 _CONTAINER = _Column("CONTAINER", 18, _host_cell(lambda host, now_s: host.container), needs=140, right=False, lead=2)
 
 
-def _columns(width: int, *, containers: bool, probed: bool) -> tuple[_Column, ...]:
-    columns = tuple(column for column in _COLUMNS if column.is_shown(width, probed=probed))
+def _columns(width: int, *, containers: bool, probed: bool, longest_place: int) -> tuple[_Column, ...]:
+    gpu, *others = (column for column in _COLUMNS if column.is_shown(width, probed=probed))
+    columns = (replace(gpu, width=max(gpu.width, longest_place + 1)), *others)  # one cell is the cursor's
     if containers and width >= _CONTAINER.needs:
         columns += (_CONTAINER,)
     left = max(8, width - sum(column.width for column in columns))

@@ -91,7 +91,7 @@ def short_name(name: str) -> str:
 
 def used_share(gpu: GpuReading) -> float | None:
     """What is used of the device, the driver's reserve apart, as a share of its total."""
-    memory = gpu.memory
+    memory = gpu.visible_memory
     if isinstance(memory, Unknown) or memory.total_bytes <= 0:
         return None
     return memory.used_bytes / memory.total_bytes
@@ -115,7 +115,7 @@ def temperature_span(state: MonitorState, gpu: GpuReading, width: int = 5) -> Sp
 
 def used_span(state: MonitorState, gpu: GpuReading, width: int) -> Span:
     """ "61.20/79.25", used of total in GiB, in warning colours while there is an alert about them."""
-    memory = gpu.memory
+    memory = gpu.visible_memory
     if isinstance(memory, Unknown):
         return fit_right(ABSENT, width), ""
     decimals = 2 if width >= 11 else 1

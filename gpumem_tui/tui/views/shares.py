@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from rich.cells import cell_len
 
-from gpumem_tui.memory import ALLOCATED_BUCKETS, Bucket, Unknown, Value
-from gpumem_tui.monitor.snapshot import DeviceLedger, GpuProcess, GpuReading, Kind
+from gpumem_tui.memory import ALLOCATED_BUCKETS, Bucket, Unknown, Value, format_bytes
+from gpumem_tui.monitor.snapshot import DeviceLedger, GpuProcess, GpuReading, Instance, Kind
 from gpumem_tui.tui.figures import MUTED, Span, compact_bytes, proportions, span_width, wrapped
 from gpumem_tui.tui.glyphs import BUCKET_LOOKS, PROCESS_LOOKS, UNACCOUNTED_LOOK, Look
 from gpumem_tui.tui.monitor_state import Parts, ProcessParts, device_key
@@ -38,7 +38,12 @@ class Share:
 
 
 def shares(gpu: GpuReading, parts: Parts) -> tuple[Share, ...]:
-    """The stretches from left to right, which sum to the device as its ledger does; none where that is unknown."""
+    """The stretches from left to right, which sum to the device as its ledger does; none where that is unknown.
+
+    A divided GPU has one for each MIG instance, as each fills up on its own; the whole of it few users may read.
+    """
+    if any(isinstance(each.ledger, DeviceLedger) for each in gpu.instances):
+        return tuple(_instance_shares(gpu))
     return tuple(_shares(gpu.ledger, device_key(gpu), parts)) if isinstance(gpu.ledger, DeviceLedger) else ()
 
 
@@ -61,6 +66,42 @@ def _shares(ledger: DeviceLedger, device: str, parts: Parts) -> Iterator[Share]:
             yield Share("unaccounted", "unaccounted", row.size_bytes, UNACCOUNTED_LOOK, _why(row.size_bytes, row.note))
         else:
             yield Share("free", "free", row.size_bytes, BUCKET_LOOKS[Bucket.FREE], _why(row.size_bytes, row.note))
+
+
+def _instance_shares(gpu: GpuReading) -> Iterator[Share]:
+    ledgers = [each.ledger for each in gpu.instances if isinstance(each.ledger, DeviceLedger)]
+    reserved = _together(ledger.size_bytes(Kind.DRIVER_RESERVED) for ledger in ledgers)
+    yield Share("driver reserved", "driver", reserved, BUCKET_LOOKS[Bucket.DRIVER_RESERVED], _why(reserved, ""))
+    for turn, each in enumerate(gpu.instances):
+        yield _instance_share(each, PROCESS_LOOKS[turn % len(PROCESS_LOOKS)])
+    if not isinstance(gpu.memory, Unknown) and len(ledgers) == len(gpu.instances):
+        outside_bytes = gpu.memory.total_bytes - sum(ledger.total_bytes for ledger in ledgers)
+        if outside_bytes > 0:
+            yield Share("in no instance", "in no instance", outside_bytes, BUCKET_LOOKS[Bucket.OTHER_PROCESSES])
+    free = _together(ledger.size_bytes(Kind.FREE) for ledger in ledgers)
+    yield Share("free", "free", free, BUCKET_LOOKS[Bucket.FREE])
+
+
+def _instance_share(instance: Instance, look: Look) -> Share:
+    """What is in use of an instance."""
+    name, ledger = f"MIG {instance.index}", instance.ledger
+    if isinstance(ledger, Unknown):
+        return Share(name, name, ledger, look, ledger.reason)
+    sizes = {kind: ledger.size_bytes(kind) for kind in (Kind.DRIVER_RESERVED, Kind.FREE)}
+    used_bytes = ledger.total_bytes - sum(size for size in sizes.values() if isinstance(size, int))
+    unlisted = [f"{format_bytes(row.size_bytes)} unaccounted: {row.note}" for row in ledger.rows
+                if row.kind is Kind.UNACCOUNTED and row.size_bytes]  # fmt: skip
+    return Share(f"{name} of {compact_bytes(ledger.total_bytes)}", name, used_bytes, look, "; ".join(unlisted))
+
+
+def _together(sizes: Iterable[Value]) -> Value:
+    """Their sum; unknown if one of them is."""
+    total = 0
+    for size_bytes in sizes:
+        if isinstance(size_bytes, Unknown):
+            return size_bytes
+        total += size_bytes
+    return total
 
 
 def divided_share(process: GpuProcess, used_bytes: int, parts: ProcessParts) -> Iterator[Share]:
@@ -119,22 +160,18 @@ def legend(stretches: Sequence[Share], width: int, lines: int) -> list[list[Span
 
 
 def _summed(stretches: list[Share], most: int) -> list[Share]:
-    """At most `most` of them: the driver's, the largest, the rest in one, and free."""
-    if most < 4 or len(stretches) <= most:
-        return stretches[:most]
-    inner, last = stretches[1:-1], stretches[-1]
+    """At most `most` of them: the driver's if there is room for four, the largest, the rest in one, and free."""
+    if most < 2:
+        return stretches[-1:]
+    driver = 1 if most >= 4 else 0
+    head, inner, free = stretches[:driver], stretches[driver:-1], stretches[-1]
     kept = sorted(inner, key=lambda share: share.size_bytes if isinstance(share.size_bytes, int) else -1, reverse=True)
-    kept = kept[: most - 3]
+    kept = kept[: most - 2 - driver]
     rest = [share for share in inner if share not in kept]
-    sizes = [share.size_bytes for share in rest]
-    known = [size for size in sizes if isinstance(size, int)]
-    total: Value = sum(known) if len(known) == len(sizes) else Unknown("some of them are unknown")
-    return [
-        stretches[0],
-        *(share for share in inner if share in kept),
-        Share(f"+{len(rest)} more", f"+{len(rest)}", total, BUCKET_LOOKS[Bucket.OTHER_PROCESSES]),
-        last,
-    ]
+    label = f"+{len(rest)} more" if kept else "not free"
+    together = _together(share.size_bytes for share in rest)
+    others = Share(label, label, together, BUCKET_LOOKS[Bucket.OTHER_PROCESSES])
+    return [*head, *(share for share in inner if share in kept), others, free]
 
 
 def _legend_item(share: Share, cell: int) -> list[Span]:

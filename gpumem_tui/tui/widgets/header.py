@@ -6,10 +6,10 @@ from textual.content import Content
 from textual.widget import Widget
 
 from gpumem_tui.tui.figures import MUTED
+from gpumem_tui.tui.glyphs import PROGRAM
 from gpumem_tui.tui.search_state import SearchState
 from gpumem_tui.tui.views.workload import device_words
 
-PROGRAM = "gpumem-tui"
 _ROOMY = 100
 
 

@@ -30,7 +30,7 @@ class MemoryBar(Widget):
         view = bar_view(state)
         if view != self._view:
             self._view = view
-            self.border_title = view.title
+            self.border_title = Content(view.title)
             self.refresh()
 
     def render(self) -> Content:

@@ -12,10 +12,11 @@ from textual.widgets import DataTable
 
 from gpumem_tui.memory import Unknown, format_bytes
 from gpumem_tui.search.comparison import compared, peak_error
+from gpumem_tui.search.report import OUTCOME_WORDS
 from gpumem_tui.search.runner import TrialFinished
 from gpumem_tui.search.shortfall import shortfall
 from gpumem_tui.tui.figures import ABSENT, percent, signed
-from gpumem_tui.tui.glyphs import OUTCOME_SYMBOLS, OUTCOME_WORDS
+from gpumem_tui.tui.glyphs import OUTCOME_SYMBOLS
 from gpumem_tui.tui.search_state import SearchState
 
 
