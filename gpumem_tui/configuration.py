@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from gpumem_tui.errors import OptionError
@@ -30,16 +32,14 @@ def configure(values: dict[str, Any]) -> tuple[WorkloadOptions, SearchConfig]:
         share_limit_bytes,
         visible_gpus,
     )
-    from gpumem_tui.search.process import default_python
     from gpumem_tui.search.runner import SearchConfig
     from gpumem_tui.simulator.settings import AllocatorSettings, SettingsError
 
-    names = ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "seq_len", "image_size")
-    changes = ModelChanges(**{name: values.pop(name, None) for name in names})
-    recipe = ("model", "config", "workload", "precision", "optimizer", "recompute", "attention", "sharding", "gpus")
-    options = WorkloadOptions(changes=changes, **{name: values.pop(name) for name in recipe if name in values})
+    changes = ModelChanges(**{field.name: values.pop(field.name, None) for field in fields(ModelChanges)})
+    named = [field.name for field in fields(WorkloadOptions) if field.name in values]
+    options = WorkloadOptions(changes=changes, **{name: values.pop(name) for name in named})
     workload = options.spec()
-    python = _interpreter(values.pop("python", None)) or default_python()
+    python = _interpreter(values.pop("python", None)) or sys.executable
     gpus = list_gpus()
     if not isinstance(gpus, Unknown):
         gpus = visible_gpus(gpus, os.environ.get("CUDA_VISIBLE_DEVICES"))

@@ -134,3 +134,15 @@ def format_bytes(value: Value | None) -> str:
     if size >= KIB:
         return f"{sign}{size / KIB:.1f} KiB"
     return f"{sign}{size} B"
+
+
+def format_count(count: int) -> str:
+    """A count in three digits.
+
+    >>> format_count(2_097_152)
+    '2.1 M'
+    """
+    for unit, size in (("B", 10**9), ("M", 10**6), ("k", 10**3)):
+        if count >= size:
+            return f"{count / size:.3g} {unit}"
+    return str(count)

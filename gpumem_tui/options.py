@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-from gpumem_tui.catalog.loader import CatalogError, find_gpu, find_model, load_hf_config
+from gpumem_tui.catalog.loader import DEFAULT_GPU, DEFAULT_MODEL, CatalogError, find_gpu, find_model, load_hf_config
 from gpumem_tui.catalog.shapes import ShapeError
-from gpumem_tui.errors import OptionError as OptionError
+from gpumem_tui.errors import OptionError
 from gpumem_tui.formula.recipe import Attention, Optimizer, Precision, Recipe, Recompute, Sharding
 from gpumem_tui.memory import MIB, Unknown, format_bytes
 from gpumem_tui.monitor.devices import RealGpu
@@ -15,8 +15,6 @@ from gpumem_tui.plan.draft import MOST_GPUS, SHAPE_LIMITS
 from gpumem_tui.search.runner import Device
 from gpumem_tui.workload.spec import WorkloadSpec, split_file
 
-DEFAULT_MODEL = "gpt2"
-DEFAULT_SIMULATED_GPU = "a100-80gb"
 _LIMITS = {**SHAPE_LIMITS, "gpus": MOST_GPUS}
 _BESIDE_THE_ALLOCATOR_BYTES = 1024 * MIB
 """Left to the CUDA context, kernels and libraries, and as a margin, when a GPU is shared."""
@@ -105,7 +103,7 @@ class WorkloadOptions:
         except OSError as error:  # a name that is too long
             raise OptionError(f"--workload: {path}: {error.strerror}") from error
         if not is_file:
-            raise OptionError(f"--workload: there is no file {path}")
+            raise OptionError(f"--workload: there is no file {path}; check the path")
         absolute = str(path.resolve())
         return WorkloadSpec(recipe, file=f"{absolute}:{name}" if name else absolute)
 
@@ -133,7 +131,7 @@ def choose_device(wanted: str | None, gpus: tuple[RealGpu, ...] | Unknown, *, sh
     if wanted is None:
         return _first_free(gpus, share=share)
     if isinstance(gpus, Unknown):
-        raise OptionError(f"--gpu: {wanted!r} is not to be had: {gpus.reason}; --gpu sim:a100-80gb simulates one")
+        raise OptionError(f"--gpu: {wanted!r} is not to be had: {gpus.reason}; --gpu sim:{DEFAULT_GPU} simulates one")
     found = [gpu for gpu in gpus if wanted in (str(gpu.index), gpu.uuid)]
     if not found:
         known = ", ".join(f"{gpu.index} ({gpu.name})" for gpu in gpus) or "none"
@@ -146,15 +144,15 @@ def choose_device(wanted: str | None, gpus: tuple[RealGpu, ...] | Unknown, *, sh
 
 def _first_free(gpus: tuple[RealGpu, ...] | Unknown, *, share: bool) -> Device:
     if isinstance(gpus, Unknown):
-        return simulated_device(DEFAULT_SIMULATED_GPU, reason=gpus.reason)
+        return simulated_device(DEFAULT_GPU, reason=gpus.reason)
     if not gpus:
-        return simulated_device(DEFAULT_SIMULATED_GPU, reason="no NVIDIA GPU on this machine")
+        return simulated_device(DEFAULT_GPU, reason="no NVIDIA GPU on this machine")
     free = [gpu for gpu in gpus if gpu.is_free]
     if free:
         return _real(free[0], share=False)
     if share:
         return _real(min(gpus, key=lambda gpu: gpu.used_bytes), share=True)
-    return simulated_device(DEFAULT_SIMULATED_GPU, reason=f"no free GPU: {_in_use(gpus[0])}")
+    return simulated_device(DEFAULT_GPU, reason=f"no free GPU: {_in_use(gpus[0])}")
 
 
 def _real(gpu: RealGpu, *, share: bool) -> Device:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpumem_tui.memory import ALLOCATED_BUCKETS, Breakdown, Bucket, Unknown, format_bytes
+from gpumem_tui.memory import ALLOCATED_BUCKETS, Breakdown, Bucket, Unknown, format_bytes, format_count
 
 sizes = st.dictionaries(st.sampled_from(ALLOCATED_BUCKETS), st.integers(0, 1 << 36))
 
@@ -40,3 +40,10 @@ def test_a_breakdown_holds_only_allocated_memory() -> None:
 )
 def test_bytes_as_a_person_reads_them(value: int | Unknown | None, text: str) -> None:
     assert format_bytes(value) == text
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(0, "0"), (999, "999"), (1000, "1 k"), (124_439_808, "124 M"), (8_030_261_248, "8.03 B")]
+)
+def test_counts_as_a_person_reads_them(count: int, text: str) -> None:
+    assert format_count(count) == text

@@ -7,17 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from gpumem_tui.errors import OptionError
 from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.memory import GIB, Unknown
 from gpumem_tui.monitor.devices import RealGpu
-from gpumem_tui.options import (
-    ModelChanges,
-    OptionError,
-    WorkloadOptions,
-    choose_device,
-    share_limit_bytes,
-    visible_gpus,
-)
+from gpumem_tui.options import ModelChanges, WorkloadOptions, choose_device, share_limit_bytes, visible_gpus
 
 
 def _gpu(index: int = 0, used_gib: int = 0, pids: tuple[int, ...] = ()) -> RealGpu:

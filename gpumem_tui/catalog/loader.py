@@ -26,6 +26,10 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
+DEFAULT_MODEL = "gpt2"
+DEFAULT_GPU = "a100-80gb"
+"""The entries that are taken where none is named."""
+
 _SUGGESTIONS = 4
 _ALIKE_PERCENT = 2
 """How far the memory of one kind of GPU differs, with the driver and error correction."""

@@ -6,8 +6,10 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 Family = Literal["gpt2", "llama", "bert", "vit", "resnet", "mlp"]
-SEQUENCE_FAMILIES: tuple[Family, ...] = ("gpt2", "llama", "bert")
-ATTENTION_FAMILIES: tuple[Family, ...] = ("gpt2", "llama", "bert", "vit")
+LANGUAGE_MODELS: tuple[Family, ...] = ("gpt2", "llama")
+"""Families with a head over the vocabulary, which predict every next token."""
+SEQUENCE_FAMILIES: tuple[Family, ...] = (*LANGUAGE_MODELS, "bert")
+ATTENTION_FAMILIES: tuple[Family, ...] = (*SEQUENCE_FAMILIES, "vit")
 
 
 class ShapeError(ValueError):

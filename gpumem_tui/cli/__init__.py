@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import sys
 
-from gpumem_tui.cli.common import EXIT_BAD_INPUT, EXIT_INTERRUPTED, complain, is_terminal
+from gpumem_tui.cli.common import complain, is_terminal
 from gpumem_tui.errors import OptionError
+from gpumem_tui.exit_codes import EXIT_BAD_INPUT, EXIT_INTERRUPTED
 
 _COMPLETION = "_GPUMEM_TUI_COMPLETE"
 """With this a shell asks click for what could be typed next (click's documentation, "Shell Completion")."""

@@ -9,7 +9,8 @@ from importlib import import_module
 import click
 
 from gpumem_tui import __version__
-from gpumem_tui.cli.common import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_INTERRUPTED, complain, drop_output
+from gpumem_tui.cli.common import complain, drop_output
+from gpumem_tui.exit_codes import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_INTERRUPTED
 
 _COMMANDS = {
     "search": "gpumem_tui.cli.search:search",

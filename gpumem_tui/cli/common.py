@@ -1,13 +1,15 @@
-"""What every command shares: exit codes, whether there is a terminal, and how a complaint is made."""
+"""What every command shares: whether there is a terminal, how a complaint is made, how a step is predicted."""
 
 from __future__ import annotations
 
 import os
 import sys
+from typing import TYPE_CHECKING
 
-EXIT_BAD_INPUT = 2
-EXIT_FAILED = 4
-EXIT_INTERRUPTED = 130
+from gpumem_tui.exit_codes import EXIT_FAILED
+
+if TYPE_CHECKING:
+    from gpumem_tui.search.runner import Predicted, SearchConfig
 
 
 def is_terminal() -> bool:
@@ -25,3 +27,16 @@ def complain(message: str, code: int) -> int:
     """One line on stderr; returns the exit code."""
     print(f"gpumem-tui: {' '.join(message.split())}", file=sys.stderr)
     return code
+
+
+def predict_or_exit(config: SearchConfig, batch_size: int) -> Predicted:
+    """Both predictions; where there can be none, the program ends with one line that says why."""
+    from gpumem_tui.search.process import ChildDied
+    from gpumem_tui.search.runner import Unusable, predict
+
+    try:
+        return predict(config, batch_size=batch_size)
+    except Unusable as error:
+        raise SystemExit(complain(str(error), error.exit_code)) from error
+    except ChildDied as error:
+        raise SystemExit(complain(f"tracing failed: {error}", EXIT_FAILED)) from error

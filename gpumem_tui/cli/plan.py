@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpumem_tui.cli.common import EXIT_FAILED, complain, is_terminal
+from gpumem_tui.cli.common import is_terminal, predict_or_exit
 from gpumem_tui.cli.workload import AT_LEAST_ONE, DEVICE_OPTIONS, WORKLOAD_OPTIONS, with_options
 from gpumem_tui.configuration import configure
 from gpumem_tui.formula.extras import EXTRAS, why_not
@@ -94,16 +94,9 @@ def _said(line: str) -> Iterator[None]:
 def _traced(wanted: Plan, config: SearchConfig) -> Traced | Unknown:
     """The trace of a plan, or why there is none."""
     from gpumem_tui.plan.tracing import trace_key
-    from gpumem_tui.search.process import ChildDied
-    from gpumem_tui.search.runner import Unusable, predict
 
     key = trace_key(wanted)
     if isinstance(key, Unknown):
         return key
-    try:
-        with _said(f"tracing one step of {wanted.shape.name} without a GPU: seconds, minutes for a large model"):
-            return predict(config, batch_size=wanted.batch_size).prediction.traced
-    except Unusable as error:
-        raise SystemExit(complain(str(error), error.exit_code)) from error
-    except ChildDied as error:
-        raise SystemExit(complain(f"tracing failed: {error}", EXIT_FAILED)) from error
+    with _said(f"tracing one step of {wanted.shape.name} without a GPU: seconds, minutes for a large model"):
+        return predict_or_exit(config, wanted.batch_size).prediction.traced

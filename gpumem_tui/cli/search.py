@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpumem_tui.cli.common import EXIT_FAILED, complain, is_terminal
+from gpumem_tui.cli.common import is_terminal, predict_or_exit
 from gpumem_tui.cli.numbers import Finite
 from gpumem_tui.cli.workload import AT_LEAST_ONE, DEVICE_OPTIONS, WORKLOAD_OPTIONS, choice, with_options
 from gpumem_tui.configuration import configure
 from gpumem_tui.search.strategy import MAX_BATCH_SIZE, NAMES
 
 if TYPE_CHECKING:
-    from gpumem_tui.search.runner import Predicted, SearchConfig
+    from gpumem_tui.search.runner import SearchConfig
 
 
 @click.command(short_help="Find the largest batch: ramp a real step until out of memory.")
@@ -52,43 +51,11 @@ def search(as_json: bool, plain: bool, **values: Any) -> int:
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def predict(batch_size: int, by: str | None, as_json: bool, **values: Any) -> int:
     """Predict one batch size by formula and by tracing the real step; needs no GPU."""
-    from gpumem_tui.search import report
-    from gpumem_tui.search.ledger import ledger_lines
-    from gpumem_tui.search.prediction import Traced
+    from gpumem_tui.search.headless import show_prediction
 
     _, config = configure({**values, "share": True})
     _refuse_idle_gpus(config)
-    predicted = _predict(config, batch_size)
-    prediction = predicted.prediction
-    steps = report.wanted_accumulation(config, batch_size)
-    if as_json:
-        body = report.prediction_json(config, prediction, batch_size)
-        if steps is not None:
-            body["accumulation"] = report.accumulation_json(steps)
-        click.echo(json.dumps(body))
-        return 0
-    click.echo(report.workload_line(config.workload))
-    where = report.device_line(config.device, config.limit_bytes)
-    click.echo(f"on {where}, torch {predicted.ready.torch_version}, profile {predicted.ready.profile}")
-    click.echo(report.predicted_line(prediction))
-    if gap := report.gap_line(prediction):
-        click.echo(gap)
-    for line in ledger_lines(config, prediction, None, batch_size):
-        click.echo(line)
-    if isinstance(prediction.traced, Traced):
-        click.echo(report.peak_line(prediction.traced, batch_size))
-        click.echo(report.fits_line(prediction.traced, batch_size))
-        if note := report.sharding_line(config.workload.recipe):
-            click.echo(note)
-        click.echo(f"CUDA context {report.context_words(prediction.traced)}")
-        for line in report.assumed_lines(prediction.traced):
-            click.echo(line)
-    if by is not None and isinstance(prediction.traced, Traced):
-        click.echo(f"\nthe traced peak by {by}")
-        for line in report.composition_lines(prediction.traced, batch_size, by):
-            click.echo(line)
-    if steps is not None:
-        click.echo(report.accumulation_line(config.workload, steps))
+    show_prediction(config, predict_or_exit(config, batch_size), batch_size, by, as_json=as_json)
     return 0
 
 
@@ -104,15 +71,3 @@ def _refuse_sharding(config: SearchConfig) -> None:
         raise click.UsageError(
             f"--sharding {recipe.sharding}: a search runs the step of one GPU; `gpumem-tui predict` covers sharding"
         )
-
-
-def _predict(config: SearchConfig, batch_size: int) -> Predicted:
-    from gpumem_tui.search.process import ChildDied
-    from gpumem_tui.search.runner import Unusable, predict
-
-    try:
-        return predict(config, batch_size=batch_size)
-    except Unusable as error:
-        raise SystemExit(complain(str(error), error.exit_code)) from error
-    except ChildDied as error:
-        raise SystemExit(complain(f"tracing failed: {error}", EXIT_FAILED)) from error

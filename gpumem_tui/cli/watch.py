@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from gpumem_tui.cli.common import EXIT_BAD_INPUT, EXIT_FAILED, complain
+from gpumem_tui.cli.common import complain
 from gpumem_tui.cli.numbers import Finite
+from gpumem_tui.exit_codes import EXIT_BAD_INPUT, EXIT_FAILED
 
 if TYPE_CHECKING:
     from gpumem_tui.attach.target import Target

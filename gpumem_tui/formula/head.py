@@ -8,7 +8,7 @@ smaller than the gradients, so it is not counted on top of them.
 
 from __future__ import annotations
 
-from gpumem_tui.catalog.shapes import ModelShape
+from gpumem_tui.catalog.shapes import LANGUAGE_MODELS, ModelShape
 from gpumem_tui.formula.extras import LOSS_CHUNKS
 from gpumem_tui.formula.precision import LOSS_BYTES, STORAGE
 from gpumem_tui.formula.recipe import Recipe
@@ -27,7 +27,7 @@ def head_rows(shape: ModelShape, recipe: Recipe, batch_size: int, *, chunked: bo
         chunked: a language model's head and loss run on one piece of each sequence at a time, gradients included, so
             that only one piece's logits exist; a classifier is not cut.
     """
-    language_model = shape.family in ("gpt2", "llama")
+    language_model = shape.family in LANGUAGE_MODELS
     pieces = LOSS_CHUNKS if chunked and language_model else 1
     if language_model:
         outputs: tuple[int, ...] = (batch_size, -(-shape.seq_len // pieces), shape.vocab)

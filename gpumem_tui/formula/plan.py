@@ -45,6 +45,6 @@ def accumulation(target_batch: int, batch_size: int, gpus: int = 1) -> Accumulat
     return Accumulation(steps, per_pass * steps, target_batch)
 
 
-def tokens_per_global_batch(shape: ModelShape, plan: Accumulation) -> int:
+def tokens_per_global_batch(shape: ModelShape, steps: Accumulation) -> int:
     """Tokens of one optimizer step: global batch · sequence length. 0 for a network without a sequence."""
-    return plan.global_batch_size * shape.seq_len
+    return steps.global_batch_size * shape.seq_len

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from gpumem_tui.catalog.shapes import ATTENTION_FAMILIES, ModelShape
+from gpumem_tui.catalog.shapes import ATTENTION_FAMILIES, LANGUAGE_MODELS, ModelShape
 from gpumem_tui.formula import convnet, mlp, transformer
 from gpumem_tui.formula.extras import NO_EXTRAS, Extras
 from gpumem_tui.formula.head import head_rows
@@ -62,21 +62,6 @@ class FormulaPrediction:
         """What each further sample adds: activations, head and loss, batch data. 0 at batch size 0."""
         growing_bytes = sum(row.size_bytes for row in self.rows if row.grows_with_batch)
         return growing_bytes // self.batch_size if self.batch_size else 0
-
-
-@dataclass(frozen=True, slots=True)
-class Obstacle:
-    """The part of a prediction that alone exceeds the card.
-
-    Attributes:
-        buckets: each exceeds the card by itself; or, where none does, the largest ones that together do.
-        together: the buckets exceed the card only in sum.
-        message: one line for the user; of several buckets that exceed the card alone it names the largest.
-    """
-
-    buckets: tuple[Bucket, ...]
-    together: bool
-    message: str
 
 
 def predict(shape: ModelShape, recipe: Recipe, batch_size: int, extras: Extras = NO_EXTRAS) -> FormulaPrediction:
@@ -136,10 +121,10 @@ def max_batch_size(
     return max(0, left_bytes // one_sample.activation_bytes_per_sample)
 
 
-def largest_obstacle(
-    prediction: FormulaPrediction, capacity_bytes: int, capacity: str = "of the card's"
-) -> Obstacle | None:
-    """Why `prediction` exceeds `capacity_bytes`: the buckets too large for it. None if it fits.
+def largest_obstacle(prediction: FormulaPrediction, capacity_bytes: int, capacity: str = "of the card's") -> str | None:
+    """Why `prediction` exceeds `capacity_bytes`, in one line; None if it fits.
+
+    It names the largest bucket, if that alone is too much, else the fewest that are so together.
 
     Args:
         capacity: what the message calls the bytes there are.
@@ -147,20 +132,12 @@ def largest_obstacle(
     if prediction.peak_bytes <= capacity_bytes:
         return None
     sizes = sorted(prediction.breakdown.buckets.items(), key=lambda item: -item[1])
-    alone = [(bucket, size_bytes) for bucket, size_bytes in sizes if size_bytes > capacity_bytes]
-    chosen = alone or _fewest_exceeding(sizes, capacity_bytes)
-    titles = [bucket.title for bucket, _ in chosen]
-    if alone:
-        needs = f"{titles[0]} alone needs {format_bytes(alone[0][1])}"
-    else:
-        together_bytes = sum(size_bytes for _, size_bytes in chosen)
-        needs = f"{', '.join(titles[:-1])} and {titles[-1]} together need {format_bytes(together_bytes)}"
+    chosen = _fewest_exceeding(sizes, capacity_bytes)
+    *others, last = (bucket.title for bucket, _ in chosen)
+    needed = format_bytes(sum(size_bytes for _, size_bytes in chosen))
+    needs = f"{', '.join(others)} and {last} together need {needed}" if others else f"{last} alone needs {needed}"
     what = "nothing fits" if prediction.batch_size <= 1 else f"batch size {prediction.batch_size} does not fit"
-    return Obstacle(
-        buckets=tuple(bucket for bucket, _ in chosen),
-        together=not alone,
-        message=f"{what}: {needs} {capacity} {format_bytes(capacity_bytes)}",
-    )
+    return f"{what}: {needs} {capacity} {format_bytes(capacity_bytes)}"
 
 
 def _fewest_exceeding(sizes: Sequence[tuple[Bucket, int]], capacity_bytes: int) -> list[tuple[Bucket, int]]:
@@ -225,7 +202,7 @@ def _batch_data_rows(shape: ModelShape, recipe: Recipe, batch_size: int) -> list
     width = STORAGE[recipe.precision].parameter_bytes
     inputs: tuple[int, ...]
     targets: tuple[int, ...] = (batch_size, _ID_BYTES)
-    if shape.family in ("gpt2", "llama"):
+    if shape.family in LANGUAGE_MODELS:
         name, inputs = "token ids", (batch_size, shape.seq_len, _ID_BYTES)
         targets = inputs
     elif shape.family == "bert":

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from gpumem_tui.catalog.shapes import ModelShape
+from gpumem_tui.catalog.shapes import LANGUAGE_MODELS, ModelShape
 from gpumem_tui.formula.extras import OFFLOADED_BLOCKS
 from gpumem_tui.formula.precision import MASK_BYTES, STORAGE
 from gpumem_tui.formula.recipe import Recipe
@@ -172,7 +172,7 @@ def _core_rows(
 def _outside_row(shape: ModelShape, recipe: Recipe, batch_size: int) -> FormulaRow:
     """What the embedding, the last (BERT: first) normalization and a language model's head save."""
     width = STORAGE[recipe.precision].compute_bytes
-    tensors = 2 if shape.family in ("gpt2", "llama") else 1
+    tensors = 2 if shape.family in LANGUAGE_MODELS else 1
     mask = MASK_BYTES if shape.dropout > 0 else 0
     return batch_row(
         Bucket.ACTIVATIONS,

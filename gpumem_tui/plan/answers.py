@@ -8,7 +8,6 @@ from gpumem_tui.formula.changes import Setup
 from gpumem_tui.formula.plan import Accumulation, accumulation, tokens_per_global_batch
 from gpumem_tui.formula.predict import (
     FormulaPrediction,
-    Obstacle,
     largest_obstacle,
     max_batch_size,
     predict,
@@ -31,7 +30,7 @@ class Answer:
         max_batch_size: the largest batch on one GPU that stays within `usable_bytes`; 0 for none.
         accumulation: passes per optimizer step, and the global batch they make, in samples.
         global_batch_tokens: the same in tokens; 0 for a network without a sequence.
-        obstacle: what is too large; None if the plan fits.
+        obstacle: what is too large, in one line; None if the plan fits.
     """
 
     plan: Plan
@@ -40,7 +39,7 @@ class Answer:
     max_batch_size: int
     accumulation: Accumulation
     global_batch_tokens: int
-    obstacle: Obstacle | None
+    obstacle: str | None
 
     @property
     def breakdown(self) -> Breakdown:

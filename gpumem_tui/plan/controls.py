@@ -16,7 +16,7 @@ from gpumem_tui.errors import OptionError
 from gpumem_tui.formula.extras import Extras, why_not
 from gpumem_tui.formula.parameters import count_parameters
 from gpumem_tui.formula.recipe import ATTENTIONS, OPTIMIZERS, PRECISIONS, RECOMPUTES, SHARDINGS, Recipe
-from gpumem_tui.memory import GIB
+from gpumem_tui.memory import GIB, format_count
 from gpumem_tui.plan.draft import MOST_GPUS, SHAPE_LIMITS, Draft, draft_of, has_field
 from gpumem_tui.plan.plan import Plan
 from gpumem_tui.plan.steps import (
@@ -221,7 +221,7 @@ def _with(recipe: Recipe, name: str, value: Any) -> Recipe:
 def _model_options(draft: Draft) -> tuple[Option, ...]:
     listed = models()
     own = () if draft.base.name in listed else (draft.base,)
-    return tuple(Option(m.name, f"{_short_count(count_parameters(m))} parameters") for m in (*own, *listed.values()))
+    return tuple(Option(m.name, f"{format_count(count_parameters(m))} parameters") for m in (*own, *listed.values()))
 
 
 def _put_model(draft: Draft, name: str) -> Draft:
@@ -263,13 +263,6 @@ def _offload(draft: Draft) -> str:
 
 def _put_offload(draft: Draft, value: str) -> Draft:
     return replace(draft, extras=draft.extras - _OFFLOADS["both"] | _OFFLOADS[value])
-
-
-def _short_count(count: int) -> str:
-    for unit, size in (("B", 10**9), ("M", 10**6), ("k", 10**3)):
-        if count >= size:
-            return f"{count / size:.3g} {unit}"
-    return str(count)
 
 
 def _percent(draft: Draft) -> int:

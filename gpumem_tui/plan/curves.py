@@ -18,6 +18,7 @@ _SHORTEST = 128
 _LONGEST = 131_072
 _SMALLEST_SIDE = 32
 _WIDTHS = 5
+"""An MLP is compared with itself at so many hidden widths, each twice the one before."""
 
 
 @dataclass(frozen=True)
@@ -197,7 +198,8 @@ def _relatives(shape: ModelShape) -> list[ModelShape]:
     """The catalog's models of the family at the sample size of `shape` where they take it, and `shape` itself."""
     if not (shape.seq_len or shape.image_size):
         return [
-            replace(shape, hidden=shape.hidden << power, name=f"hidden {shape.hidden << power}") for power in range(5)
+            replace(shape, hidden=shape.hidden << power, name=f"hidden {shape.hidden << power}")
+            for power in range(_WIDTHS)
         ]
     _, field = _axis(shape)
     found = []

@@ -84,7 +84,7 @@ def _verdict(now: Answer, traced: TracedAnswer | Unknown) -> Iterator[str]:
     else:
         yield f"By formula it does not fit: {format_bytes(-now.spare_bytes)} are missing."
     if now.obstacle is not None:
-        yield f"{now.obstacle.message[:1].upper()}{now.obstacle.message[1:]}."
+        yield f"{now.obstacle[:1].upper()}{now.obstacle[1:]}."
     if isinstance(traced, Unknown):
         yield f"No trace: {traced.reason}."
     elif traced.fits:

@@ -21,16 +21,14 @@ from gpumem_tui.formula.changes import (
 from gpumem_tui.formula.plan import Accumulation, accumulation
 from gpumem_tui.formula.predict import predict, usable_bytes
 from gpumem_tui.formula.price import Price
+from gpumem_tui.formula.recipe import NOT_IN_TORCH
 from gpumem_tui.memory import Unknown, format_bytes
 from gpumem_tui.plan.answers import largest_batch, predicted, setup_of, target_of, with_setup
 from gpumem_tui.plan.judgement import SMALLEST_NORMALIZED_BATCH, busy_share
 from gpumem_tui.plan.plan import Plan
 
-MOST_GPUS = 1024
+_MOST_ASKED_GPUS = 1024
 """No combination asks for more."""
-
-_NOT_TRACED = frozenset({"adamw-8bit", "lion"})
-"""Optimizers that PyTorch does not have, so that only the formula knows them."""
 
 _PER_GPU_AXES = ("recompute", "attention", "loss", "blocks")
 _FIXED_AXES = ("optimizer", "sharding", "state")
@@ -120,7 +118,7 @@ def techniques(plan: Plan) -> Techniques:
 
 def formula_only(plan: Plan) -> bool:
     """Whether nothing but the closed form can answer the plan."""
-    return bool(plan.extras) or plan.recipe.optimizer in _NOT_TRACED
+    return bool(plan.extras) or plan.recipe.optimizer in NOT_IN_TORCH
 
 
 @dataclass(frozen=True)
@@ -234,7 +232,7 @@ def cheapest_combination(plan: Plan, *, traceable: bool = False) -> Combination 
     """
     most = max(n for n in range(MAX_HALVINGS + 1) if n == 0 or isinstance(smaller_sample(plan.shape, n), Change))
     gpus = plan.recipe.gpus
-    while gpus <= max(MOST_GPUS, plan.recipe.gpus):
+    while gpus <= max(_MOST_ASKED_GPUS, plan.recipe.gpus):
         for halvings in range(most + 1):
             best = _cheapest_at(plan, gpus, halvings, traceable=traceable)
             if best is not None:
@@ -242,7 +240,7 @@ def cheapest_combination(plan: Plan, *, traceable: bool = False) -> Combination 
             if not halvings and _cheapest_at(plan, gpus, most, traceable=traceable) is None:
                 break  # what does not fit with the smallest sample does not with any
         gpus *= 2
-    return Unknown(f"nothing makes one sample fit on {MOST_GPUS:,} GPUs of this kind")
+    return Unknown(f"nothing makes one sample fit on {_MOST_ASKED_GPUS:,} GPUs of this kind")
 
 
 def _cheapest_at(plan: Plan, gpus: int, halvings: int, *, traceable: bool) -> Combination | None:

@@ -7,6 +7,7 @@ answers for its own batch size only.
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
@@ -20,7 +21,7 @@ from gpumem_tui.plan.answers import TracedAnswer, traced_answer
 from gpumem_tui.plan.plan import Plan
 from gpumem_tui.search import runner
 from gpumem_tui.search.prediction import Traced
-from gpumem_tui.search.process import ChildDied, default_python
+from gpumem_tui.search.process import ChildDied
 from gpumem_tui.search.runner import Cancelled, Control, Device, Predicted, SearchConfig, Unusable
 from gpumem_tui.simulator.replay import BatchFinder, NotAffine
 from gpumem_tui.simulator.settings import AllocatorSettings
@@ -96,7 +97,7 @@ class TraceOptions:
         settings: of the caching allocator.
     """
 
-    python: str = field(default_factory=default_python)
+    python: str = sys.executable
     steps: int = 3
     settings: AllocatorSettings = field(default_factory=AllocatorSettings)
 

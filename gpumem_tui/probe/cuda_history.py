@@ -17,7 +17,7 @@ from gpumem_tui.probe.documents import LookedDevice
 from gpumem_tui.probe.history import StepHistory
 from gpumem_tui.probe.segments import Segments
 from gpumem_tui.probe.tensors import memory_of
-from gpumem_tui.simulator.sites import calling_line_of, in_checkpoint, in_order
+from gpumem_tui.sites import calling_line_of, in_checkpoint, in_order
 from gpumem_tui.step import Phase, Site
 
 _MOST_EVENTS = 1_000_000

@@ -15,7 +15,7 @@ from gpumem_tui.probe.documents import LookedDevice
 from gpumem_tui.probe.history import StepHistory
 from gpumem_tui.probe.tensors import memory_of, tensors_in
 from gpumem_tui.probe.wire import CPU
-from gpumem_tui.simulator.sites import SiteFinder
+from gpumem_tui.sites import SiteFinder
 from gpumem_tui.step import Phase, Site
 
 _MOST_EVENTS = 1_000_000

@@ -12,7 +12,6 @@ import math
 import struct
 import uuid
 from binascii import crc32
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
@@ -233,26 +232,6 @@ def decode_record(slot: bytes) -> Record:
 def slot_offset(sequence: int) -> int:
     """Where in the ring the record of a sequence number (from 1) stands."""
     return HEADER_BYTES + (sequence - 1) % SLOT_COUNT * SLOT_BYTES
-
-
-def read_ring(data: bytes) -> tuple[Header, list[Record]]:
-    """The header and every whole record, oldest first; torn and damaged slots are left out.
-
-    Raises:
-        WireError: as `decode_header`.
-    """
-    header = decode_header(data)
-    return header, sorted(_records(data), key=lambda record: record.sequence)
-
-
-def _records(data: bytes) -> Iterator[Record]:
-    for offset in range(HEADER_BYTES, min(len(data), RING_BYTES), SLOT_BYTES):
-        try:
-            record = decode_record(data[offset : offset + SLOT_BYTES])
-        except WireError:
-            continue
-        if slot_offset(record.sequence) == offset:
-            yield record
 
 
 def written_patch(written: int) -> tuple[int, bytes]:

@@ -6,13 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from gpumem_tui.formula.predict import largest_obstacle, predict
-from gpumem_tui.formula.recipe import Recipe
+from gpumem_tui.formula.recipe import NOT_IN_TORCH, Recipe
 from gpumem_tui.formula.remedies import remedies
 from gpumem_tui.memory import Unknown, format_bytes
 from gpumem_tui.search.runner import SearchConfig
 
 _MOST_SINGLE = 3
-_NOT_IN_TORCH = ("adamw-8bit", "lion")
 
 
 @dataclass(frozen=True)
@@ -29,9 +28,8 @@ def obstacle(config: SearchConfig) -> str:
     shape = config.workload.shape
     if shape is None:
         return ""
-    total = config.limit_bytes or config.device.gpu.total_bytes
-    found = largest_obstacle(predict(shape, config.workload.recipe, 1), total)
-    return found.message.removeprefix("nothing fits: ") if found is not None else ""
+    found = largest_obstacle(predict(shape, config.workload.recipe, 1), config.room.total_bytes)
+    return found.removeprefix("nothing fits: ") if found is not None else ""
 
 
 def advise(config: SearchConfig) -> tuple[Advice, ...]:
@@ -43,9 +41,8 @@ def advise(config: SearchConfig) -> tuple[Advice, ...]:
     shape = config.workload.shape
     if shape is None:
         return ()
-    total = config.limit_bytes or config.device.gpu.total_bytes
     recipe = config.workload.recipe
-    single = remedies(shape, recipe, total, config.headroom, config.device.gpu)
+    single = remedies(shape, recipe, config.room.total_bytes, config.headroom, config.device.gpu)
     advice = [
         Advice(
             remedy.option,
@@ -61,12 +58,13 @@ def advise(config: SearchConfig) -> tuple[Advice, ...]:
 
 
 def _together(config: SearchConfig) -> Iterator[Advice]:
+    # Only where nothing fits: else every search would wait for what a plan imports.
     from gpumem_tui.plan.plan import Plan
     from gpumem_tui.plan.techniques import cheapest_combination
 
     shape, recipe, gpu = config.workload.shape, config.workload.recipe, config.device.gpu
     assert shape is not None
-    capped = replace(gpu, total_bytes=config.limit_bytes or gpu.total_bytes)
+    capped = replace(gpu, total_bytes=config.room.total_bytes)
     found = cheapest_combination(Plan(shape, recipe, capped, headroom=config.headroom), traceable=True)
     if isinstance(found, Unknown) or len(found.changes) < 2:
         return
@@ -79,6 +77,6 @@ def _unsearchable(recipe: Recipe, was: Recipe) -> str:
     """What `search` says of a recipe that it does not run; empty for one that it does."""
     if recipe.sharding != "none" and was.sharding == "none":
         return "; predicted only: a search runs the step of one GPU"
-    if recipe.optimizer in _NOT_IN_TORCH and recipe.optimizer != was.optimizer:
+    if recipe.optimizer in NOT_IN_TORCH and recipe.optimizer != was.optimizer:
         return "; by the formula only: PyTorch has none, so a search takes it in a workload file"
     return ""

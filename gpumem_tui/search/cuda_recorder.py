@@ -9,8 +9,9 @@ from typing import Any
 import torch
 
 from gpumem_tui.memory import Bucket
-from gpumem_tui.simulator.sites import calling_line_of, in_checkpoint, in_order
-from gpumem_tui.simulator.timeline import Phase, Site, Timeline, TimelineRecorder
+from gpumem_tui.simulator.timeline import Timeline, TimelineRecorder
+from gpumem_tui.sites import calling_line_of, in_checkpoint, in_order
+from gpumem_tui.step import Phase, Site
 from gpumem_tui.workload.base import local
 
 _MAX_ENTRIES = 2_000_000

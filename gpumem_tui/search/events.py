@@ -15,7 +15,8 @@ from gpumem_tui.catalog.shapes import Gpu
 from gpumem_tui.memory import Breakdown
 from gpumem_tui.simulator.replay import AffineTrace
 from gpumem_tui.simulator.rules import Computed
-from gpumem_tui.simulator.timeline import Mark, Phase, Site
+from gpumem_tui.simulator.timeline import Mark
+from gpumem_tui.step import Phase, Site
 from gpumem_tui.workload.spec import WorkloadSpec
 
 SCHEMA = 1
@@ -65,7 +66,6 @@ class Ready:
     """The child runs and has imported torch. `profile` and what follows are the simulator's (see `Profile`)."""
 
     torch_version: str
-    cuda_available: bool
     profile: str
     context_bytes: int
     context_source: str

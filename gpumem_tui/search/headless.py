@@ -1,10 +1,11 @@
-"""A search without a screen: plain log lines or JSON lines on stdout, progress on stderr if that is a terminal."""
+"""A search or a prediction without a screen: lines or JSON on stdout, progress on stderr if that is a terminal."""
 
 from __future__ import annotations
 
 import json
 import signal
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 from gpumem_tui.search import report
@@ -21,9 +22,9 @@ from gpumem_tui.search.runner import (
     TrialProgress,
     TrialStarted,
     Unusable,
-    Verdict,
     search,
 )
+from gpumem_tui.search.verdict import Verdict
 
 
 def run(config: SearchConfig, *, as_json: bool) -> int:
@@ -34,6 +35,47 @@ def run(config: SearchConfig, *, as_json: bool) -> int:
         return _run(config, control, as_json=as_json)
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def show_prediction(
+    config: SearchConfig, predicted: Predicted, batch_size: int, by: str | None, *, as_json: bool
+) -> None:
+    """Print what is foretold of a batch size.
+
+    Args:
+        by: also list what holds the traced peak, by ``module``, ``operator`` or ``source``.
+    """
+    if not as_json:
+        for line in _prediction_lines(config, predicted, batch_size, by):
+            print(line)
+        return
+    body = report.prediction_json(config, predicted.prediction, batch_size)
+    if (steps := report.wanted_accumulation(config, batch_size)) is not None:
+        body["accumulation"] = report.accumulation_json(steps)
+    print(json.dumps(body))
+
+
+def _prediction_lines(config: SearchConfig, predicted: Predicted, batch_size: int, by: str | None) -> Iterator[str]:
+    prediction, traced = predicted.prediction, predicted.prediction.traced
+    where = report.device_line(config.device, config.limit_bytes)
+    yield report.workload_line(config.workload)
+    yield f"on {where}, torch {predicted.ready.torch_version}, profile {predicted.ready.profile}"
+    yield report.predicted_line(prediction)
+    if gap := report.gap_line(prediction):
+        yield gap
+    yield from ledger_lines(config, prediction, None, batch_size)
+    if isinstance(traced, Traced):
+        yield report.peak_line(traced, batch_size)
+        yield report.fits_line(traced, batch_size)
+        if note := report.sharding_line(config.workload.recipe):
+            yield note
+        yield f"CUDA context {report.context_words(traced)}"
+        yield from report.assumed_lines(traced)
+        if by is not None:
+            yield f"\nthe traced peak by {by}"
+            yield from report.composition_lines(traced, batch_size, by)
+    if (steps := report.wanted_accumulation(config, batch_size)) is not None:
+        yield report.accumulation_line(config.workload, steps)
 
 
 def _run(config: SearchConfig, control: Control, *, as_json: bool) -> int:

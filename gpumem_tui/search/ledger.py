@@ -26,11 +26,11 @@ def ledger_lines(config: SearchConfig, prediction: Prediction, result: TrialDone
 
     def line(title: str, *values: int | None) -> str:
         cells = [format_bytes(value) for value in values]
-        line = f"{title:<20}" + "".join(f" {cell:>11}" for cell in cells)
+        text = f"{title:<20}" + "".join(f" {cell:>11}" for cell in cells)
         if result is None:
-            return line
+            return text
         predicted, ran = values[said], values[2]
-        return f"{line}{'–' if predicted is None or ran is None else signed(predicted - ran):>16}"
+        return f"{text}{'–' if predicted is None or ran is None else signed(predicted - ran):>16}"
 
     def values(bucket: Bucket | None) -> list[int | None]:
         columns: list[int | None] = [

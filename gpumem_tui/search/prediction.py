@@ -10,7 +10,7 @@ from gpumem_tui.formula.extras import NO_EXTRAS, Extras
 from gpumem_tui.formula.predict import DEFAULT_HEADROOM, FormulaPrediction, max_batch_size, predict
 from gpumem_tui.memory import Unknown
 from gpumem_tui.search.events import Ready, TraceDone
-from gpumem_tui.simulator.replay import AffineTrace, NotAffine, Replay, largest_batch, replay
+from gpumem_tui.simulator.replay import AffineTrace, BatchFinder, NotAffine, Replay, replay
 from gpumem_tui.simulator.settings import AllocatorSettings
 from gpumem_tui.simulator.timeline import Held
 from gpumem_tui.workload.spec import WorkloadSpec
@@ -132,7 +132,7 @@ class Traced:
         if self.only_at:
             return Unknown(self.not_affine)
         try:
-            return largest_batch(self.trace, self.capacity_bytes, self.settings, self.allowed_bytes)
+            return BatchFinder(self.trace, self.settings).largest(self.capacity_bytes, self.allowed_bytes)
         except NotAffine as error:
             return Unknown(str(error))
 

@@ -6,7 +6,6 @@ import os
 import selectors
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -178,8 +177,3 @@ def _printable(line: str) -> str:
     """A line fit for one line of a terminal, whatever was printed."""
     text = "".join(character for character in line if character.isprintable()).strip()
     return text if len(text) <= _LONGEST_LAST_LINE else text[: _LONGEST_LAST_LINE - 1] + "…"
-
-
-def default_python() -> str:
-    """The interpreter that children use unless told otherwise: this one."""
-    return sys.executable

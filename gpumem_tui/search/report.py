@@ -14,20 +14,21 @@ from gpumem_tui.formula.recipe import Recipe, Sharding
 from gpumem_tui.memory import ALLOCATED_BUCKETS, Bucket, Unknown, format_bytes
 from gpumem_tui.search.advice import advise, obstacle
 from gpumem_tui.search.comparison import compared, peak_error
-from gpumem_tui.search.events import TrialDone
+from gpumem_tui.search.events import Outcome, TrialDone
 from gpumem_tui.search.headroom import WithHeadroom
 from gpumem_tui.search.ledger import signed
 from gpumem_tui.search.prediction import Formula, Prediction, Traced
-from gpumem_tui.search.runner import Device, SearchConfig, Verdict
+from gpumem_tui.search.runner import Device, SearchConfig
 from gpumem_tui.search.shortfall import shortfall
+from gpumem_tui.search.verdict import Verdict
 from gpumem_tui.simulator.replay import Replay
 from gpumem_tui.simulator.rules import NOT_EXAMINED
-from gpumem_tui.simulator.timeline import Phase
+from gpumem_tui.step import Phase
 from gpumem_tui.workload.spec import WorkloadSpec
 
 SCHEMA = 1
 _FORMULA_BUCKETS = tuple(bucket for bucket in ALLOCATED_BUCKETS if bucket is not Bucket.OTHER)
-_OUTCOMES = {"fit": "fits", "oom": "out of memory", "error": "failed"}
+OUTCOME_WORDS: dict[Outcome, str] = {"fit": "fits", "oom": "out of memory", "error": "failed"}
 _COMPOSITION_LINES = 20
 _SHARDING_NOTES: dict[Sharding, str] = {
     "zero1": "ZeRO-1: ZeroRedundancyOptimizer hands out whole parameters, so rank 0 can hold more than its share",
@@ -301,7 +302,7 @@ def sharding_line(recipe: Recipe) -> str:
 
 def trial_line(config: SearchConfig, number: int, result: TrialDone, prediction: Prediction | None) -> str:
     """One trial of the log."""
-    line = f"trial {number:>2}  batch {result.batch_size:>5}  {_OUTCOMES[result.outcome]:<13}"
+    line = f"trial {number:>2}  batch {result.batch_size:>5}  {OUTCOME_WORDS[result.outcome]:<13}"
     if result.peak_allocated_bytes:
         line += (
             f"  peak {format_bytes(result.peak_allocated_bytes):>10} allocated"
@@ -375,7 +376,7 @@ def advice(config: SearchConfig, verdict: Verdict) -> list[str]:
     """When nothing fits: which bucket alone exceeds the card, and what would help most, a line each."""
     if verdict.outcome != "nothing_fits":
         return []
-    lines = [f"{advice.option}: {advice.buys}; {advice.cost}" for advice in advise(config)]
+    lines = [f"{one.option}: {one.buys}; {one.cost}" for one in advise(config)]
     found = obstacle(config)
     return [found, *lines] if found else lines
 

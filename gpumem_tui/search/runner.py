@@ -5,20 +5,22 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from gpumem_tui.catalog.shapes import Gpu
+from gpumem_tui.exit_codes import EXIT_BAD_INPUT, EXIT_FAILED
 from gpumem_tui.formula.predict import DEFAULT_HEADROOM
 from gpumem_tui.memory import Unknown, format_bytes
 from gpumem_tui.search import strategy, verdict
 from gpumem_tui.search.events import Failed, Ready, Request, Sample, TraceDone, TraceRequest, TrialDone, TrialRequest
 from gpumem_tui.search.headroom import Room, with_headroom
 from gpumem_tui.search.prediction import Formula, Prediction, Traced
-from gpumem_tui.search.process import CannotStart, ChildDied, ChildProcess, default_python
-from gpumem_tui.search.verdict import Verdict as Verdict
+from gpumem_tui.search.process import CannotStart, ChildDied, ChildProcess
+from gpumem_tui.search.verdict import Verdict
 from gpumem_tui.simulator.settings import AllocatorSettings
 from gpumem_tui.workload.spec import WorkloadSpec
 
@@ -47,6 +49,7 @@ class SearchConfig:
     """Everything a search needs to know.
 
     Attributes:
+        python: the interpreter that trials run under; this one unless told otherwise.
         steps: full training steps a trial runs; three show lazily made state and steady reuse.
         limit_bytes: cap on what the allocator may reserve; None for the whole device.
         ramp_step: a ramp's step; None for one that suits the prediction.
@@ -57,7 +60,7 @@ class SearchConfig:
     workload: WorkloadSpec
     device: Device
     strategy: strategy.Name = "guided"
-    python: str = field(default_factory=default_python)
+    python: str = sys.executable
     steps: int = 3
     limit_bytes: int | None = None
     headroom: float = DEFAULT_HEADROOM
@@ -65,6 +68,16 @@ class SearchConfig:
     timeout_s: float = 300.0
     target_batch: int | None = None
     allocator: AllocatorSettings = field(default_factory=AllocatorSettings)
+
+    @property
+    def room(self) -> Room:
+        """The memory there is to search in."""
+        return Room(self.device.gpu, self.limit_bytes)
+
+    @property
+    def formula(self) -> Formula:
+        """The closed form of what is searched."""
+        return Formula(self.workload, self.room.total_bytes, self.headroom)
 
     @property
     def where(self) -> str:
@@ -129,8 +142,8 @@ class Unusable(Exception):
 
     @property
     def exit_code(self) -> int:
-        """2 for what the user's options or files have wrong, 4 for a device or a trace that fails."""
-        return 2 if self.kind in ("workload", "torch") else 4
+        """The user's options or files are wrong; or a device or a trace fails."""
+        return EXIT_BAD_INPUT if self.kind in ("workload", "torch") else EXIT_FAILED
 
 
 class Control:
@@ -199,7 +212,6 @@ def predict(
         ChildDied, Cancelled: the child crashed; the user ended it.
     """
     control = control or Control()
-    formula = Formula(config.workload, config.limit_bytes or config.device.gpu.total_bytes, config.headroom)
     ready: Ready | None = None
     traced: Traced | Unknown = Unknown("the trace ended early")
     request = TraceRequest(config.workload, config.device.gpu, config.steps, batch_size, not_affine)
@@ -219,7 +231,7 @@ def predict(
         traced = Unknown(f"tracing failed: {death}")
     if ready is None:
         raise _no_python(config, "without a word")
-    return Predicted(Prediction(formula, traced), ready)
+    return Predicted(Prediction(config.formula, traced), ready)
 
 
 def _no_python(config: SearchConfig, death: str) -> Unusable:
@@ -256,8 +268,7 @@ def search(config: SearchConfig, control: Control | None = None) -> Iterator[Sea
                 break
         concluded = verdict.concluded(results, config.where, grows)
         if concluded.outcome == "found":
-            room = Room(config.device.gpu, config.limit_bytes)
-            roomy = with_headroom(room, config.headroom, traced, results, concluded.max_batch_size)
+            roomy = with_headroom(config.room, config.headroom, traced, results, concluded.max_batch_size)
             concluded = replace(concluded, with_headroom=roomy)
         yield SearchFinished(concluded)
     except Cancelled:

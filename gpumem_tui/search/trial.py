@@ -88,8 +88,7 @@ def _serve(events_fd: int) -> None:
     from gpumem_tui.workload.base import WorkloadError
 
     profile = profile_for(torch.__version__, request.gpu)
-    cuda = torch.cuda.is_available()
-    report(Ready(torch.__version__, cuda, profile.name, profile.context_bytes, profile.context_source))
+    report(Ready(torch.__version__, profile.name, profile.context_bytes, profile.context_source))
     try:
         if isinstance(request, TraceRequest) or request.simulated:
             register()
@@ -98,7 +97,7 @@ def _serve(events_fd: int) -> None:
             report(trace(request, workload, profile, report))
         elif request.simulated:
             report(_simulated_trial(request, workload, profile, report, may_run))
-        elif not cuda:
+        elif not torch.cuda.is_available():
             report(Failed("device", f"torch {torch.__version__} of {sys.executable} finds no CUDA device"))
         else:
             report(_cuda_trial(request, workload, profile, report, may_run))

@@ -6,11 +6,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from gpumem_tui.exit_codes import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_NOTHING_FITS
 from gpumem_tui.memory import format_bytes
 from gpumem_tui.search import strategy
 from gpumem_tui.search.events import TrialDone
 from gpumem_tui.search.headroom import WithHeadroom
 from gpumem_tui.search.strategy import MAX_BATCH_SIZE
+
+Conclusion = Literal["found", "nothing_fits", "failed", "cancelled"]
+_EXIT_CODES: dict[Conclusion, int] = {
+    "found": 0,
+    "nothing_fits": EXIT_NOTHING_FITS,
+    "failed": EXIT_FAILED,
+    "cancelled": EXIT_INTERRUPTED,
+}
 
 
 @dataclass(frozen=True)
@@ -25,7 +34,7 @@ class Verdict:
         with_headroom: the largest size that leaves the headroom free, too; None if that is not wanted or not known.
     """
 
-    outcome: Literal["found", "nothing_fits", "failed", "cancelled"]
+    outcome: Conclusion
     max_batch_size: int
     first_failing: int | None
     verified: bool
@@ -37,7 +46,7 @@ class Verdict:
     @property
     def exit_code(self) -> int:
         """The process exit code the command line promises."""
-        return {"found": 0, "nothing_fits": 3, "failed": 4, "cancelled": 130}[self.outcome]
+        return _EXIT_CODES[self.outcome]
 
 
 def concluded(results: Sequence[TrialDone], where: str, grows: bool | None) -> Verdict:
@@ -88,7 +97,7 @@ def cancelled(results: Sequence[TrialDone]) -> Verdict:
 
 
 def _finish(
-    outcome: Literal["found", "nothing_fits", "failed", "cancelled"],
+    outcome: Conclusion,
     results: Sequence[TrialDone],
     fit: int,
     failing: int | None,

@@ -22,9 +22,10 @@ from gpumem_tui.simulator import attention, autocast, kernels
 from gpumem_tui.simulator.allocator import CachingAllocator, OutOfMemory
 from gpumem_tui.simulator.profile import Profile
 from gpumem_tui.simulator.settings import AllocatorSettings
-from gpumem_tui.simulator.sites import SiteFinder
-from gpumem_tui.simulator.timeline import Phase, Timeline, TimelineRecorder
+from gpumem_tui.simulator.timeline import Timeline, TimelineRecorder
 from gpumem_tui.simulator.trace import DeviceMode
+from gpumem_tui.sites import SiteFinder
+from gpumem_tui.step import Phase
 from gpumem_tui.workload.base import local
 
 DEVICE_TYPE = "simgpu"

@@ -10,13 +10,14 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 
-from gpumem_tui.memory import ALLOCATED_BUCKETS, Breakdown, Bucket
+from gpumem_tui.memory import Breakdown
 from gpumem_tui.simulator.allocator import CachingAllocator, OutOfMemory
 from gpumem_tui.simulator.blocks import Block
 from gpumem_tui.simulator.rules import Computed
 from gpumem_tui.simulator.rules import sizes as sizes_by_rule
 from gpumem_tui.simulator.settings import AllocatorSettings
-from gpumem_tui.simulator.timeline import Mark, Phase, Site, Timeline, rounded
+from gpumem_tui.simulator.timeline import Mark, Timeline
+from gpumem_tui.step import Phase, Site
 
 _UNLIMITED = 1 << 70
 
@@ -69,12 +70,12 @@ class Replay:
     @cached_property
     def breakdown(self) -> Breakdown:
         """The buckets at the moment of the highest allocated bytes; they sum to `peak_allocated_bytes`."""
-        return _breakdowns(self.timeline, {self.peak_event: self.peak_allocated_bytes})[self.peak_event]
+        return self.timeline.breakdown_after(self.peak_event, self.peak_allocated_bytes)
 
     @cached_property
     def phases(self) -> tuple[PhasePeak, ...]:
         """Every phase of every step, in order."""
-        at = _breakdowns(self.timeline, {event: peak for _, peak, event, _ in self._spans})
+        at = self.timeline.breakdowns_after({event: peak for _, peak, event, _ in self._spans})
         return tuple(
             PhasePeak(mark.step, mark.phase, peak, reserved, at[event]) for mark, peak, event, reserved in self._spans
         )
@@ -242,24 +243,6 @@ def _end(timeline: Timeline) -> int:
     return end
 
 
-def _breakdowns(timeline: Timeline, allocated_at: dict[int, int]) -> dict[int, Breakdown]:
-    """The buckets after each of the given events, in one pass; slack of unsplit blocks goes to `OTHER`."""
-    totals = [0] * len(ALLOCATED_BUCKETS)
-    other = ALLOCATED_BUCKETS.index(Bucket.OTHER)
-    found = {}
-    position = 0
-    for event in sorted(allocated_at):
-        for number in timeline.events[position : event + 1]:
-            index = abs(number) - 1
-            size = rounded(timeline.sizes[index])
-            totals[timeline.buckets[index]] += size if number > 0 else -size
-        position = max(position, event + 1)
-        with_slack = list(totals)
-        with_slack[other] += max(0, allocated_at[event] - sum(totals))
-        found[event] = Breakdown(dict(zip(ALLOCATED_BUCKETS, with_slack, strict=True)))
-    return found
-
-
 @dataclass(frozen=True)
 class BatchFinder:
     """Finds largest batch sizes from one trace, for any number of devices.
@@ -302,13 +285,3 @@ class BatchFinder:
             middle = (low + high) // 2
             low, high = (middle, high) if self.fits(middle, capacity_bytes, allowed_bytes) else (low, middle)
         return low
-
-
-def largest_batch(
-    trace: AffineTrace,
-    capacity_bytes: int,
-    settings: AllocatorSettings | None = None,
-    allowed_bytes: int | None = None,
-) -> int:
-    """The largest batch size of one trace on one device; see `BatchFinder`."""
-    return BatchFinder(trace, settings or AllocatorSettings()).largest(capacity_bytes, allowed_bytes)

@@ -56,10 +56,13 @@ index_add_ select_backward slice_backward max_pool2d_with_indices max_pool2d_wit
 avg_pool2d_backward _adaptive_avg_pool2d _adaptive_avg_pool2d_backward upsample_nearest2d upsample_nearest2d_backward
 upsample_bilinear2d
 """
-_CUBLAS = "mm addmm bmm baddbmm mv addmv dot vdot"
-"""Their workspace is counted where its handle is made."""
+MATRIX_PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot", "vdot"})
+"""ops that fetch the thread's cuBLAS handle; its workspace is counted where that is made
+(aten/src/ATen/cuda/CublasHandlePool.cpp)."""
 
-_WITHOUT = frozenset((_VIEWS_AND_COPIES + _A_THREAD_AN_ELEMENT + _ONE_KERNEL_THAT_WRITES_ITS_RESULTS + _CUBLAS).split())
+_WITHOUT = MATRIX_PRODUCTS.union(
+    (_VIEWS_AND_COPIES + _A_THREAD_AN_ELEMENT + _ONE_KERNEL_THAT_WRITES_ITS_RESULTS).split()
+)
 """Operators examined in aten/src/ATen/native/cuda and found to take none, besides views and what is pointwise."""
 
 _WITHOUT_FAMILIES = ("_foreach_", "_fused_adam", "_fused_sgd", "_fused_adagrad")

@@ -5,20 +5,18 @@ Recorded on the simulated GPU and on a real one alike, replayed by `replay`. Sta
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gpumem_tui.memory import ALLOCATED_BUCKETS, Breakdown, Bucket
+from gpumem_tui.simulator.allocator import MIN_BLOCK_BYTES
 from gpumem_tui.simulator.rules import Computed
-from gpumem_tui.step import Phase as Phase
-from gpumem_tui.step import Site as Site
-
-GRANULE_BYTES = 512
-"""The allocator's smallest step. What a block holds beyond its request rounded up to this is slack."""
+from gpumem_tui.step import Phase, Site
 
 
 def rounded(size_bytes: int) -> int:
-    """A request rounded up to the allocator's step."""
-    return -(-size_bytes // GRANULE_BYTES) * GRANULE_BYTES
+    """A request rounded up to the allocator's smallest step. What a block holds beyond this is slack."""
+    return -(-size_bytes // MIN_BLOCK_BYTES) * MIN_BLOCK_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,20 +89,29 @@ class Timeline:
                 highest, found = live, event
         return found
 
-    def breakdown_after(self, event: int, allocated_bytes: int | None = None) -> Breakdown:
-        """The buckets of what is live after event number `event` (0-based).
+    def breakdown_after(self, event: int, allocated_bytes: int) -> Breakdown:
+        """The buckets of what is live after event number `event` (0-based), when the allocator holds so much."""
+        return self.breakdowns_after({event: allocated_bytes})[event]
 
-        What the allocator holds beyond that (`allocated_bytes`) is slack of unsplit blocks and goes to `OTHER`.
+    def breakdowns_after(self, allocated_at: Mapping[int, int]) -> dict[int, Breakdown]:
+        """The same after each of these events, in one pass.
+
+        What the allocator holds beyond what is live is slack of unsplit blocks and goes to `OTHER`.
         """
         totals = [0] * len(ALLOCATED_BUCKETS)
-        for number in self.events[: event + 1]:
-            index = abs(number) - 1
-            size = rounded(self.sizes[index])
-            totals[self.buckets[index]] += size if number > 0 else -size
-        buckets = dict(zip(ALLOCATED_BUCKETS, totals, strict=True))
-        if allocated_bytes is not None:
-            buckets[Bucket.OTHER] += max(0, allocated_bytes - sum(totals))
-        return Breakdown(buckets)
+        other = ALLOCATED_BUCKETS.index(Bucket.OTHER)
+        found = {}
+        position = 0
+        for event in sorted(allocated_at):
+            for number in self.events[position : event + 1]:
+                index = abs(number) - 1
+                size = rounded(self.sizes[index])
+                totals[self.buckets[index]] += size if number > 0 else -size
+            position = max(position, event + 1)
+            with_slack = list(totals)
+            with_slack[other] += max(0, allocated_at[event] - sum(totals))
+            found[event] = Breakdown(dict(zip(ALLOCATED_BUCKETS, with_slack, strict=True)))
+        return found
 
 
 class TimelineRecorder:

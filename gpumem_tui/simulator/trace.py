@@ -21,13 +21,10 @@ from gpumem_tui.simulator.allocator import OutOfMemory
 from gpumem_tui.simulator.answers import UNTOLD, Answers
 from gpumem_tui.simulator.blocks import Block
 from gpumem_tui.simulator.rules import Computed
-from gpumem_tui.simulator.scratch import Buffer, is_assumed, scratch
+from gpumem_tui.simulator.scratch import MATRIX_PRODUCTS, Buffer, is_assumed, scratch
 
 if TYPE_CHECKING:
     from gpumem_tui.simulator.device import SimulatedGpu
-
-_MATRIX_PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot", "vdot"})
-"""ops that fetch the thread's cuBLAS handle, which comes with a workspace (aten/src/ATen/cuda/CublasHandlePool.cpp)."""
 
 _DEVICE: Any = torch.ops.prim.device.default
 
@@ -89,7 +86,7 @@ class DeviceMode(FakeTensorMode):
         if self._depth:
             return super().__torch_dispatch__(func, types, args, kwargs)
         self._operator = f"aten.{func._opname}"
-        if func._opname in _MATRIX_PRODUCTS:
+        if func._opname in MATRIX_PRODUCTS:
             self._take_workspace()
         key = self._answers.key(func, args, kwargs)
         result = self._answers.recall(key, args) if key is not None else UNTOLD

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property
 
+from gpumem_tui.exit_codes import EXIT_INTERRUPTED
 from gpumem_tui.memory import Unknown
 from gpumem_tui.search.events import Sample
 from gpumem_tui.search.prediction import Formula, Traced
@@ -17,10 +18,8 @@ from gpumem_tui.search.runner import (
     TrialFinished,
     TrialProgress,
     TrialStarted,
-    Verdict,
 )
-
-EXIT_CANCELLED = 130
+from gpumem_tui.search.verdict import Verdict
 
 
 class Stage(Enum):
@@ -90,7 +89,7 @@ class SearchState:
     def exit_code(self) -> int:
         """What the program would exit with if it ended now."""
         if self.busy:
-            return EXIT_CANCELLED
+            return EXIT_INTERRUPTED
         if self.failure is not None:
             return self.failure.exit_code
         return self.verdict.exit_code if self.verdict is not None else 0
@@ -98,10 +97,7 @@ class SearchState:
     @cached_property
     def formula(self) -> Formula:
         """The closed form: it needs no search to answer."""
-        if self.predicted is not None:
-            return self.predicted.prediction.formula
-        config = self.config
-        return Formula(config.workload, config.limit_bytes or config.device.gpu.total_bytes, config.headroom)
+        return self.config.formula if self.predicted is None else self.predicted.prediction.formula
 
     @property
     def traced(self) -> Traced | Unknown:

@@ -122,7 +122,7 @@ def _run(screens: Screens, first: ScreenName, settings: Settings, python: str | 
 
 
 def _monitor_screen(source: Source, settings: Settings, *, notice: str = "", is_here: bool = True) -> MainScreen:
-    from gpumem_tui.monitor.alerts import Alerts, Limits
+    from gpumem_tui.monitor.alerts import Alerts
     from gpumem_tui.monitor.history import History
     from gpumem_tui.tui.screens.monitor import MonitorScreen
     from gpumem_tui.watch.live import LiveProbes
@@ -133,7 +133,7 @@ def _monitor_screen(source: Source, settings: Settings, *, notice: str = "", is_
     return MonitorScreen(
         source,
         history=History(settings.interval_s, settings.history_hours),
-        alerts=Alerts(Limits.of(settings)),
+        alerts=Alerts(settings),
         chart_s=settings.chart_minutes * 60,
         read_only=settings.read_only,
         bell=settings.bell,
@@ -171,8 +171,7 @@ def _plan_screen(plan: Plan, config: SearchConfig) -> MainScreen:
 
 def _plan_of(config: SearchConfig) -> Plan:
     """A search's settings as a plan; a workload file has no shape, so it is the default model's then."""
-    from gpumem_tui.catalog.loader import find_model
-    from gpumem_tui.options import DEFAULT_MODEL
+    from gpumem_tui.catalog.loader import DEFAULT_MODEL, find_model
     from gpumem_tui.plan.plan import Plan
 
     shape = config.workload.shape or find_model(DEFAULT_MODEL)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from gpumem_tui.catalog.loader import find_gpu
+from gpumem_tui.catalog.loader import DEFAULT_GPU, find_gpu
 from gpumem_tui.catalog.shapes import Gpu
 from gpumem_tui.memory import Bucket, Unknown
 from gpumem_tui.monitor.devices import RealGpu
 from gpumem_tui.monitor.snapshot import GpuReading, Reading
-from gpumem_tui.options import DEFAULT_SIMULATED_GPU
 from gpumem_tui.plan.plan import Plan
 from gpumem_tui.watch.published import WatchedProcess
 from gpumem_tui.watch.records import Sample
@@ -24,7 +23,7 @@ def plan_of(watched: WatchedProcess, sample: Sample | None, gpu: GpuReading | No
     expected = watched.expected
     if isinstance(expected, Unknown):
         return expected
-    kind = find_gpu(DEFAULT_SIMULATED_GPU) if gpu is None else _kind(gpu)
+    kind = find_gpu(DEFAULT_GPU) if gpu is None else _kind(gpu)
     if isinstance(kind, Unknown):
         return kind
     activation_bytes = Unknown("no step") if sample is None else sample.peak_buckets[Bucket.ACTIVATIONS]

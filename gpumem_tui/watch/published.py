@@ -55,8 +55,7 @@ class WatchedProcess:
     @property
     def pid(self) -> int:
         """As we know it; of one that has ended, as it knew itself."""
-        process = self.process
-        return process.files.pid if process.pid is None else process.pid
+        return self.process.known_pid
 
     @property
     def is_running(self) -> bool:

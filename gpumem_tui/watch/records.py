@@ -22,6 +22,11 @@ PEAK_CAME_EARLIER = Unknown("the peak came before all of this was there")
 _HELD = (Bucket.PARAMETERS, Bucket.GRADIENTS, Bucket.OPTIMIZER, Bucket.BATCH_DATA)
 
 
+def device_name(device: int) -> str:
+    """A device as its process knows it: ``cpu``, ``cuda:0``."""
+    return "cpu" if device == CPU else f"cuda:{device}"
+
+
 class State(Enum):
     """How a process stands. The value is the key used in JSON."""
 
@@ -44,8 +49,8 @@ class Sample:
 
     @property
     def device(self) -> str:
-        """The device as the process knows it: ``cpu``, ``cuda:0``."""
-        return f"cuda:{self.record.device}" if self.is_on_gpu else "cpu"
+        """The device as the process knows it."""
+        return device_name(self.record.device)
 
     @property
     def is_on_gpu(self) -> bool:
@@ -169,11 +174,15 @@ class ProbedProcess:
         return self.state is State.RUNNING
 
     @property
+    def known_pid(self) -> int:
+        """As we know it; of one that has ended, as it knew itself."""
+        return self.files.pid if self.pid is None else self.pid
+
+    @property
     def title(self) -> str:
         """The process in a few words."""
         rank = "" if self.process.rank is None else f", rank {self.process.rank}"
-        pid = self.files.pid if self.pid is None else self.pid
-        return f"PID {pid}{rank} ({shortened(' '.join(self.process.command))})"
+        return f"PID {self.known_pid}{rank} ({shortened(' '.join(self.process.command))})"
 
     @property
     def step(self) -> int:

@@ -9,11 +9,10 @@ from typing import Any, Literal
 
 from gpumem_tui.memory import ALLOCATED_BUCKETS, Bucket, Unknown, Value, format_bytes
 from gpumem_tui.monitor.probes import ProbeReport
-from gpumem_tui.probe.wire import CPU
 from gpumem_tui.watch.documents import Held, Look, LookedDevice
 from gpumem_tui.watch.hosts import printable
 from gpumem_tui.watch.published import Published
-from gpumem_tui.watch.records import ProbedProcess, Sample
+from gpumem_tui.watch.records import ProbedProcess, Sample, device_name
 
 By = Literal["bucket", "module", "source"]
 
@@ -28,7 +27,7 @@ _FIGURES = (
     "ooms",
     "step_s",
 )
-_LINES = {"module": 20, "source": 20}
+_MOST_PLACES = 20
 
 
 # JSON
@@ -53,7 +52,7 @@ def probe_json(process: ProbedProcess, sample: Sample) -> dict[str, Any]:
         return {bucket.value: known(f"{name}.{bucket.value}", value) for bucket, value in values.items()}
 
     return {
-        "pid": process.files.pid if process.pid is None else process.pid,
+        "pid": process.known_pid,
         "rank": process.process.rank,
         "world_size": process.process.world_size,
         "step": sample.record.step,
@@ -189,7 +188,7 @@ def sample_line(process: ProbedProcess, sample: Sample, columns: Sequence[str] =
         "peak": sample.peak_allocated_bytes,
     }
     cells = {
-        "PID": str(process.files.pid if process.pid is None else process.pid),
+        "PID": str(process.known_pid),
         "rank": "–" if process.process.rank is None else str(process.process.rank),
         "device": sample.device,
         "step": f"{sample.record.step:,}",
@@ -229,7 +228,7 @@ def look_lines(process: ProbedProcess, look: Look, by: By = "source") -> list[st
 
 def _place_lines(device: LookedDevice, by: Literal["module", "source"]) -> list[str]:
     places = _totals((held.place(by), held.bytes) for held in device.held)
-    shown, rest = places[: _LINES[by]], places[_LINES[by] :]
+    shown, rest = places[:_MOST_PLACES], places[_MOST_PLACES:]
     lines = [_size_line(place, size_bytes, device.peak_bytes) for place, size_bytes in shown]
     if rest:
         title = f"{len(rest)} smaller places"
@@ -262,11 +261,6 @@ def _totals(sizes: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
 def _size_line(title: str, size_bytes: int, total_bytes: int) -> str:
     share = size_bytes / total_bytes if total_bytes else 0.0
     return f"  {format_bytes(size_bytes):>12} {share:6.1%}  {title}"
-
-
-def device_name(device: int) -> str:
-    """As the process knows it."""
-    return "cpu" if device == CPU else f"cuda:{device}"
 
 
 def ago(seconds: float) -> str:

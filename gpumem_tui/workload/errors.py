@@ -6,7 +6,7 @@ import os
 import re
 import traceback
 
-from gpumem_tui.simulator.sites import is_own
+from gpumem_tui.sites import is_own
 
 _INSTALLED = "/lib/python"
 

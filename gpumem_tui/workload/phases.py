@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from gpumem_tui.simulator.timeline import Phase
+from gpumem_tui.step import Phase
 
 OnPhase = Callable[[Phase], None]
 

@@ -6,14 +6,17 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
 from gpumem_tui.memory import Bucket
-from gpumem_tui.simulator.timeline import Phase, Timeline
+from gpumem_tui.step import Phase
 from gpumem_tui.workload.base import Workload, WorkloadError, local
 from gpumem_tui.workload.phases import watch_phases
+
+if TYPE_CHECKING:
+    from gpumem_tui.simulator.timeline import Timeline
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from gpumem_tui.formula.recipe import Recipe
+from gpumem_tui.workload.optimizers import OptimizerFactory
 
 MakeModel = Callable[[], nn.Module]
-OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 
 
 def build_sharded(

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gpumem_tui.catalog.shapes import ModelShape
+from gpumem_tui.catalog.shapes import LANGUAGE_MODELS, SEQUENCE_FAMILIES, ModelShape
 from gpumem_tui.formula.recipe import Precision, Recipe
 from gpumem_tui.workload.base import WorkloadError
 from gpumem_tui.workload.models import build_model
@@ -73,14 +73,14 @@ class CatalogWorkload:
         [batch, 3, pixels, pixels] and labels; mlp: features [batch, inputs] and labels. Ids, labels are int64.
         """
         shape = self.shape
-        if shape.family in ("gpt2", "llama", "bert"):
+        if shape.family in SEQUENCE_FAMILIES:
             inputs = torch.randint(shape.vocab, (batch_size, shape.seq_len), device=device)
         elif shape.family == "mlp":
             inputs = torch.randn(batch_size, shape.inputs, device=device, dtype=self._dtype)
         else:
             pixels = shape.image_size
             inputs = torch.randn(batch_size, 3, pixels, pixels, device=device, dtype=self._dtype)
-        if shape.family in ("gpt2", "llama"):
+        if shape.family in LANGUAGE_MODELS:
             return inputs, torch.randint(shape.vocab, (batch_size, shape.seq_len), device=device)
         return inputs, torch.randint(shape.classes, (batch_size,), device=device)
 

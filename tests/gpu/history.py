@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
-from gpumem_tui.simulator.timeline import Mark, Phase, Site, Timeline
+from gpumem_tui.simulator.timeline import Mark, Timeline
+from gpumem_tui.step import Phase, Site
 
 _PACKED_LIMIT_BYTES = 300_000
 _ON_DEMAND_ACTIONS = frozenset({"segment_map", "segment_unmap"})

@@ -14,7 +14,7 @@ from gpumem_tui.search.cuda_recorder import CudaRecorder
 from gpumem_tui.search.events import TraceDone, TraceRequest
 from gpumem_tui.search.trial import trace
 from gpumem_tui.simulator.profile import profile_for
-from gpumem_tui.simulator.replay import largest_batch
+from gpumem_tui.simulator.replay import BatchFinder
 from gpumem_tui.simulator.settings import memory_fraction
 from gpumem_tui.workload.errors import located
 from gpumem_tui.workload.run import Recorder, StepRun
@@ -81,7 +81,7 @@ def predict_edge(edge: Edge, gpu: Gpu, write: Write) -> None:
     done = trace(request, edge.workload.load(), profile, report=lambda _: None)
     if isinstance(done, TraceDone):
         capacity_bytes = gpu.cuda_total_bytes - profile.context_bytes
-        predicted = Predicted(largest_batch(done.trace, capacity_bytes, allowed_bytes=edge.limit_bytes))
+        predicted = Predicted(BatchFinder(done.trace).largest(capacity_bytes, edge.limit_bytes))
     else:
         predicted = Predicted(None, f"not traced: {done}")
     write(msgspec.json.encode(predicted))

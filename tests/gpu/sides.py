@@ -17,7 +17,8 @@ from gpumem_tui.memory import Bucket
 from gpumem_tui.search.cuda_recorder import CudaRecorder, HistoryIncomplete
 from gpumem_tui.simulator.measurements import PhasePeaks, Side
 from gpumem_tui.simulator.profile import profile_for
-from gpumem_tui.simulator.timeline import Phase, Timeline
+from gpumem_tui.simulator.timeline import Timeline
+from gpumem_tui.step import Phase
 from gpumem_tui.workload.errors import located
 from gpumem_tui.workload.run import Recorder, StepRun
 from tests.gpu.forks import Write

@@ -48,7 +48,7 @@ class Traces:
                 self.cancelled += 1
                 raise
         formula = Formula(config.workload, config.device.gpu.total_bytes)
-        ready = ChildReady("2.13.0", False, PROFILE, CONTEXT_BYTES, "assumed")
+        ready = ChildReady("2.13.0", PROFILE, CONTEXT_BYTES, "assumed")
         return Predicted(Prediction(formula, self.result()), ready)
 
 

@@ -6,14 +6,15 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from gpumem_tui.probe import wire
 from gpumem_tui.probe.documents import decode_document
-from gpumem_tui.probe.files import SITE_DIRECTORY, Files
+from gpumem_tui.probe.files import SITE_DIRECTORY, Files, WireError
 
 HERE = Path(__file__).parent
 SCRIPTS = HERE / "scripts"
@@ -61,11 +62,29 @@ def run(
     return Run(done.returncode, done.stdout, done.stderr, published(directory))
 
 
+def read_ring(data: bytes) -> tuple[wire.Header, list[wire.Record]]:
+    """The header and every whole record, oldest first; torn and damaged slots are left out.
+
+    Raises:
+        WireError: as `wire.decode_header`.
+    """
+    header = wire.decode_header(data)
+    return header, sorted(_records(data), key=lambda record: record.sequence)
+
+
+def _records(data: bytes) -> Iterator[wire.Record]:
+    for offset in range(wire.HEADER_BYTES, min(len(data), wire.RING_BYTES), wire.SLOT_BYTES):
+        with suppress(WireError):
+            record = wire.decode_record(data[offset : offset + wire.SLOT_BYTES])
+            if wire.slot_offset(record.sequence) == offset:
+                yield record
+
+
 def published(directory: Path) -> list[Published]:
     """What is in a directory, by rank."""
     found = []
     for ring in directory.glob("*.ring") if directory.is_dir() else ():
-        header, records = wire.read_ring(ring.read_bytes())
+        header, records = read_ring(ring.read_bytes())
         files = Files.of_ring(ring)
         documents = {"model": files.model, "look": files.look, "oom": files.oom}
         content = {name: decode_document(path.read_bytes()) for name, path in documents.items() if path.exists()}

@@ -27,7 +27,8 @@ from gpumem_tui.search.events import (
     decode_request,
     encode,
 )
-from gpumem_tui.simulator.timeline import Mark, Phase
+from gpumem_tui.simulator.timeline import Mark
+from gpumem_tui.step import Phase
 from gpumem_tui.workload.spec import WorkloadSpec
 
 CATALOG = WorkloadSpec(Recipe("amp-bf16", recompute="full"), shape=find_model("resnet-50"))
@@ -42,7 +43,7 @@ def trial(outcome: str = "fit") -> dict[str, object]:
 
 
 EVENTS: list[ChildEvent] = [
-    Ready("2.13.0+cpu", False, "torch 2.13 sm_90", 426 * 2**20, "measured"),
+    Ready("2.13.0+cpu", "torch 2.13 sm_90", 426 * 2**20, "measured"),
     Sample(1, "forward", 1024, 2048, {"parameters": 1024}),
     TrialDone(4, "fit", 3, 5, 7, {"parameters": 2, "other": 1}, "", 0.5, 3, (0.1, 0.2)),
     TrialDone(4, "error", 0, 0, 0, None, "it died", 0.0, 0, detail="killed by SIGKILL"),

@@ -31,11 +31,11 @@ from gpumem_tui.search.runner import (
     TrialProgress,
     TrialStarted,
     Unusable,
-    Verdict,
     predict,
     search,
 )
 from gpumem_tui.search.strategy import Name
+from gpumem_tui.search.verdict import Verdict
 from gpumem_tui.simulator.replay import replay
 from gpumem_tui.workload.spec import WorkloadSpec
 from tests.search.trials import config, gone_within, workload

@@ -8,7 +8,8 @@ from gpumem_tui.catalog.shapes import Gpu
 from gpumem_tui.memory import MIB, Bucket
 from gpumem_tui.search.prediction import Traced
 from gpumem_tui.simulator.replay import AffineTrace
-from gpumem_tui.simulator.timeline import Phase, Timeline, TimelineRecorder
+from gpumem_tui.simulator.timeline import Timeline, TimelineRecorder
+from gpumem_tui.step import Phase
 
 CONTEXT_BYTES = 426 * MIB
 PROFILE = "torch 2.13 sm_80"

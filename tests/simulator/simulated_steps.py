@@ -15,7 +15,7 @@ from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.memory import Bucket
 from gpumem_tui.simulator.device import SimulatedGpu, simulate
 from gpumem_tui.simulator.profile import profile_for
-from gpumem_tui.simulator.timeline import Phase
+from gpumem_tui.step import Phase
 from gpumem_tui.workload.phases import watch_phases
 from gpumem_tui.workload.standard import CatalogWorkload
 

@@ -17,9 +17,10 @@ from gpumem_tui.formula.recipe import Recipe, Recompute
 from gpumem_tui.memory import ALLOCATED_BUCKETS, GIB, MIB, Bucket
 from gpumem_tui.simulator.allocator import CachingAllocator
 from gpumem_tui.simulator.device import SimulatedGpu
-from gpumem_tui.simulator.replay import AffineTrace, NotAffine, largest_batch, replay
+from gpumem_tui.simulator.replay import AffineTrace, BatchFinder, NotAffine, replay
 from gpumem_tui.simulator.settings import AllocatorSettings
-from gpumem_tui.simulator.timeline import Mark, Phase, Timeline, TimelineRecorder
+from gpumem_tui.simulator.timeline import Mark, Timeline, TimelineRecorder
+from gpumem_tui.step import Phase
 from tests.simulator.simulated_steps import GPT2, LLAMA, MLP, RESNET, simulated_gpu, trained
 
 RUNS = [
@@ -188,7 +189,7 @@ def test_the_largest_batch_fits_and_the_next_does_not(
 ) -> None:
     trace = trace_of(constant, slope)
     settings = AllocatorSettings(expandable_segments=expandable)
-    largest = largest_batch(trace, capacity, settings, limit)
+    largest = BatchFinder(trace, settings).largest(capacity, limit)
     assert largest == 0 or replay(trace.at(largest), capacity, settings, limit).fits
     assert not replay(trace.at(largest + 1), capacity, settings, limit).fits
 
@@ -197,7 +198,7 @@ def test_the_largest_batch_fits_and_the_next_does_not(
 @pytest.mark.parametrize("shape", [GPT2, MLP], ids=lambda shape: shape.name)
 def test_the_largest_batch_of_a_model_is_what_the_device_runs(shape: ModelShape, capacity: int) -> None:
     trace = fitted(shape, Recipe())
-    largest = largest_batch(trace, capacity)
+    largest = BatchFinder(trace).largest(capacity)
 
     def runs(batch_size: int) -> bool:
         gpu = simulated_gpu()
@@ -228,12 +229,12 @@ def test_a_run_fits_exactly_where_its_reserved_bytes_do(capacity: int) -> None:
 
 
 def test_the_largest_batch_is_zero_where_one_sample_does_not_fit() -> None:
-    assert largest_batch(trace_of(10 * MIB, MIB), 5 * MIB) == 0
+    assert BatchFinder(trace_of(10 * MIB, MIB)).largest(5 * MIB) == 0
 
 
 def test_a_step_that_does_not_grow_has_no_largest_batch() -> None:
     with pytest.raises(NotAffine, match="no allocation grows"):
-        largest_batch(trace_of(MIB, 0), GIB)
+        BatchFinder(trace_of(MIB, 0)).largest(GIB)
 
 
 # Timelines

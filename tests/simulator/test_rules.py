@@ -9,7 +9,8 @@ import pytest
 from gpumem_tui.memory import Bucket
 from gpumem_tui.simulator.replay import AffineTrace, NotAffine, replay
 from gpumem_tui.simulator.rules import Computed, embedding_gradient, norm_gradient, reduction
-from gpumem_tui.simulator.timeline import Phase, Timeline, TimelineRecorder
+from gpumem_tui.simulator.timeline import Timeline, TimelineRecorder
+from gpumem_tui.step import Phase
 
 A100 = (108, 2048)
 V100 = (80, 2048)

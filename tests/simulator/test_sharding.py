@@ -15,7 +15,8 @@ from gpumem_tui.search.events import TraceDone, TraceRequest
 from gpumem_tui.search.trial import trace
 from gpumem_tui.simulator.profile import profile_for
 from gpumem_tui.simulator.replay import Replay, replay
-from gpumem_tui.simulator.timeline import Phase, Timeline
+from gpumem_tui.simulator.timeline import Timeline
+from gpumem_tui.step import Phase
 from gpumem_tui.workload.spec import WorkloadSpec
 
 GPUS = 8

@@ -6,7 +6,8 @@ import torch
 from torch import nn
 
 from gpumem_tui.memory import ALLOCATED_BUCKETS, Bucket
-from gpumem_tui.simulator.timeline import Phase, TimelineRecorder
+from gpumem_tui.simulator.timeline import TimelineRecorder
+from gpumem_tui.step import Phase
 from gpumem_tui.workload.phases import watch_phases
 
 

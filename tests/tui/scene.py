@@ -24,8 +24,8 @@ from gpumem_tui.search.runner import (
     TrialProgress,
     TrialStarted,
     Unusable,
-    Verdict,
 )
+from gpumem_tui.search.verdict import Verdict
 from gpumem_tui.simulator.replay import AffineTrace, replay
 from gpumem_tui.simulator.timeline import Timeline
 from gpumem_tui.tui.app import GpuMemApp
@@ -34,7 +34,7 @@ from gpumem_tui.tui.search_state import SearchState, reduce, started
 from tests.search.traces import CONTEXT_BYTES, PROFILE, traced, training
 
 REASON = "no NVIDIA driver on this machine"
-READY = Ready("2.13.0", False, PROFILE, CONTEXT_BYTES, "measured on an A100")
+READY = Ready("2.13.0", PROFILE, CONTEXT_BYTES, "measured on an A100")
 LARGEST = 40
 OUT_OF_MEMORY = (
     "Simulated NVIDIA A100 80 GB out of memory. Tried to allocate 15.70 GiB; the device has 79.15 GiB, 14.06 GiB of it "

@@ -12,7 +12,7 @@ from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.memory import GIB, Unknown
 from gpumem_tui.plan.answers import answer, traced_answer
 from gpumem_tui.plan.curves import Curve, Mark, Series, curves
-from gpumem_tui.plan.judgement import MeasuredRate, judgements, throughput
+from gpumem_tui.plan.judgement import judgements, throughput
 from gpumem_tui.plan.markdown import plan_markdown
 from gpumem_tui.plan.plan import Plan
 from gpumem_tui.plan.state import entered, opened
@@ -130,7 +130,7 @@ def test_a_traced_peak_of_another_phase_than_the_formula_s_is_said_beside_the_nu
 
 def test_one_sample_is_one() -> None:
     one = Plan(find_model("gpt2-xl"), Recipe(), find_gpu("rtx-4090-24gb"))
-    text = " ".join(said(pane_content(requested("techniques", one), (), lambda plan: None).view(ROOMY, "")))
+    text = " ".join(said(pane_content(requested("techniques", one), lambda plan: None).view(ROOMY, "")))
     assert "1 pass × 1 = 1 sample a step" in text
 
 
@@ -171,7 +171,7 @@ def test_what_is_typed_shows_with_its_caret() -> None:
 @pytest.mark.parametrize("pane", [pane for pane in PANES if pane != "numbers"])
 def test_every_pane_of_every_model_keeps_to_its_width(model: str, pane: str) -> None:
     plan = Plan(find_model(model), Recipe("amp-bf16"), find_gpu("t4-16gb"), batch_size=2)
-    content = pane_content(requested(pane, plan), (), HandTracer(print).known)
+    content = pane_content(requested(pane, plan), HandTracer(print).known)
     for width in (NARROW, ROOMY):
         keys = [row.key for row in content.view(width, "") if row.key]
         for selected in keys or [""]:
@@ -181,7 +181,7 @@ def test_every_pane_of_every_model_keeps_to_its_width(model: str, pane: str) -> 
 
 
 def test_the_cheapest_combination_says_what_it_comes_to() -> None:
-    content = pane_content(requested("techniques", LLAMA), (), HandTracer(print).known)
+    content = pane_content(requested("techniques", LLAMA), HandTracer(print).known)
     lines = said(content.view(ROOMY, ""))
     assert lines[0] == "Cheapest combination that fits"
     assert lines[2].strip().startswith("16 passes × 1 × 4 GPUs = 64 samples a step; peak")
@@ -191,7 +191,7 @@ def test_the_cheapest_combination_says_what_it_comes_to() -> None:
 
 
 def test_the_cost_of_the_chosen_technique_shows_at_80_columns() -> None:
-    content = pane_content(requested("techniques", GPT2), (), HandTracer(print).known)
+    content = pane_content(requested("techniques", GPT2), HandTracer(print).known)
     assert not any("costs:" in line for line in said(content.view(NARROW, "")))
     chosen = said(content.view(NARROW, "full-recompute"))
     assert any("30 to 40 % more time" in line for line in chosen)
@@ -230,11 +230,7 @@ def test_two_plans_are_compared_by_trace_too(width: int) -> None:
     assert half[half.index("GiB by trace") + 1].split()[-1] == "–"
 
 
-def test_measured_throughput_replaces_the_model() -> None:
-    measured = (MeasuredRate(8, 120.0), MeasuredRate(4, 100.0))
-    lines = said(judgement_rows(judgements(GPT2), throughput(GPT2, measured), ROOMY))
-    assert any("measured on this GPU" in line for line in lines)
-    assert any("samples/s" in line for line in lines)
+def test_throughput_is_called_a_model() -> None:
     modelled = said(judgement_rows(judgements(GPT2), throughput(GPT2), ROOMY))
     assert any("model, not measured" in line for line in modelled)
 

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from gpumem_tui.memory import Unknown
-from gpumem_tui.search.runner import SearchFinished, TrialFinished, TrialStarted, Verdict
+from gpumem_tui.search.runner import SearchFinished, TrialFinished, TrialStarted
+from gpumem_tui.search.verdict import Verdict
 from gpumem_tui.tui.search_state import (
     Failure,
     SearchState,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from gpumem_tui.catalog.loader import DEFAULT_GPU
 from gpumem_tui.memory import GIB, Unknown
-from gpumem_tui.options import DEFAULT_SIMULATED_GPU
 from gpumem_tui.plan.plan import Plan
 from gpumem_tui.watch.planned import plan_of
 from gpumem_tui.watch.records import Sample
@@ -26,7 +26,7 @@ def test_its_model_on_its_gpu_with_the_batch_that_its_activations_hold() -> None
 def test_in_host_memory_it_is_planned_for_the_usual_gpu_and_one_sample() -> None:
     plan = plan_of(watched(4100, (on_cpu(), "")), Sample(on_cpu()), None)
     assert isinstance(plan, Plan)
-    assert (plan.gpu.name, plan.batch_size) == (DEFAULT_SIMULATED_GPU, 1)
+    assert (plan.gpu.name, plan.batch_size) == (DEFAULT_GPU, 1)
 
 
 def test_what_is_not_known_has_no_plan() -> None:

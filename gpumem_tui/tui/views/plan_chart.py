@@ -7,11 +7,10 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
 from math import ceil, floor, log2, log10
 
-from gpumem_tui.memory import Bucket
+from gpumem_tui.memory import Bucket, format_count
 from gpumem_tui.plan.curves import Curve, Series
 from gpumem_tui.tui.figures import MUTED, Span, joined, wrapped
 from gpumem_tui.tui.glyphs import BUCKET_LOOKS
-from gpumem_tui.tui.views.plan_numbers import short_count
 from gpumem_tui.tui.views.plan_rows import Row, paragraph, row
 from gpumem_tui.tui.views.readings import fit, fit_right
 
@@ -85,7 +84,7 @@ def number(value: float) -> str:
     ('8,192', '0.125', '21.5', '2.5 M')
     """
     if abs(value) >= 1_000_000:
-        return short_count(round(value))
+        return format_count(round(value))
     if value == int(value) or abs(value) >= 1000:
         return f"{value:,.0f}"
     return f"{value:.3g}"

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from gpumem_tui.memory import ALLOCATED_BUCKETS, Unknown, Value
+from gpumem_tui.memory import ALLOCATED_BUCKETS, Unknown, Value, format_count
 from gpumem_tui.plan.answers import Answer, TracedAnswer
 from gpumem_tui.plan.controls import controls
 from gpumem_tui.plan.draft import draft_of
 from gpumem_tui.plan.plan import Plan
 from gpumem_tui.tui.figures import ABSENT, MUTED, Span, compact_bytes, signed
 from gpumem_tui.tui.glyphs import BUCKET_LOOKS
-from gpumem_tui.tui.views.plan_numbers import short_count
 from gpumem_tui.tui.views.plan_rows import Row, heading, paragraph, row
 from gpumem_tui.tui.views.readings import fit, fit_right
 
@@ -116,7 +115,7 @@ def _bytes_row(title: str, mine: Value, theirs: Value, column: int, mark: Span =
 
 def _count_row(title: str, mine: Value, theirs: Value, column: int) -> Row:
     def more(count: int) -> str:
-        return f"{'+' if count > 0 else '−'}{short_count(abs(count))}"
+        return f"{'+' if count > 0 else '−'}{format_count(abs(count))}"
 
     return row(
         (fit(title, _TITLE_WIDTH), ""),

@@ -13,6 +13,7 @@ from gpumem_tui.plan.state import PlanState
 from gpumem_tui.tui.figures import MUTED, Span
 from gpumem_tui.tui.glyphs import BUCKET_LOOKS
 from gpumem_tui.tui.views.bar import ORDER
+from gpumem_tui.tui.views.help import entry, heading
 
 Text = tuple[str, list[list[Span]]]
 """A title and its lines."""
@@ -105,25 +106,21 @@ def control_help(state: PlanState, key: str) -> Text:
 
 def plan_help() -> list[list[Span]]:
     """The keys, the columns and the patterns."""
-    entries = [[(f"{name:<11}", "bold"), (what, "")] for name, what in _KEYS]
-    columns = [[(f"{name:<11}", "bold"), (what, "")] for name, what in _COLUMNS]
+    keys = [entry(name, what) for name, what in _KEYS]
+    columns = [entry(name, what) for name, what in _COLUMNS]
     looks = [[(BUCKET_LOOKS[bucket][0] * 2, BUCKET_LOOKS[bucket][1]), (f" {bucket.title}", "")] for bucket in ORDER]
-    return [_heading("Keys"), *entries, [], _heading("Numbers"), *columns, [], _heading("Buckets"), *looks]
+    return [heading("Keys"), *keys, [], heading("Numbers"), *columns, [], heading("Buckets"), *looks]
 
 
 def _explained(text: Explanation, *, headed: bool) -> Iterable[list[Span]]:
     if headed:
-        yield _heading(text.title)
+        yield heading(text.title)
     yield [(text.formula, "bold")]
     yield [(text.numbers, "")]
     if text.limits:
         yield [(text.limits, MUTED)]
     yield [(f"Source: {text.source}", MUTED)]
     yield []
-
-
-def _heading(text: str) -> list[Span]:
-    return [(text, "bold $primary")]
 
 
 def _titles() -> dict[str, str]:

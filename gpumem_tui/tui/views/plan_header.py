@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from gpumem_tui.formula.parameters import count_parameters
+from gpumem_tui.memory import format_count
 from gpumem_tui.plan.answers import Answer
 from gpumem_tui.plan.tracing import Pending, Ready, TraceState
 from gpumem_tui.tui.figures import MUTED, Span, span_width
-from gpumem_tui.tui.views.plan_numbers import PENDING, short_count
+from gpumem_tui.tui.glyphs import PROGRAM
+from gpumem_tui.tui.views.plan_numbers import PENDING
 from gpumem_tui.tui.views.plan_rows import Row, row
 
-PROGRAM = "gpumem-tui"
 PANES = {
     "numbers": "n",
     "techniques": "t",
@@ -33,7 +34,7 @@ def header_row(answer: Answer, traced: TraceState, name: str, time: str, width: 
     left: list[Span] = [(PROGRAM, "bold $primary")]
     verdict = ("! last plan that can be", "bold $text-error") if stale else _verdict(answer, traced)
     right: list[Span] = [verdict, ("  ", ""), (time, MUTED), (" ", "")]
-    facts = [plan.shape.name, f"{gpus}{plan.gpu.title}", f"{short_count(count_parameters(plan.shape))} parameters"]
+    facts = [plan.shape.name, f"{gpus}{plan.gpu.title}", f"{format_count(count_parameters(plan.shape))} parameters"]
     if name:
         facts.insert(0, name)
     for index, fact in enumerate(facts):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from gpumem_tui.memory import ALLOCATED_BUCKETS, Bucket, Unknown, Value, format_bytes
+from gpumem_tui.memory import ALLOCATED_BUCKETS, Bucket, Unknown, Value, format_bytes, format_count
 from gpumem_tui.plan.answers import Answer, samples
 from gpumem_tui.plan.tracing import Failed, Pending, Ready, TraceState
 from gpumem_tui.search.report import PHASE_WORDS
@@ -67,7 +67,7 @@ def fact_rows(answer: Answer, traced: TraceState, width: int) -> list[Row]:
     if not steps.exact:
         batch += f" for {steps.target_batch:,}"
     if answer.global_batch_tokens:
-        batch += f", {short_count(answer.global_batch_tokens)} tokens"
+        batch += f", {format_count(answer.global_batch_tokens)} tokens"
     facts = [
         ("largest batch", f"{answer.max_batch_size:,} by formula, {_largest(traced)} traced", "max-batch"),
         ("one step", passes + gpus, "accumulation"),
@@ -83,23 +83,11 @@ def fact_rows(answer: Answer, traced: TraceState, width: int) -> list[Row]:
             lines += [row((name, MUTED), key=key), *paragraph(text, width, "bold", indent=2)]
     if answer.obstacle is not None:
         lines.append(row())
-        lines += paragraph(answer.obstacle.message, width)
+        lines += paragraph(answer.obstacle, width)
     if isinstance(traced, Ready) and isinstance(largest := traced.answer.max_batch_size, Unknown):
         lines.append(row())
         lines += paragraph(f"traced at batch {plan.batch_size:,} alone: {largest.reason}", width)
     return lines
-
-
-def short_count(count: int) -> str:
-    """A count in three digits.
-
-    >>> short_count(2_097_152)
-    '2.1 M'
-    """
-    for unit, size in (("B", 10**9), ("M", 10**6), ("k", 10**3)):
-        if count >= size:
-            return f"{count / size:.3g} {unit}"
-    return str(count)
 
 
 def _formula_verdict(answer: Answer, width: int) -> list[Span]:

@@ -9,7 +9,7 @@ from gpumem_tui.memory import Unknown
 from gpumem_tui.search.advice import Advice, advise, obstacle
 from gpumem_tui.search.prediction import Traced
 from gpumem_tui.search.report import accumulation_line, gap_line, headroom_line, wanted_accumulation
-from gpumem_tui.search.runner import Verdict
+from gpumem_tui.search.verdict import Verdict
 from gpumem_tui.tui.search_state import SearchState, Stage
 from gpumem_tui.tui.views.bar import running_title
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from gpumem_tui.formula.parameters import count_parameters
-from gpumem_tui.memory import Unknown, format_bytes
+from gpumem_tui.memory import Unknown, format_bytes, format_count
 from gpumem_tui.search.prediction import Traced
 from gpumem_tui.search.runner import SearchConfig
 from gpumem_tui.tui.search_state import SearchState
@@ -59,7 +59,7 @@ def workload_summary(config: SearchConfig) -> str:
         return " · ".join(filter(None, (_short_file(config), config.strategy, target)))
     size = f"seq {shape.seq_len:,}" if shape.seq_len else f"{shape.image_size} px" if shape.image_size else ""
     parts = [
-        shape.name, _short_count(count_parameters(shape)), size, recipe.precision, recipe.optimizer,
+        shape.name, f"{format_count(count_parameters(shape))} params", size, recipe.precision, recipe.optimizer,
         "" if recipe.recompute == "none" else f"recompute {recipe.recompute}",
         "" if recipe.attention == "auto" else f"attention {recipe.attention}",
         config.strategy, target,
@@ -76,18 +76,6 @@ def device_words(config: SearchConfig) -> tuple[str, str]:
 
 def _short_file(config: SearchConfig) -> str:
     return Path(config.workload.name).name
-
-
-def _short_count(count: int) -> str:
-    """A parameter count in three digits.
-
-    >>> _short_count(124_439_808)
-    '124 M params'
-    """
-    for unit, size in (("B", 10**9), ("M", 10**6), ("k", 10**3)):
-        if count >= size:
-            return f"{count / size:.3g} {unit} params"
-    return f"{count} params"
 
 
 def _largest(value: int | Unknown) -> str:

@@ -1,4 +1,8 @@
-"""Where in the program an allocation comes from: the operator, the module it runs in, the line that called it."""
+"""Where in the program an allocation comes from: the operator, the module it runs in, the line that called it.
+
+Imports nothing of ours but `step`, and beyond the standard library only torch, and is Python 3.9: a user's training
+process speaks it.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +19,13 @@ from torch.nn.modules import module as hooks
 
 from gpumem_tui.step import Site
 
-_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_PACKAGE = os.path.dirname(os.path.abspath(__file__))
 _NOT_THE_PROGRAM = (
     os.path.dirname(torch.__file__) + os.sep,
     os.path.join(_PACKAGE, "simulator", ""),
     os.path.join(_PACKAGE, "search", ""),
     os.path.join(_PACKAGE, "probe", ""),
+    os.path.join(_PACKAGE, "sites.py"),
     os.path.join(_PACKAGE, "workload", "phases.py"),
     os.path.join(_PACKAGE, "workload", "run.py"),
     "<",
