@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from textual.app import ComposeResult
 from textual.containers import Vertical
+from textual.events import Resize
+from textual.geometry import Size
 from textual.widgets import Static
 
 from gpumem_tui.formula.recipe import Recipe
@@ -166,3 +168,25 @@ async def test_no_key_begins_anything_once_the_program_is_left() -> None:
         await app.action_quit()
         assert not await app.run_action("command_palette")
     assert app.return_value == 0
+
+
+async def test_sizes_that_come_at_once_do_not_call_each_other_up_for_ever() -> None:
+    resized: list[Size] = []
+
+    class Counting(MainScreen):
+        def on_resize(self, event: Resize) -> None:
+            resized.append(event.size)
+            self.call_later(lambda: None)  # with a message between them, sizes that wait are not merged
+
+    app = GpuMemApp({"monitor": Counting}, "monitor")
+    async with app.run_test(size=(120, 40)) as pilot:
+        for size in (Size(80, 24), Size(120, 40), Size(60, 20), Size(120, 40)):
+            app.screen.post_message(Resize(size, size))
+            app.screen.call_later(lambda: None)
+        await asyncio.sleep(0.5)
+        told = len(resized)
+        assert told < 20
+        await asyncio.sleep(0.2)
+        assert len(resized) == told
+        await pilot.resize_terminal(80, 24)
+        assert (app.screen.size, resized[-1]) == (Size(80, 24), Size(80, 24))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from textual.events import Event, Resize
 from textual.notifications import SeverityLevel
 from textual.screen import Screen
 
@@ -35,6 +36,15 @@ class MainScreen(Screen[None]):
     ) -> None:
         """As everywhere in Textual, but brackets are text: notices name commands and paths."""
         super().notify(message, title=title, severity=severity, timeout=timeout, markup=markup)
+
+    async def on_event(self, event: Event) -> None:
+        """All but sizes that are no longer the terminal's.
+
+        Textual 8 lays a screen out anew for each, and tells it of its new size each time: two sizes that wait at once
+        call each other up for ever.
+        """
+        if not isinstance(event, Resize) or event.size == self.app.size:
+            await super().on_event(event)
 
     def on_unmount(self) -> None:
         """However the screen ends, what runs behind it does too."""
