@@ -163,7 +163,7 @@ class GpuMemApp(App[int]):
             try:
                 made = await in_daemon_thread(self._makers[name])
             except Unavailable as error:
-                self.notify(str(error), title=name.capitalize(), severity="error", markup=False)
+                self.notify(str(error), title=name.capitalize(), severity="error")
                 return
             self._made.setdefault(name, made)
             self._hand_over_measured()
@@ -176,9 +176,11 @@ class GpuMemApp(App[int]):
         self._hand_over_measured()
 
     def _hand_over_measured(self) -> None:
+        screen = self._made.get("plan")
+        if screen is None:
+            return
         from gpumem_tui.tui.screens.plan import PlanScreen
 
-        screen = self._made.get("plan")
         if isinstance(screen, PlanScreen):
             screen.take_measured(self._measured)
 
@@ -208,12 +210,16 @@ class GpuMemApp(App[int]):
         try:
             found = await in_daemon_thread(lambda: configure({**search_values(plan), "python": self._python}))
         except OptionError as error:
-            self.notify(str(error), title="Search", severity="error", markup=False)
+            self.notify(str(error), title="Search", severity="error")
             return
         await self._show("search")
         screen = self._made.get("search")
         if isinstance(screen, SearchScreen) and not screen.load(*found):
             self.notify("another search is running: cancel it first", title="Search", severity="warning")
+
+    def notify(self, message: str, **named: Any) -> None:
+        """As in Textual, but brackets are text: notices name commands and paths. Those of all screens come here."""
+        super().notify(message, **{**named, "markup": False})
 
     def get_theme_variable_defaults(self) -> dict[str, str]:
         """What memory is drawn with, for themes that do not say."""
@@ -258,10 +264,9 @@ class GpuMemApp(App[int]):
         try:
             path = self.save_screenshot(path=os.getcwd())
         except OSError as error:
-            said = f"no picture can be written here: {error.strerror}"
-            self.notify(said, title="Screenshot", severity="error", markup=False)
+            self.notify(f"no picture can be written here: {error.strerror}", title="Screenshot", severity="error")
         else:
-            self.notify(f"written to {path}", title="Screenshot", markup=False)
+            self.notify(f"written to {path}", title="Screenshot")
 
     def on_mount(self) -> None:
         """A signal must not leave the terminal in disorder nor a child process behind."""
@@ -269,8 +274,7 @@ class GpuMemApp(App[int]):
             self._handlers = {number: signal.signal(number, self._on_signal) for number in _SIGNALS}
         self.call_after_refresh(self._collect_garbage)
         if self.theme != self._wanted_theme:
-            said = f"there is no theme {self._wanted_theme}; ctrl+p lists them"
-            self.notify(said, severity="warning", markup=False)
+            self.notify(f"there is no theme {self._wanted_theme}; ctrl+p lists them", severity="warning")
 
     @staticmethod
     def _collect_garbage() -> None:

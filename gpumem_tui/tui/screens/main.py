@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from textual.events import Event, Resize
-from textual.notifications import SeverityLevel
 from textual.screen import Screen
 
 
@@ -24,18 +23,6 @@ class MainScreen(Screen[None]):
         self.ending = True
         self.cancel()
         return 0
-
-    def notify(
-        self,
-        message: str,
-        *,
-        title: str = "",
-        severity: SeverityLevel = "information",
-        timeout: float | None = None,
-        markup: bool = False,
-    ) -> None:
-        """As everywhere in Textual, but brackets are text: notices name commands and paths."""
-        super().notify(message, title=title, severity=severity, timeout=timeout, markup=markup)
 
     async def on_event(self, event: Event) -> None:
         """All but sizes that are no longer the terminal's.

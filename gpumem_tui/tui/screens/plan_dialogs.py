@@ -227,7 +227,7 @@ class TextScreen(ModalScreen[None]):
         except OSError as error:
             self.notify(f"cannot write {path}: {error.strerror}", severity="error")
         else:
-            self.notify(f"wrote {path.resolve()}", markup=False)
+            self.notify(f"wrote {path.resolve()}")
 
     def action_scroll(self, lines: int) -> None:
         """Up or down."""
