@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+import os
+from dataclasses import dataclass, fields, replace
 
 from gpumem_tui.catalog.loader import DEFAULT_GPU, DEFAULT_MODEL, CatalogError, find_gpu, find_model, load_hf_config
 from gpumem_tui.catalog.shapes import ShapeError
@@ -13,6 +14,7 @@ from gpumem_tui.monitor.devices import RealGpu
 from gpumem_tui.monitor.visible import Candidate, visible_devices
 from gpumem_tui.plan.draft import MOST_GPUS, SHAPE_LIMITS
 from gpumem_tui.search.runner import Device
+from gpumem_tui.workload.command import Command
 from gpumem_tui.workload.spec import WorkloadSpec, split_file
 
 _LIMITS = {**SHAPE_LIMITS, "gpus": MOST_GPUS}
@@ -41,11 +43,16 @@ class ModelChanges:
 
 @dataclass(frozen=True)
 class WorkloadOptions:
-    """``--model`` (with changes), ``--config`` or ``--workload``, and the recipe's options."""
+    """``--model`` (with changes), ``--config``, ``--workload`` or a command, and the recipe's options.
+
+    Attributes:
+        command: the words after ``--``; empty for none.
+    """
 
     model: str | None = None
     config: str | None = None
     workload: str | None = None
+    command: tuple[str, ...] = ()
     changes: ModelChanges = ModelChanges()
     precision: Precision = "fp32"
     optimizer: Optimizer = "adamw"
@@ -61,6 +68,8 @@ class WorkloadOptions:
             OptionError: contradicting options, an unknown model, an impossible shape, an unreadable file.
         """
         named = [f"--{name}" for name in ("model", "config", "workload") if getattr(self, name) is not None]
+        if self.command:
+            named.append("-- COMMAND")
         if len(named) > 1:
             raise OptionError(f"{' and '.join(named)}: give only one of them")
         for name in ("config", "workload"):
@@ -71,6 +80,8 @@ class WorkloadOptions:
         for name, value in {**self.changes.given(), "gpus": self.gpus}.items():
             if value > _LIMITS[name]:
                 raise OptionError(f"--{name.replace('_', '-')}: must be at most {_LIMITS[name]:,}")
+        if self.command:
+            return self._command_spec()
         if self.sharding != "none" and self.gpus == 1:
             raise OptionError(
                 f"--sharding {self.sharding}: needs more than one GPU to shard over; add --gpus 2 or more"
@@ -89,6 +100,16 @@ class WorkloadOptions:
             return WorkloadSpec(recipe, shape=shape.overridden(**self.changes.given()))
         except ShapeError as error:
             raise OptionError(str(error)) from error
+
+    def _command_spec(self) -> WorkloadSpec:
+        if self.changes.given():
+            option = next(iter(self.changes.given())).replace("_", "-")
+            raise OptionError(f"--{option}: a command builds its own model; change it there")
+        recipe = Recipe(gpus=self.gpus)
+        if replace(recipe, gpus=1) != Recipe(self.precision, self.optimizer, self.recompute, self.attention, self.sharding):
+            raise OptionError("-- COMMAND: it decides precision, optimizer and the rest itself; leave those options out")
+        command = Command(self.command, os.getcwd())
+        return WorkloadSpec(replace(recipe, gpus=max(self.gpus, command.processes)), command=command)
 
     def _file_spec(self, recipe: Recipe) -> WorkloadSpec:
         assert self.workload is not None

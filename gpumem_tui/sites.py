@@ -70,6 +70,11 @@ class SiteFinder:
                 handle.remove()
             self._running.clear()
 
+    @property
+    def in_module(self) -> bool:
+        """Whether a module is running."""
+        return bool(self._running)
+
     def site(self, operator: str) -> Site:
         """The place of the operator that is being run."""
         node = torch._C._current_autograd_node()

@@ -29,13 +29,18 @@ def complain(message: str, code: int) -> int:
     return code
 
 
-def predict_or_exit(config: SearchConfig, batch_size: int) -> Predicted:
-    """Both predictions; where there can be none, the program ends with one line that says why."""
+def predict_or_exit(config: SearchConfig, batch_size: int, *, quiet: bool = False) -> Predicted:
+    """Both predictions; where there can be none, the program ends with one line that says why.
+
+    Args:
+        quiet: do not show what a command prints.
+    """
+    from gpumem_tui.search.headless import CommandLog
     from gpumem_tui.search.process import ChildDied
     from gpumem_tui.search.runner import Unusable, predict
 
     try:
-        return predict(config, batch_size=batch_size)
+        return predict(config, batch_size=batch_size, watch=CommandLog(config, quiet=quiet).show)
     except Unusable as error:
         raise SystemExit(complain(str(error), error.exit_code)) from error
     except ChildDied as error:

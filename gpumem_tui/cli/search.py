@@ -7,8 +7,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gpumem_tui.cli.common import is_terminal, predict_or_exit
-from gpumem_tui.cli.numbers import Finite
-from gpumem_tui.cli.workload import AT_LEAST_ONE, DEVICE_OPTIONS, WORKLOAD_OPTIONS, choice, with_options
+from gpumem_tui.cli.workload import (
+    AT_LEAST_ONE,
+    DEVICE_OPTIONS,
+    WORKLOAD_OPTIONS,
+    TakesCommand,
+    choice,
+    trained_command,
+    with_options,
+)
 from gpumem_tui.configuration import configure
 from gpumem_tui.search.strategy import MAX_BATCH_SIZE, NAMES
 
@@ -16,52 +23,85 @@ if TYPE_CHECKING:
     from gpumem_tui.search.runner import SearchConfig
 
 
-@click.command(short_help="Find the largest batch: ramp a real step until out of memory.")
+@click.command(cls=TakesCommand, short_help="Find the largest batch: ramp a real step until out of memory.")
 @with_options(WORKLOAD_OPTIONS, DEVICE_OPTIONS)
 @choice("--strategy", NAMES, "Next size: from the prediction, in even steps, doubled, or halving a range.")
 @click.option("--step", "ramp_step", type=AT_LEAST_ONE, help="Step of the ramp (default: suits the prediction).")
-@click.option(
-    "--timeout", "timeout_s", type=Finite(min=1), default=300.0, show_default=True,
-    help="Seconds of silence after which a trial counts as hung.",
-)  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="JSON lines: one a trial, then the result.")
 @click.option("--plain", is_flag=True, help="Log lines instead of the screen.")
-def search(as_json: bool, plain: bool, **values: Any) -> int:
-    """Ramp a real training step until it is out of memory, with the prediction beside it."""
+@click.option("--quiet", is_flag=True, help="Do not show what a command prints.")
+def search(as_json: bool, plain: bool, quiet: bool, **values: Any) -> int:
+    """Ramp a real training step until it is out of memory, with the prediction beside it.
+
+    The step is a catalog model's (--model), your file's (--workload), or your own command's, unchanged, after `--`:
+    `gpumem-tui search -- python train.py --batch-size {batch}`. {accumulation} is replaced by what reaches --target-batch.
+    """
     if as_json and plain:
         raise click.UsageError("--json and --plain: give only one of them")
-    options, config = configure(values)
+    options, config = configure({**values, "command": trained_command()})
     _refuse_sharding(config)
     _refuse_idle_gpus(config)
+    _need_batch(config)
     if not as_json and not plain and is_terminal():
         from gpumem_tui.tui.start import open_search
 
         return open_search(options, config, autostart=True)
     from gpumem_tui.search.headless import run
 
-    return run(config, as_json=as_json)
+    return run(config, as_json=as_json, quiet=quiet)
 
 
-@click.command(short_help="Predict one batch size by formula and by tracing the step.")
+@click.command(cls=TakesCommand, short_help="Predict one batch size by formula and by tracing the step.")
 @with_options(WORKLOAD_OPTIONS, DEVICE_OPTIONS)
-@click.option("--batch-size", type=click.IntRange(1, MAX_BATCH_SIZE), required=True, help="Batch size to predict.")
+@click.option("--batch-size", type=click.IntRange(1, MAX_BATCH_SIZE), help="Batch size to predict.")
 @click.option(
     "--by", type=click.Choice(["module", "operator", "source"]), help="Also list what holds the traced peak, by place."
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
-def predict(batch_size: int, by: str | None, as_json: bool, **values: Any) -> int:
-    """Predict one batch size by formula and by tracing the real step; needs no GPU."""
+@click.option("--quiet", is_flag=True, help="Do not show what a command prints.")
+def predict(batch_size: int | None, by: str | None, as_json: bool, quiet: bool, **values: Any) -> int:
+    """Predict one batch size by formula and by tracing the real step; needs no GPU.
+
+    The step is a catalog model's (--model), your file's (--workload), or your own command's, unchanged, after `--`:
+    `gpumem-tui predict -- python train.py --batch-size 32`.
+    """
     from gpumem_tui.search.headless import show_prediction
 
-    _, config = configure({**values, "share": True})
+    _, config = configure({**values, "command": trained_command(), "share": True})
     _refuse_idle_gpus(config)
-    show_prediction(config, predict_or_exit(config, batch_size), batch_size, by, as_json=as_json)
+    size = _predicted_size(config, batch_size)
+    predicted = predict_or_exit(config, size, quiet=quiet)
+    show_prediction(config, predicted, size, by, as_json=as_json)
     return 0
+
+
+def _predicted_size(config: SearchConfig, given: int | None) -> int:
+    """The batch size that a prediction is about; of a command without ``{batch}``, the one that it has."""
+    command = config.workload.command
+    if command is None or command.takes_batch:
+        if given is None:
+            raise click.UsageError("--batch-size: say which batch size to predict")
+        return given
+    proposal = command.proposal
+    if given is not None:
+        proposed = f": write {proposal.proposed}" if proposal is not None else ""
+        raise click.UsageError(f"--batch-size: the command has no {{batch}} to put it in{proposed}")
+    return 1 if proposal is None else proposal.batch_size
+
+
+def _need_batch(config: SearchConfig) -> None:
+    command = config.workload.command
+    if command is None or command.takes_batch:
+        return
+    proposal = command.proposal
+    if proposal is None:
+        raise click.UsageError("-- COMMAND: has no {batch}; write it where the batch size goes")
+    raise click.UsageError(f"-- COMMAND: has no {{batch}}; write `{proposal.proposed}` instead of `{proposal.given}`")
 
 
 def _refuse_idle_gpus(config: SearchConfig) -> None:
     recipe = config.workload.recipe
-    if recipe.gpus > 1 and recipe.sharding == "none":
+    if recipe.gpus > 1 and recipe.sharding == "none" and config.workload.command is None:
         raise click.UsageError(f"--gpus {recipe.gpus}: is how many to shard over; add --sharding zero1, zero2 or zero3")
 
 

@@ -13,6 +13,28 @@ from gpumem_tui.formula.recipe import ATTENTIONS, OPTIMIZERS, PRECISIONS, RECOMP
 from gpumem_tui.memory import GIB, KIB, MIB
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+_COMMAND = "gpumem_tui.command"
+
+
+class TakesCommand(click.Command):
+    """A command of ours after whose options, behind ``--``, a user's training command may stand."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if "--" in args:
+            split = args.index("--")
+            args, ctx.meta[_COMMAND] = args[:split], tuple(args[split + 1 :])
+            if not ctx.meta[_COMMAND] or not ctx.meta[_COMMAND][0]:
+                raise click.UsageError("--: no command follows; write it as `-- python train.py --batch-size {batch}`")
+        return super().parse_args(ctx, args)
+
+    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
+        return [*super().collect_usage_pieces(ctx), "[-- COMMAND...]"]
+
+
+def trained_command() -> tuple[str, ...]:
+    """The user's training command of this invocation; empty if none was given."""
+    words: tuple[str, ...] = click.get_current_context().meta.get(_COMMAND, ())
+    return words
 
 
 class Size(click.ParamType[int]):
@@ -56,7 +78,7 @@ WORKLOAD_OPTIONS = [
     choice("--recompute", RECOMPUTES, "Activation checkpointing: of attention, or of whole layers."),
     choice("--attention", ATTENTIONS, "Kernel of scaled_dot_product_attention; auto: what torch picks."),
     choice("--sharding", SHARDINGS, "What is divided over the GPUs: optimizer state, gradients too, parameters too."),
-    click.option("--gpus", type=AT_LEAST_ONE, default=1, show_default=True, help="GPUs to shard over."),
+    click.option("--gpus", type=AT_LEAST_ONE, default=1, show_default=True, help="GPUs to shard over; of a command, its ranks."),
 ]
 DEVICE_OPTIONS = [
     click.option("--gpu", metavar="DEVICE", help="0, a UUID or sim:NAME (default: a free GPU, else sim:a100-80gb)."),
@@ -68,6 +90,10 @@ DEVICE_OPTIONS = [
     ),
     click.option("--target-batch", type=AT_LEAST_ONE, help="Wanted global batch size: says the accumulation steps."),
     click.option("--python", metavar="PATH", help="Interpreter that has torch (default: this one)."),
+    click.option(
+        "--timeout", "timeout_s", type=Finite(min=1), default=300.0, show_default=True,
+        help="Seconds of silence, of a command without an optimizer step, after which a trial counts as hung.",
+    ),
     click.option("--steps", type=click.IntRange(1, 10_000), default=3, show_default=True, help="Steps of a trial."),
 ]  # fmt: skip
 

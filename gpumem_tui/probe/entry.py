@@ -6,13 +6,8 @@ Every Python process below `gpumem-tui run` loads this as it starts, so it impor
 from __future__ import annotations
 
 import sys
-from importlib.util import find_spec
 
-TYPE_CHECKING = False  # as type checkers read it; importing typing takes longer than all of the rest
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from importlib.machinery import ModuleSpec
-    from types import ModuleType
+from gpumem_tui.importing import after_import
 
 _attached = False
 _problem = ""
@@ -38,7 +33,11 @@ def attach(how: str = "call") -> str:
     _attached = True
     if torch is not None:
         return _install(how)
-    sys.meta_path.insert(0, _TorchImport(how))
+
+    def install(torch: object) -> None:
+        _install(how)
+
+    after_import("torch", install)
     return ""
 
 
@@ -55,36 +54,3 @@ def _install(how: str) -> str:
 
             logging.getLogger("gpumem_tui").warning("gpumem-tui cannot watch this process: %s", _problem)
     return _problem
-
-
-class _TorchImport:
-    """Lets torch be found and imported as ever, and installs the probe after."""
-
-    def __init__(self, how: str) -> None:
-        self._how = how
-        self._searching = False
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        if fullname != "torch" or self._searching:
-            return None
-        self._searching = True
-        try:
-            spec = find_spec("torch")  # by the other finders
-        finally:
-            self._searching = False
-        if spec is None or spec.loader is None:
-            return spec
-        loader = spec.loader
-        execute = loader.exec_module
-
-        def exec_module(module: ModuleType) -> None:
-            vars(loader).pop("exec_module", None)
-            execute(module)
-            if self in sys.meta_path:  # some only ask where torch is, without importing it: stay until then
-                sys.meta_path.remove(self)
-                _install(self._how)
-
-        loader.exec_module = exec_module  # type: ignore[method-assign]
-        return spec

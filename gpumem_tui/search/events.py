@@ -73,6 +73,41 @@ class Ready:
 
 
 @dataclass(frozen=True)
+class Joined:
+    """A process of a command has imported torch: its place among the ranks, and the script it runs."""
+
+    pid: int
+    rank: int
+    ranks: int
+    script: str
+    event: Literal["joined"] = "joined"
+
+
+@dataclass(frozen=True)
+class StandsAt:
+    """Where the main thread of a command's process stands, as ``file:line``; empty if that cannot be told."""
+
+    place: str
+    event: Literal["stands_at"] = "stands_at"
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A command's process ended by itself, after so many optimizer steps, with nothing to report."""
+
+    steps: int
+    event: Literal["ended"] = "ended"
+
+
+@dataclass(frozen=True)
+class Output:
+    """A line that a command printed."""
+
+    text: str
+    event: Literal["output"] = "output"
+
+
+@dataclass(frozen=True)
 class Sample:
     """Memory as a phase begins (or the run ends): allocator figures and the live buckets known by then."""
 
@@ -92,6 +127,7 @@ class TrialDone:
         buckets: the composition at the peak; they sum to `peak_allocated_bytes`. None where it could not be had, and
             `buckets_unknown` says why.
         detail: the out-of-memory message or the error, in one line; empty for a fit.
+        notes: what else is to be known of the result, a line each.
         device_used_bytes: what the whole device held at the peak for this process: context and reserved.
         step_seconds: wall time of each full step; empty on the simulated GPU, whose steps take no device time.
     """
@@ -108,6 +144,7 @@ class TrialDone:
     step_seconds: tuple[float, ...] = ()
     alloc_retries: int = 0
     detail: str = ""
+    notes: tuple[str, ...] = ()
     event: Literal["trial"] = "trial"
 
     @property
@@ -123,6 +160,7 @@ class TraceDone:
     Marks are (event, step, phase), sites (operator, module, source).
 
     Attributes:
+        notes: what else is to be known of the result, a line each.
         computed: allocations whose size a rule gives: (number, rule, position, arguments at no sample, what each
             grows by a sample).
         assumed: the operators whose kernels' scratch is not known and counted as none: (operator, times, why).
@@ -142,6 +180,7 @@ class TraceDone:
     only_at: int = 0
     not_affine: str = ""
     computed: tuple[tuple[int, str, int, tuple[int, ...], tuple[int, ...]], ...] = ()
+    notes: tuple[str, ...] = ()
     event: Literal["trace"] = "trace"
 
     @property
@@ -162,6 +201,7 @@ class TraceDone:
         assumed: tuple[tuple[str, int, str], ...],
         only_at: int = 0,
         not_affine: str = "",
+        notes: tuple[str, ...] = (),
     ) -> TraceDone:
         """Flatten a trace."""
         marks = tuple((mark.event, mark.step, mark.phase.value) for mark in trace.marks)
@@ -177,6 +217,7 @@ class TraceDone:
             assumed=assumed,
             only_at=only_at,
             not_affine=not_affine,
+            notes=notes,
             computed=tuple(
                 (number, start.rule, start.position, start.arguments, steps) for number, start, steps in trace.computed
             ),
@@ -198,9 +239,13 @@ class Failed:
     event: Literal["failed"] = "failed"
 
 
-ChildEvent = Ready | Sample | TrialDone | TraceDone | Failed
+ChildEvent = Ready | Joined | StandsAt | Ended | Output | Sample | TrialDone | TraceDone | Failed
 _BY_NAME: dict[str, type[ChildEvent]] = {
     "ready": Ready,
+    "joined": Joined,
+    "stands_at": StandsAt,
+    "ended": Ended,
+    "output": Output,
     "sample": Sample,
     "trial": TrialDone,
     "trace": TraceDone,

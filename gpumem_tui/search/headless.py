@@ -9,15 +9,18 @@ from collections.abc import Iterator
 from typing import Any
 
 from gpumem_tui.search import report
+from gpumem_tui.search.command import SIDE_EFFECTS
 from gpumem_tui.search.comparison import caveat
 from gpumem_tui.search.events import TrialDone
 from gpumem_tui.search.ledger import ledger_lines
 from gpumem_tui.search.prediction import Prediction, Traced
 from gpumem_tui.search.runner import (
+    CommandOutput,
     Control,
     Predicted,
     SearchConfig,
     SearchFinished,
+    TraceStarted,
     TrialFinished,
     TrialProgress,
     TrialStarted,
@@ -27,12 +30,35 @@ from gpumem_tui.search.runner import (
 from gpumem_tui.search.verdict import Verdict
 
 
-def run(config: SearchConfig, *, as_json: bool) -> int:
-    """Search, print, and return the exit code. Ctrl-C cancels the search, and its verdict is printed like any other."""
+class CommandLog:
+    """What a command prints, on stderr and marked as its own, so that stdout is the program's alone."""
+
+    def __init__(self, config: SearchConfig, *, quiet: bool) -> None:
+        self._quiet = quiet
+        if config.workload.command is not None and not quiet:
+            print(f"gpumem-tui: {SIDE_EFFECTS}", file=sys.stderr)
+
+    def show(self, event: CommandOutput | TraceStarted) -> None:
+        """A line that the command printed, or that it is run anew."""
+        if self._quiet:
+            return
+        _progress("")
+        if isinstance(event, TraceStarted):
+            print(f"tracing batch size {event.batch_size}", file=sys.stderr, flush=True)
+        else:
+            print(f"  | {event.text}", file=sys.stderr, flush=True)
+
+
+def run(config: SearchConfig, *, as_json: bool, quiet: bool = False) -> int:
+    """Search, print, and return the exit code. Ctrl-C cancels the search, and its verdict is printed like any other.
+
+    Args:
+        quiet: do not show what a command prints.
+    """
     control = Control()
     before = signal.signal(signal.SIGINT, lambda *_: control.cancel())
     try:
-        return _run(config, control, as_json=as_json)
+        return _run(config, control, CommandLog(config, quiet=quiet), as_json=as_json)
     finally:
         signal.signal(signal.SIGINT, before)
 
@@ -71,6 +97,7 @@ def _prediction_lines(config: SearchConfig, predicted: Predicted, batch_size: in
             yield note
         yield f"CUDA context {report.context_words(traced)}"
         yield from report.assumed_lines(traced)
+        yield from traced.notes
         if by is not None:
             yield f"\nthe traced peak by {by}"
             yield from report.composition_lines(traced, batch_size, by)
@@ -78,7 +105,7 @@ def _prediction_lines(config: SearchConfig, predicted: Predicted, batch_size: in
         yield report.accumulation_line(config.workload, steps)
 
 
-def _run(config: SearchConfig, control: Control, *, as_json: bool) -> int:
+def _run(config: SearchConfig, control: Control, log: CommandLog, *, as_json: bool) -> int:
     writer = _Json(config) if as_json else _Plain(config)
     prediction: Prediction | None = None
     results: dict[int, TrialDone] = {}
@@ -88,6 +115,8 @@ def _run(config: SearchConfig, control: Control, *, as_json: bool) -> int:
             if isinstance(event, Predicted):
                 prediction = event.prediction
                 writer.predicted(event)
+            elif isinstance(event, CommandOutput | TraceStarted):
+                log.show(event)
             elif isinstance(event, TrialStarted):
                 _progress(f"trial {event.number}: batch {event.batch_size} …")
             elif isinstance(event, TrialProgress):

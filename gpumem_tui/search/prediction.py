@@ -35,15 +35,19 @@ class Formula:
         """Largest batch size by the closed form, or why there is none."""
         shape = self.workload.shape
         if shape is None:
-            return Unknown("no formula for a workload file")
+            return Unknown(_no_formula(self.workload))
         return max_batch_size(shape, self.workload.recipe, self.total_bytes, self.headroom, self.extras)
 
     def at(self, batch_size: int) -> FormulaPrediction | Unknown:
         """The closed form's rows at a batch size, or why there are none."""
         shape = self.workload.shape
         if shape is None:
-            return Unknown("no formula for a workload file")
+            return Unknown(_no_formula(self.workload))
         return predict(shape, self.workload.recipe, batch_size, self.extras)
+
+
+def _no_formula(workload: WorkloadSpec) -> str:
+    return "no formula for a command" if workload.command is not None else "no formula for a workload file"
 
 
 @dataclass(frozen=True)
@@ -70,6 +74,7 @@ class Traced:
     only_at: int = 0
     not_affine: str = ""
     context_source: str = ""
+    notes: tuple[str, ...] = ()
     settings: AllocatorSettings = field(default_factory=AllocatorSettings)
     _replays: dict[int, Replay] = field(default_factory=dict, repr=False, compare=False)
 
@@ -89,6 +94,7 @@ class Traced:
             only_at=done.only_at,
             not_affine=done.not_affine,
             context_source=ready.context_source,
+            notes=done.notes,
             settings=settings,
         )
 

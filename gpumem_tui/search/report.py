@@ -49,6 +49,13 @@ PHASE_WORDS = {
 def workload_json(workload: WorkloadSpec, batch_size: int | None = None) -> dict[str, Any]:
     """What is trained."""
     body: dict[str, Any] = {"model": workload.name}
+    command = workload.command
+    if command is not None:
+        body["command"] = list(command.words)
+        body["gpus"] = workload.recipe.gpus
+        if not command.takes_batch:
+            batch_size = None if command.proposal is None else command.proposal.batch_size
+            body["batch_size"] = batch_size
     if batch_size is not None:
         body["batch_size"] = batch_size
     if workload.shape is not None:
@@ -116,6 +123,7 @@ def traced_json(traced: Traced | Unknown, batch_size: int) -> dict[str, Any]:
         "peak": _moment_json(replay),
         "context_bytes": traced.context_bytes,
         "context_source": traced.context_source,
+        "notes": list(traced.notes),
         "assumed": [{"operator": name, "times": times, "why": why} for name, times, why in traced.assumed],
         "phases": [
             {"step": p.step, "phase": p.phase.value, "peak_allocated_bytes": p.peak_allocated_bytes,
@@ -163,6 +171,7 @@ def trial_json(number: int, result: TrialDone, device: Device) -> dict[str, Any]
         "seconds": round(result.seconds, 3),
         "alloc_retries": result.alloc_retries,
         "detail": result.detail or None,
+        "notes": list(result.notes),
     }
 
 
@@ -225,6 +234,9 @@ def accumulation_json(steps: Accumulation) -> dict[str, int]:
 def workload_line(workload: WorkloadSpec) -> str:
     """The workload in one line."""
     shape, recipe = workload.shape, workload.recipe
+    if workload.command is not None:
+        ranks = f" · rank 0 of {recipe.gpus}" if recipe.gpus > 1 else ""
+        return f"{workload.name}{ranks}"
     if shape is None:
         return f"workload file {workload.name}"
     parts = [shape.name, f"{count_parameters(shape):,} parameters"]

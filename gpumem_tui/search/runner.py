@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
@@ -16,20 +16,28 @@ from gpumem_tui.exit_codes import EXIT_BAD_INPUT, EXIT_FAILED
 from gpumem_tui.formula.predict import DEFAULT_HEADROOM
 from gpumem_tui.memory import Unknown, format_bytes
 from gpumem_tui.search import strategy, verdict
-from gpumem_tui.search.events import Failed, Ready, Request, Sample, TraceDone, TraceRequest, TrialDone, TrialRequest
+from gpumem_tui.search.command import CommandProcess
+from gpumem_tui.search.events import Failed, Output, Ready, Request, Sample, TraceDone, TraceRequest, TrialDone, TrialRequest
 from gpumem_tui.search.headroom import Room, with_headroom
 from gpumem_tui.search.prediction import Formula, Prediction, Traced
 from gpumem_tui.search.process import CannotStart, ChildDied, ChildProcess
 from gpumem_tui.search.verdict import Verdict
+from gpumem_tui.simulator.replay import AffineTrace, NotAffine
 from gpumem_tui.simulator.settings import AllocatorSettings
+from gpumem_tui.workload.command import BATCH, Command
 from gpumem_tui.workload.spec import WorkloadSpec
+
+
+TRACED_BATCH_SIZES, CHECKED = (2, 3), 5
+_TRACED_ACCUMULATION = 2
 
 
 @dataclass(frozen=True)
 class Device:
     """Where to search. `uuid` is the real GPU's; `reason` says why a simulated one was taken ("": it was asked for).
 
-    `others_bytes` is what other processes hold on it: a search beside them stays within what they leave.
+    `others_bytes` is what other processes hold on it: a search beside them stays within what they leave. `more_uuids`
+    are the further GPUs of a command that starts several ranks.
     """
 
     gpu: Gpu
@@ -37,6 +45,7 @@ class Device:
     uuid: str | None = None
     reason: str = ""
     others_bytes: int = 0
+    more_uuids: tuple[str, ...] = ()
 
     @property
     def measured_title(self) -> str:
@@ -95,6 +104,20 @@ class Predicted:
 
 
 @dataclass(frozen=True)
+class CommandOutput:
+    """A line that the user's command printed."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class TraceStarted:
+    """The command is run to be traced, at one batch size."""
+
+    batch_size: int
+
+
+@dataclass(frozen=True)
 class TrialStarted:
     """Trial `number` (from 1) begins."""
 
@@ -126,7 +149,10 @@ class SearchFinished:
     verdict: Verdict
 
 
-SearchEvent = Predicted | TrialStarted | TrialProgress | TrialFinished | SearchFinished
+SearchEvent = Predicted | CommandOutput | TraceStarted | TrialStarted | TrialProgress | TrialFinished | SearchFinished
+
+
+Child = ChildProcess | CommandProcess
 
 
 class Cancelled(Exception):
@@ -151,7 +177,7 @@ class Control:
 
     def __init__(self) -> None:
         self._cancelled = threading.Event()
-        self._child: ChildProcess | None = None
+        self._child: Child | None = None
         self._lock = threading.Lock()
         self._paused = False
 
@@ -184,7 +210,7 @@ class Control:
             raise Cancelled
 
     @contextmanager
-    def running(self, child: ChildProcess) -> Iterator[None]:
+    def running(self, child: Child) -> Iterator[None]:
         """Commands go to `child` within the context; it is ended after it, whatever happens."""
         with self._lock:
             self._child = child
@@ -199,19 +225,40 @@ class Control:
 
 
 def predict(
-    config: SearchConfig, control: Control | None = None, batch_size: int | None = None, not_affine: str = ""
+    config: SearchConfig,
+    control: Control | None = None,
+    batch_size: int | None = None,
+    not_affine: str = "",
+    watch: Callable[[CommandOutput | TraceStarted], None] = lambda event: None,
 ) -> Predicted:
     """Both predictions, the traced one from a child process.
 
     Args:
         batch_size: where memory does not grow evenly with the batch, trace this size alone; None: do without a trace.
         not_affine: why it does not, as an earlier trace said: spares finding out again.
+        watch: called with what a command prints.
 
     Raises:
         Unusable: no torch there, or a workload that cannot be built.
         ChildDied, Cancelled: the child crashed; the user ended it.
     """
-    control = control or Control()
+    found: Predicted | None = None
+    for event in _predicting(config, control or Control(), batch_size, not_affine):
+        if isinstance(event, Predicted):
+            found = event
+        else:
+            watch(event)
+    assert found is not None
+    return found
+
+
+def _predicting(
+    config: SearchConfig, control: Control, batch_size: int | None = None, not_affine: str = ""
+) -> Iterator[Predicted | CommandOutput | TraceStarted]:
+    """What happens while a step is traced; ends with what is predicted."""
+    if config.workload.command is not None:
+        yield from _tracing_command(config, control, batch_size, not_affine)
+        return
     ready: Ready | None = None
     traced: Traced | Unknown = Unknown("the trace ended early")
     request = TraceRequest(config.workload, config.device.gpu, config.steps, batch_size, not_affine)
@@ -231,7 +278,63 @@ def predict(
         traced = Unknown(f"tracing failed: {death}")
     if ready is None:
         raise _no_python(config, "without a word")
-    return Predicted(Prediction(config.formula, traced), ready)
+    yield Predicted(Prediction(config.formula, traced), ready)
+
+
+def _tracing_command(
+    config: SearchConfig, control: Control, batch_size: int | None, not_affine: str
+) -> Iterator[Predicted | CommandOutput | TraceStarted]:
+    """A command is run once for each batch size that is traced.
+
+    Two sizes give the affine form; a third one checks it, and is the size asked for where there is one.
+    """
+    command = config.workload.command
+    assert command is not None
+    runs: dict[int, tuple[Ready, TraceDone]] = {}
+
+    def run(size: int) -> Iterator[CommandOutput | TraceStarted]:
+        yield TraceStarted(size)
+        ready: Ready | None = None
+        request = TraceRequest(config.workload, config.device.gpu, config.steps, size)
+        for event in _converse(request, config, control):
+            if isinstance(event, Ready):
+                ready = event
+            elif isinstance(event, Output):
+                yield CommandOutput(event.text)
+            elif isinstance(event, TraceDone) and ready is not None:
+                runs[size] = ready, event
+            elif isinstance(event, Failed):
+                raise Unusable(event)
+
+    def traced(size: int, trace: AffineTrace | None, reason: str) -> Traced:
+        ready, done = runs[size]
+        if trace is None:
+            done = replace(done, only_at=size, not_affine=reason)
+        else:
+            done = TraceDone.of(trace, done.seconds, done.assumed, notes=done.notes)
+        return Traced.of(ready, done, config.device.gpu, config.limit_bytes, config.allocator)
+
+    found: Traced | Unknown
+    if not command.takes_batch or not_affine:
+        size = batch_size or 1
+        yield from run(size)
+        found = traced(size, None, not_affine or f"the command has no {BATCH} to vary the batch size by")
+    else:
+        checked = None if batch_size is None else batch_size if batch_size not in TRACED_BATCH_SIZES else CHECKED
+        for size in TRACED_BATCH_SIZES:
+            yield from run(size)
+        if checked is not None:
+            yield from run(checked)
+        first, second = ((size, runs[size][1].trace.at(size)) for size in TRACED_BATCH_SIZES)
+        try:
+            trace = AffineTrace.fit(first, second)
+            if checked is not None:
+                trace.check(checked, runs[checked][1].trace.at(checked))
+            found = traced(second[0], trace, "")
+        except NotAffine as error:
+            found = Unknown(str(error)) if batch_size is None else traced(batch_size, None, str(error))
+    ready = next(iter(runs.values()))[0]
+    yield Predicted(Prediction(config.formula, found), ready)
 
 
 def _no_python(config: SearchConfig, death: str) -> Unusable:
@@ -256,8 +359,10 @@ def search(config: SearchConfig, control: Control | None = None) -> Iterator[Sea
     control = control or Control()
     results: list[TrialDone] = []
     try:
-        predicted = predict(config, control)
-        yield predicted
+        for event in _predicting(config, control):
+            yield event
+            if isinstance(event, Predicted):
+                predicted = event
         settings = _strategy_settings(config, predicted)
         traced = predicted.prediction.traced
         grows = traced.grows if isinstance(traced, Traced) else None
@@ -292,8 +397,12 @@ def _trial(size: int, config: SearchConfig, control: Control, results: list[Tria
             for event in _converse(_trial_request(size, config), config, control):
                 if isinstance(event, Sample):
                     yield TrialProgress(number, size, event)
+                elif isinstance(event, Output):
+                    yield CommandOutput(event.text)
                 elif isinstance(event, TrialDone):
                     result = event
+                elif isinstance(event, Failed) and config.workload.command is not None and event.kind == "workload":
+                    result = _failed_run(size, event)
                 elif isinstance(event, Failed):
                     raise Unusable(event)
         except ChildDied as death:
@@ -320,12 +429,36 @@ def _trial_request(size: int, config: SearchConfig) -> TrialRequest:
 
 def _converse(request: Request, config: SearchConfig, control: Control) -> Iterator[object]:
     control.check()
+    child: Child
+    command = config.workload.command
     try:
-        child = ChildProcess(request, config.python, config.device.uuid)
+        if command is None:
+            child = ChildProcess(request, config.python, config.device.uuid)
+        else:
+            child = _command_process(command, request, config)
     except CannotStart as error:
         raise Unusable(Failed("torch", str(error))) from error
     with control.running(child):
         yield from child.events(control.check, config.timeout_s, lambda: control.paused)
+
+
+def _command_process(command: Command, request: Request, config: SearchConfig) -> CommandProcess:
+    """The command as it runs at the requested batch size.
+
+    A trace accumulates twice at most: a third micro-batch holds what the second held.
+    """
+    size = request.batch_size or 1
+    accumulation = command.accumulation(size, config.target_batch, config.workload.recipe.gpus)
+    if isinstance(request, TraceRequest):
+        accumulation = min(accumulation, _TRACED_ACCUMULATION)
+    real = isinstance(request, TrialRequest) and not request.simulated
+    uuids = (config.device.uuid, *config.device.more_uuids) if real and config.device.uuid is not None else ()
+    return CommandProcess(request, command.filled(size, accumulation), uuids)
+
+
+def _failed_run(size: int, failure: Failed) -> TrialDone:
+    """A run of the command that ended in an error of its own."""
+    return TrialDone(size, "error", 0, 0, 0, {}, "", 0.0, 0, detail=failure.detail)
 
 
 def _dead(size: int, detail: str) -> TrialDone:

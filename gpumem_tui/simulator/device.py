@@ -6,8 +6,7 @@ Code that asks `torch.get_device_module(device)` for memory figures runs unchang
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from types import SimpleNamespace
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -20,6 +19,7 @@ from gpumem_tui.catalog.shapes import Gpu
 from gpumem_tui.memory import KIB, MIB, Bucket
 from gpumem_tui.simulator import attention, autocast, kernels
 from gpumem_tui.simulator.allocator import CachingAllocator, OutOfMemory
+from gpumem_tui.simulator.backend import Backend
 from gpumem_tui.simulator.profile import Profile
 from gpumem_tui.simulator.settings import AllocatorSettings
 from gpumem_tui.simulator.timeline import Timeline, TimelineRecorder
@@ -42,6 +42,7 @@ class SimulatedGpu:
             kernels take only from some size on are recorded, empty, where they are not taken.
         on_backward_error: called with an error in backward other than out-of-memory, just before it ends the process
             (see `DeviceMode.raise_if_full`).
+        on_out_of_memory: called with the message, just before it is raised.
     """
 
     def __init__(
@@ -51,9 +52,11 @@ class SimulatedGpu:
         limit_bytes: int | None = None,
         unlimited: bool = False,
         on_backward_error: Callable[[Exception], None] = lambda error: None,
+        on_out_of_memory: Callable[[str], None] = lambda message: None,
     ) -> None:
         self.gpu = gpu
         self.on_backward_error = on_backward_error
+        self.on_out_of_memory = on_out_of_memory
         self.profile = profile
         self.unlimited = unlimited
         capacity = 1 << 60 if unlimited else gpu.cuda_total_bytes - profile.context_bytes
@@ -84,150 +87,19 @@ class SimulatedGpu:
     def out_of_memory(self, error: OutOfMemory) -> torch.OutOfMemoryError:
         """The exception PyTorch would raise, saying what its own message says."""
         free = max(0, error.capacity_bytes - error.reserved_bytes)
-        return torch.OutOfMemoryError(
+        message = (
             f"Simulated {self.gpu.title} out of memory. Tried to allocate {requested_text(error.requested_bytes)}; "
             f"the device has {requested_text(self.gpu.cuda_total_bytes)}, {requested_text(free)} of it free: "
             f"{requested_text(error.allocated_bytes)} allocated by PyTorch, "
             f"{requested_text(error.reserved_bytes - error.allocated_bytes)} reserved but unallocated, "
             f"{requested_text(self.profile.context_bytes)} CUDA context."
         )
+        self.on_out_of_memory(message)
+        return torch.OutOfMemoryError(message)
 
 
-class _Stream:
-    """A stream that never has anything left to do."""
-
-    def __init__(self, *_: object, **__: object) -> None: ...
-
-    def wait_stream(self, stream: object) -> None: ...
-
-    def wait_event(self, event: object) -> None: ...
-
-    def synchronize(self) -> None: ...
-
-    def record_event(self, event: _Event | None = None) -> _Event:
-        return event or _Event()
-
-
-class _Event:
-    """An event that has already happened."""
-
-    def __init__(self, *_: object, **__: object) -> None: ...
-
-    def record(self, stream: object = None) -> None: ...
-
-    def wait(self, stream: object = None) -> None: ...
-
-    def synchronize(self) -> None: ...
-
-    def query(self) -> bool:
-        return True
-
-
-class _DeviceModule:
-    """`torch.simgpu`: what `torch.cuda` answers, for the GPU that is being simulated."""
-
-    OutOfMemoryError = torch.OutOfMemoryError
-
-    def __init__(self) -> None:
-        self.current: SimulatedGpu | None = None
-
-    @property
-    def _gpu(self) -> SimulatedGpu:
-        if self.current is None:
-            raise RuntimeError("no simulated GPU is active: wrap the step in simulator.device.simulate()")
-        return self.current
-
-    # What torch itself asks of a backend.
-
-    def is_initialized(self) -> bool:
-        return True
-
-    def is_available(self) -> bool:
-        return True
-
-    def _is_in_bad_fork(self) -> bool:
-        return False
-
-    def device_count(self) -> int:
-        return 1
-
-    def current_device(self) -> int:
-        return 0
-
-    def manual_seed_all(self, seed: int) -> None:
-        """Nothing to seed: no value is ever computed."""
-
-    def get_rng_state(self, device: object = None) -> torch.Tensor:
-        return torch.zeros(16, dtype=torch.uint8)
-
-    def set_rng_state(self, state: torch.Tensor, device: object = None) -> None:
-        """No random state to restore."""
-
-    def get_amp_supported_dtype(self) -> list[torch.dtype]:
-        return [torch.float16, torch.bfloat16]
-
-    # What a training script or a trial asks of torch.cuda.
-
-    def synchronize(self, device: object = None) -> None:
-        """Every operation has already happened."""
-
-    def get_device_properties(self, device: object = None) -> SimpleNamespace:
-        major, minor = self._gpu.gpu.compute_capability
-        return SimpleNamespace(
-            name=self._gpu.gpu.title, total_memory=self._gpu.gpu.cuda_total_bytes, major=major, minor=minor
-        )
-
-    def mem_get_info(self, device: object = None) -> tuple[int, int]:
-        """(free, total) bytes, as cudaMemGetInfo."""
-        allocator = self._gpu.allocator
-        return allocator.capacity_bytes - allocator.stats.reserved_bytes, self._gpu.gpu.cuda_total_bytes
-
-    def memory_allocated(self, device: object = None) -> int:
-        return self._gpu.allocator.stats.allocated_bytes
-
-    def max_memory_allocated(self, device: object = None) -> int:
-        return self._gpu.allocator.stats.peak_allocated_bytes
-
-    def memory_reserved(self, device: object = None) -> int:
-        return self._gpu.allocator.stats.reserved_bytes
-
-    def max_memory_reserved(self, device: object = None) -> int:
-        return self._gpu.allocator.stats.peak_reserved_bytes
-
-    def reset_peak_memory_stats(self, device: object = None) -> None:
-        self._gpu.allocator.stats.reset_peaks()
-
-    def empty_cache(self) -> None:
-        self._gpu.allocator.empty_cache()
-
-    # Streams: one, on which everything has happened already.
-
-    Stream = _Stream
-    Event = _Event
-
-    def current_stream(self, device: object = None) -> _Stream:
-        return _Stream()
-
-    def stream(self, stream: _Stream | None) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def set_device(self, device: object) -> None:
-        """There is only one."""
-
-    def device(self, device: object) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def memory_stats(self, device: object = None) -> dict[str, int]:
-        """The statistics this allocator keeps, under `torch.cuda.memory_stats`' keys."""
-        stats = self._gpu.allocator.stats
-        values = {"num_alloc_retries": stats.num_alloc_retries, "num_ooms": stats.num_ooms}
-        for name in ("requested", "allocated", "reserved", "inactive_split"):
-            values[f"{name}_bytes.all.current"] = getattr(stats, f"{name}_bytes")
-            values[f"{name}_bytes.all.peak"] = getattr(stats, f"peak_{name}_bytes")
-        return values
-
-
-_module = _DeviceModule()
+backend = Backend()
+"""`torch.simgpu`."""
 _registered = False
 
 
@@ -239,10 +111,10 @@ def register() -> None:
     global _registered
     if _registered:
         return
-    _setup_privateuseone_for_python_backend(DEVICE_TYPE, backend_module=_module)
+    _setup_privateuseone_for_python_backend(DEVICE_TYPE, backend_module=backend)
     autocast.register(DEVICE_TYPE)
     kernels.register()
-    attention.register(lambda: _module._gpu.gpu.compute_capability)
+    attention.register(lambda: backend._gpu.gpu.compute_capability)
     # CUDA's optimizers and gradient clipping take all tensors at once by default, which needs scratch for all of them;
     # torch's test for that goes by the exact type of a parameter.
     for kinds in (optimizers._foreach_supported_types, _foreach_utils._foreach_supported_types):
@@ -254,7 +126,7 @@ def register() -> None:
 def simulate(gpu: SimulatedGpu) -> Iterator[torch.device]:
     """Within the context, `gpu` is device ``simgpu:0``; tensors on it have shapes and storages but no values."""
     register()
-    previous, _module.current = _module.current, gpu
+    previous, backend.current = backend.current, gpu
     autograd: Any = torch.autograd
     engine, formatted = autograd._engine_run_backward, FakeTensor.__format__
     resize, pin = torch.UntypedStorage.resize_, torch.Tensor.pin_memory
@@ -286,7 +158,7 @@ def simulate(gpu: SimulatedGpu) -> Iterator[torch.device]:
         FakeTensor.__format__ = formatted  # type: ignore[method-assign]
         torch.Tensor.pin_memory = pin  # type: ignore[method-assign]
         internals._conv_determine_backend_memory_format = layout
-        _module.current = previous
+        backend.current = previous
 
 
 def _already_pinned(tensor: torch.Tensor, device: object = None) -> torch.Tensor:

@@ -52,6 +52,10 @@ _ASSUMED_CONTEXT = (8, 9)
 MULTIPROCESSORS_OF_OTHERS = 108
 """An A100's, assumed for a GPU whose number is not known."""
 
+WARP_SIZE = 32
+THREADS_PER_BLOCK = 1024
+"""Of every CUDA device so far (CUDA C++ Programming Guide, the same table)."""
+
 _THREADS_PER_MULTIPROCESSOR = {
     (7, 5): 1024, (8, 6): 1536, (8, 7): 1536, (8, 9): 1536, (12, 0): 1536, (12, 1): 1536,
 }  # fmt: skip

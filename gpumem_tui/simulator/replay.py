@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
+from operator import itemgetter
 
 from gpumem_tui.memory import Breakdown
 from gpumem_tui.simulator.allocator import CachingAllocator, OutOfMemory
@@ -145,9 +146,10 @@ class AffineTrace:
     def constant(cls, timeline: Timeline) -> AffineTrace:
         """One run as it is, at whatever batch size."""
         slopes = (0,) * len(timeline.sizes)
+        computed = tuple((number, size, (0,) * len(size.arguments)) for number, size in timeline.computed)
         return cls(
             timeline.events, timeline.sizes, slopes, timeline.buckets, timeline.marks, timeline.sites,
-            timeline.site_table,
+            timeline.site_table, computed,
         )  # fmt: skip
 
     def at(self, batch_size: int) -> Timeline:
@@ -161,11 +163,17 @@ class AffineTrace:
             raise NotAffine(
                 f"an allocation that shrinks with the batch would have less than none at batch size {batch_size}"
             )
+        computed = []
         for (rule, start, steps), places in self._computed_together.items():
-            by_rule = sizes_by_rule(rule, tuple(a + c * batch_size for a, c in zip(start, steps, strict=True)))
+            arguments = tuple(a + c * batch_size for a, c in zip(start, steps, strict=True))
+            by_rule = sizes_by_rule(rule, arguments)
             for index, position in places:
                 sizes[index] = by_rule[position]
-        return Timeline(self.events, tuple(sizes), self.buckets, self.marks, self.sites, self.site_table)
+                computed.append((index + 1, Computed(rule, position, arguments)))
+        return Timeline(
+            self.events, tuple(sizes), self.buckets, self.marks, self.sites, self.site_table,
+            tuple(sorted(computed, key=itemgetter(0))),
+        )  # fmt: skip
 
     @cached_property
     def _computed_together(self) -> dict[tuple[str, tuple[int, ...], tuple[int, ...]], list[tuple[int, int]]]:
@@ -181,9 +189,9 @@ class AffineTrace:
         Raises:
             NotAffine: any event or size differs.
         """
-        foretold = replace(self.at(batch_size), computed=tuple((number, start) for number, start, _ in self.computed))
-        if foretold.sizes != traced.sizes or not _same_program(foretold, traced):
-            raise NotAffine(f"the step at batch size {batch_size} is not what smaller ones foretell")
+        predicted = self.at(batch_size)
+        if predicted.sizes != traced.sizes or not _same_program(predicted, traced):
+            raise NotAffine(f"the step at batch size {batch_size} is not what smaller ones predict")
 
 
 def replay(

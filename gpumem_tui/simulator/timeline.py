@@ -128,6 +128,7 @@ class TimelineRecorder:
         self._sites: list[int] = []
         self._site_numbers: dict[Site, int] = {}
         self._computed: list[tuple[int, Computed]] = []
+        self._from_host: set[int] = set()
 
     def allocate(
         self, size: int | Computed, recomputed: bool = False, site: Site | None = None, bucket: Bucket | None = None
@@ -164,6 +165,10 @@ class TimelineRecorder:
         """State what an allocation is. The first statement stands."""
         self._tags.setdefault(number, bucket)
 
+    def came_from_host(self, number: int) -> None:
+        """State that an allocation holds what the program copied to the device: data, unless it is tagged."""
+        self._from_host.add(number)
+
     def cut(self) -> None:
         """Out of memory here: if the run fails, what is released while the error travels does not count."""
         self._end = len(self._events)
@@ -171,7 +176,7 @@ class TimelineRecorder:
     def finish(self, failed: bool = False) -> Timeline:
         """The run so far, or if it failed up to where memory ran out, with every allocation in its bucket.
 
-        Tagged allocations keep their tag. Of the rest, what forward made (or repeated) and a later phase, be it the
+        Tagged allocations keep their tag. Of the rest, what came from the host is batch data; what forward made (or repeated) and a later phase, be it the
         next forward, released is an activation; what lives to the end untagged is unexplained; all else is temporary.
         If the run ended while the model was built, all that it held are parameters.
         """
@@ -184,6 +189,8 @@ class TimelineRecorder:
             forward = self._phase(born_in) is Phase.FORWARD or self._recomputed[index]
             if number in self._tags:
                 bucket = self._tags[number]
+            elif number in self._from_host and not only_built:
+                bucket = Bucket.BATCH_DATA
             elif forward and (self._recomputed[index] or released_in.get(number) != born_in):
                 bucket = Bucket.ACTIVATIONS
             elif number not in released_in:

@@ -17,6 +17,7 @@ from torch._subclasses.fake_tensor import (
 )
 
 from gpumem_tui.memory import Bucket
+from gpumem_tui.simulator import host
 from gpumem_tui.simulator.allocator import OutOfMemory
 from gpumem_tui.simulator.answers import UNTOLD, Answers
 from gpumem_tui.simulator.blocks import Block
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
     from gpumem_tui.simulator.device import SimulatedGpu
 
 _DEVICE: Any = torch.ops.prim.device.default
+_TO_COPY: Any = torch.ops.aten._to_copy.default
+_COPY: Any = torch.ops.aten.copy_.default
+_COPIES = (_TO_COPY, _COPY)
 
 
 class Untraceable(RuntimeError):
@@ -74,6 +78,8 @@ class DeviceMode(FakeTensorMode):
     ) -> Any:
         kwargs = kwargs or {}
         if not self._concerns_device(types, kwargs):
+            if func in host.FACTORIES and not self._depth and host.ends_on_device(args):
+                return self._work_out(func, types, args, kwargs)
             return func(*args, **kwargs)
         if func is _DEVICE:
             return args[0].fake_device
@@ -85,6 +91,10 @@ class DeviceMode(FakeTensorMode):
             return args[0].zero_()
         if self._depth:
             return super().__torch_dispatch__(func, types, args, kwargs)
+        if func is _TO_COPY and _is_to_host(args[0], kwargs):
+            return torch.zeros(args[0].shape, dtype=kwargs.get("dtype") or args[0].dtype)
+        if kwargs.get("generator") is not None:
+            kwargs = {**kwargs, "generator": None}
         self._operator = f"aten.{func._opname}"
         if func._opname in MATRIX_PRODUCTS:
             self._take_workspace()
@@ -95,6 +105,8 @@ class DeviceMode(FakeTensorMode):
             if key is not None:
                 self._answers.learn(key, func, args, result)
         self._record(result)
+        if func in _COPIES and _holds_values(args):
+            self._note_copy_from_host(args[0] if func is _COPY else result)
         self._use_scratch(func, args)
         return result
 
@@ -113,6 +125,11 @@ class DeviceMode(FakeTensorMode):
             # Left there, its weak references would keep `Module.half()` and the like from swapping parameters.
             self.fake_tensor_converter.meta_converter.tensor_memo.clear()
 
+    @property
+    def is_dispatching(self) -> bool:
+        """Whether torch is at work on fake tensors, and not the program."""
+        return self._depth > 0
+
     def __deepcopy__(self, memo: dict[int, Any]) -> DeviceMode:
         """The copy of a tensor lies on the same device."""
         return self
@@ -130,7 +147,7 @@ class DeviceMode(FakeTensorMode):
 
     def allocation_of(self, tensor: torch.Tensor) -> int | None:
         """The number of the allocation that holds this tensor, None for a tensor elsewhere."""
-        if tensor.device.type != self._device_type:
+        if not self._is_here(tensor):
             return None
         ref = self._live.get(tensor.untyped_storage()._cdata)
         return ref.number if ref is not None else None
@@ -162,9 +179,19 @@ class DeviceMode(FakeTensorMode):
         device = kwargs.get("device")
         return device is not None and torch.device(device).type == self._device_type
 
+    def _is_here(self, tensor: torch.Tensor) -> bool:
+        device = tensor.fake_device if isinstance(tensor, FakeTensor) else tensor.device
+        return device.type == self._device_type
+
+    def _note_copy_from_host(self, tensor: torch.Tensor) -> None:
+        """A copy that no module makes brings data; the model's own tensors are known by name as well."""
+        number = self.allocation_of(tensor)
+        if number and not self._gpu.sites.in_module:
+            self._gpu.recorder.came_from_host(number)
+
     def _record(self, result: Any) -> None:
         if isinstance(result, torch.Tensor):
-            if result.device.type == self._device_type:
+            if self._is_here(result):
                 self._record_storage(result.untyped_storage())
             elif not isinstance(result, FakeTensor):
                 result.zero_()  # copied from where there are no values
@@ -236,6 +263,18 @@ class DeviceMode(FakeTensorMode):
         if not self._has_workspace[in_backward]:
             self._has_workspace[in_backward] = True
             self._allocate(self._gpu.profile.cublas_workspace_bytes, "cuBLAS workspace", Bucket.TEMPORARY)
+
+
+def _is_to_host(tensor: torch.Tensor, kwargs: Mapping[str, Any]) -> bool:
+    """Whether a copy brings a tensor of the device to the host, where tensors have values."""
+    device = kwargs.get("device")
+    return device is not None and device.type == "cpu" and tensor.fake_device.type != "cpu"
+
+
+def _holds_values(args: tuple[Any, ...]) -> bool:
+    """Whether what is copied, the last of a copy's tensors, lies on the host."""
+    source = [argument for argument in args[:2] if isinstance(argument, torch.Tensor)][-1]
+    return not isinstance(source, FakeTensor)
 
 
 def _size_bytes(buffer: Buffer) -> int:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpumem_tui.catalog.shapes import ModelShape
 from gpumem_tui.formula.recipe import Recipe
+from gpumem_tui.workload.command import Command
 
 if TYPE_CHECKING:
     from gpumem_tui.workload.base import Workload
@@ -24,19 +25,25 @@ def split_file(text: str) -> tuple[Path, str]:
 
 @dataclass(frozen=True)
 class WorkloadSpec:
-    """A model of the catalog trained by a recipe, or a user's own file (``FILE[:NAME]``); exactly one is given."""
+    """What to train: a model of the catalog by a recipe, a user's file (``FILE[:NAME]``), or a user's command.
+
+    Exactly one of the three is given.
+    """
 
     recipe: Recipe
     shape: ModelShape | None = None
     file: str | None = None
+    command: Command | None = None
 
     def __post_init__(self) -> None:
-        if (self.shape is None) == (self.file is None):
-            raise ValueError("a workload is either a shape or a file")
+        if sum(making is not None for making in (self.shape, self.file, self.command)) != 1:
+            raise ValueError("a workload is a shape, a file or a command")
 
     @property
     def name(self) -> str:
         """What to call it on the screen."""
+        if self.command is not None:
+            return self.command.text
         return self.shape.name if self.shape is not None else str(self.file)
 
     @classmethod
@@ -47,10 +54,11 @@ class WorkloadSpec:
             recipe=Recipe(**values["recipe"]),
             shape=None if shape is None else ModelShape(**{**shape, "stages": tuple(shape["stages"])}),
             file=values["file"],
+            command=None if values["command"] is None else Command.from_wire(values["command"]),
         )
 
     def load(self) -> Workload:
-        """The runnable workload. Imports torch.
+        """The runnable workload of a model or a file; a command runs by itself. Imports torch.
 
         Raises:
             WorkloadError: the file or the combination of options cannot be trained; one clear line.

@@ -222,7 +222,7 @@ def test_where_memory_is_not_affine_the_size_asked_for_is_traced_alone(tmp_path:
     assert isinstance(found, Traced)
     assert isinstance(spared, Traced)
     assert found.only_at == spared.only_at == 7
-    assert "is not what smaller ones foretell" in found.not_affine
+    assert "is not what smaller ones predict" in found.not_affine
     assert spared.max_batch_size == Unknown("as was found out before")
     assert found.at(7).breakdown == spared.at(7).breakdown
     assert spared.seconds < found.seconds

@@ -68,7 +68,7 @@ def predicted(searched: SearchConfig, *, traceable: bool = True) -> Predicted:
     """Both predictions for a configuration."""
     gpu = searched.device.gpu
     formula = Formula(searched.workload, gpu.total_bytes, searched.headroom)
-    by_trace: Traced | Unknown = Unknown("the step at batch size 5 is not what smaller ones foretell")
+    by_trace: Traced | Unknown = Unknown("the step at batch size 5 is not what smaller ones predict")
     if traceable:
         by_trace = traced(TRACE, gpu)
     return Predicted(Prediction(formula, by_trace), READY)

@@ -1,0 +1,71 @@
+"""Several ranks on a simulated GPU: this process is rank 0, and the others are never started.
+
+A launcher (`torchrun`, `accelerate launch`) becomes the one program that it would have started many times.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+import torch
+
+from gpumem_tui.importing import after_import
+from gpumem_tui.simulator.world import answer_alone
+
+_MOST_LOCAL = 8
+"""GPUs of one machine, where more are asked for than a launcher's line says."""
+
+
+def ranks(gpus: int) -> int:
+    """How many ranks there are: as many GPUs as asked for, else as the environment says."""
+    return gpus if gpus > 1 else int(os.environ.get("WORLD_SIZE") or 1)
+
+
+def local_gpus(gpus: int) -> int:
+    """How many GPUs this process counts on its machine."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE") or min(ranks(gpus), _MOST_LOCAL))
+
+
+def follow_launchers(world: int) -> None:
+    """Keep launchers from starting ranks beside the first, and end those that are started all the same."""
+    if int(os.environ.get("RANK") or os.environ.get("LOCAL_RANK") or 0) > 0:
+        os._exit(0)
+    if world > 1:
+        _be_rank_0(world, local_gpus(world))
+
+    def become(config: Any, entrypoint: Any, arguments: list[Any]) -> dict[int, Any]:
+        size = world if world > 1 else config.min_nodes * config.nproc_per_node
+        _be_rank_0(size, config.nproc_per_node)
+        if not isinstance(entrypoint, str):
+            return {0: entrypoint(*arguments)}
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os.execvp(entrypoint, [entrypoint, *map(str, arguments)])
+
+    def launcher(module: Any) -> None:
+        module.launch_agent = become
+
+    def spawner(module: Any) -> None:
+        start = module.start_processes
+
+        def start_one(fn: Any, args: Any = (), nprocs: int = 1, *others: Any, **more: Any) -> Any:
+            return start(fn, args, min(nprocs, 1), *others, **more)
+
+        module.start_processes = start_one
+
+    after_import("torch.distributed.launcher.api", launcher)
+    after_import("torch.multiprocessing.spawn", spawner)
+    if torch.distributed.is_available():
+        answer_alone()
+
+
+def _be_rank_0(world: int, local: int) -> None:
+    os.environ.update(
+        RANK="0", LOCAL_RANK="0", GROUP_RANK="0", ROLE_RANK="0", WORLD_SIZE=str(world), ROLE_WORLD_SIZE=str(world),
+        LOCAL_WORLD_SIZE=str(local), GROUP_WORLD_SIZE=str(max(1, world // local)), TORCHELASTIC_RUN_ID="none",
+        TORCHELASTIC_RESTART_COUNT="0", TORCHELASTIC_MAX_RESTARTS="0",
+    )  # fmt: skip
+    os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
+    os.environ.setdefault("MASTER_PORT", "29500")

@@ -1,0 +1,219 @@
+"""Follows a training program that knows nothing of it: its phases, its steps, its models and optimizers."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from gpumem_tui.memory import Bucket
+from gpumem_tui.step import Phase
+from gpumem_tui.workload.base import local
+from gpumem_tui.workload.run import MemorySample, Recorder, state_of, tensors_in
+
+_BETWEEN_SAMPLES_S = 0.05
+_MOST_ROUNDS = 10
+"""Optimizers that step less often than the first one are waited for this many times the wanted steps."""
+
+
+class Program:
+    """A program that trains in this process.
+
+    A step is one of the first optimizer that steps. The phases are told by hooks: forward begins when a module is
+    called by no other, backward with `torch.autograd.backward`, the optimizer phase with any optimizer's `step`.
+
+    Args:
+        memory: the device module, as `torch.cuda`.
+        steps: after so many steps `done` is called, within the last one's hook.
+        report: called with the memory as phases begin, a few times a second.
+        may_run: waited for at the end of each step.
+    """
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        memory: Any,
+        steps: int,
+        report: Callable[[MemorySample], None],
+        done: Callable[[], None],
+        may_run: threading.Event,
+    ) -> None:
+        self.memory = memory
+        self.steps = 0
+        self.step_seconds: list[float] = []
+        self._recorder = recorder
+        self._wanted = steps
+        self._report = report
+        self._done = done
+        self._may_run = may_run
+        self._pid = os.getpid()
+        self._phase = Phase.BUILD
+        self._depth = 0
+        self._roots: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        self._stepped: dict[int, int] = {}
+        self._first: int | None = None
+        self._known: dict[Bucket, int] = {}
+        self._notes: dict[str, None] = {}
+        self._next_sample = 0.0
+        self._peaks = (0, 0)
+        self._hooks: list[Any] = []
+        self._step_began = time.perf_counter()
+
+    # The program's hooks
+
+    def start(self) -> None:
+        """Follow the program from now on."""
+        self._recorder.mark(0, Phase.BUILD)
+        self._hooks = [
+            register_module_forward_pre_hook(self._enter_module),
+            register_module_forward_hook(self._leave_module, always_call=True),
+            register_optimizer_step_pre_hook(self._enter_optimizer),
+            register_optimizer_step_post_hook(self._leave_optimizer),
+        ]
+        autograd: Any = torch.autograd
+        backward, reset = autograd.backward, self.memory.reset_peak_memory_stats
+
+        def marked_backward(*args: Any, **kwargs: Any) -> Any:
+            if self._is_followed and not _in_backward():
+                self._enter(Phase.BACKWARD)
+            return backward(*args, **kwargs)
+
+        def kept_reset(*args: Any, **kwargs: Any) -> Any:
+            self._peaks = self.peaks()
+            return reset(*args, **kwargs)
+
+        autograd.backward = marked_backward
+        self.memory.reset_peak_memory_stats = kept_reset
+
+    def stop(self) -> None:
+        """Follow it no longer."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+
+    @property
+    def _is_followed(self) -> bool:
+        return bool(self._hooks) and os.getpid() == self._pid
+
+    def _enter_module(self, module: nn.Module, *_: Any) -> None:
+        self._depth += 1
+        if self._depth == 1 and self._is_followed and not _in_backward():
+            if module not in self._roots:
+                self._roots.add(module)
+                self._recorder.name_modules(module)
+                self._tag_module(module)
+            if self._phase is not Phase.FORWARD:
+                self._enter(Phase.FORWARD)
+
+    def _leave_module(self, *_: Any) -> None:
+        self._depth = max(0, self._depth - 1)
+
+    def _enter_optimizer(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if not self._is_followed:
+            return
+        for module in self._roots:
+            self._tag_module(module)
+        parameters = [p for group in optimizer.param_groups for p in tensors_in(group["params"])]
+        self._tag(Bucket.PARAMETERS, parameters)
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        self._tag(Bucket.GRADIENTS, gradients)
+        if not _in_backward():
+            self._enter(Phase.OPTIMIZER)
+
+    def _leave_optimizer(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if not self._is_followed:
+            return
+        self._tag(Bucket.OPTIMIZER, state_of(optimizer))
+        if self._first is None:
+            self._first = id(optimizer)
+        made = self._stepped[id(optimizer)] = self._stepped.get(id(optimizer), 0) + 1
+        if id(optimizer) == self._first:
+            self.steps = made
+            now = time.perf_counter()
+            self.step_seconds.append(now - self._step_began)
+            self._step_began = now
+        if self._is_complete():
+            self._sample(Phase.BATCH, now=True)
+            self._done()
+            return
+        if not _in_backward():
+            self._may_run.wait()
+            gc.collect()
+            self._enter(Phase.BATCH)
+
+    def _is_complete(self) -> bool:
+        """The first optimizer made its steps, and the others their part: those of one round step in turn."""
+        if self.steps < self._wanted:
+            return False
+        rounds = [made for optimizer, made in self._stepped.items() if optimizer != self._first]
+        return all(made >= min(self._wanted, made) for made in rounds)
+
+    # What is known of its memory
+
+    def name_what_lives(self) -> None:
+        """Name the models and gradients there are now: those, too, that no optimizer trains and nobody has called."""
+        for module in _modules():
+            self._tag_module(module)
+            self._tag(Bucket.GRADIENTS, (p.grad for p in module.parameters() if p.grad is not None))
+
+    def peaks(self) -> tuple[int, int]:
+        """The highest (allocated, reserved) bytes, whenever the program has reset its own figures."""
+        allocated, reserved = self.memory.max_memory_allocated(), self.memory.max_memory_reserved()
+        return max(self._peaks[0], allocated), max(self._peaks[1], reserved)
+
+    def note(self, text: str) -> None:
+        """Something to be known of the result; said once."""
+        self._notes[text] = None
+
+    def notes(self) -> tuple[str, ...]:
+        """All of it."""
+        return tuple(self._notes)
+
+    def empty(self) -> str:
+        """Why a run that trained left the GPU empty."""
+        places = sorted({p.device.type for module in self._roots for p in module.parameters()})
+        where = f"its model is on the {places[0].upper()}" if places else "none of its tensors is there"
+        return f"the command leaves the GPU empty ({where}): tell it to train on cuda"
+
+    def _tag_module(self, module: nn.Module) -> None:
+        self._tag(Bucket.PARAMETERS, [*module.parameters(), *module.buffers()])
+
+    def _tag(self, bucket: Bucket, tensors: Iterable[Any]) -> None:
+        found = [local(tensor) for tensor in tensors if isinstance(tensor, torch.Tensor)]
+        self._recorder.tag(bucket, found)
+
+    def _enter(self, phase: Phase) -> None:
+        self._sample(phase)
+        self._phase = phase
+        step = self.steps if phase is Phase.OPTIMIZER and self.steps and self._depth else self.steps + 1
+        self._recorder.mark(step, phase)
+
+    def _sample(self, phase: Phase, *, now: bool = False) -> None:
+        moment = time.monotonic()
+        if not now and moment < self._next_sample:
+            return
+        self._next_sample = moment + _BETWEEN_SAMPLES_S
+        allocated, reserved = self.memory.memory_allocated(), self.memory.memory_reserved()
+        self._report(MemorySample(self.steps, phase, allocated, reserved, {}))
+
+
+def _in_backward() -> bool:
+    return torch._C._current_graph_task_id() != -1
+
+
+def _modules() -> list[nn.Module]:
+    """Every module there is that no other one holds."""
+    found = [thing for thing in gc.get_objects() if issubclass(type(thing), nn.Module)]  # isinstance runs their code
+    held = {id(child) for module in found for child in module._modules.values()}
+    return [module for module in found if id(module) not in held]
+
+

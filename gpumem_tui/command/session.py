@@ -1,0 +1,73 @@
+"""This process's part in a trial of a command: from the start of the interpreter to the report of what happened.
+
+Imports next to nothing before torch is imported: every Python process of the command loads it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+
+from gpumem_tui.importing import after_import
+
+TYPE_CHECKING = False  # as type checkers read it; importing typing takes longer than all of the rest
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from gpumem_tui.command.link import Link
+
+
+def begin(directory: str) -> None:
+    """Follow this process: once it imports torch it is part of the trial, and an error that ends it is reported.
+
+    Args:
+        directory: where the request and the socket of who asked for it are.
+    """
+    session = _Session(directory)
+    after_import("torch", lambda _: session.torch_imported())
+    sys.excepthook = session.excepthook
+    atexit.register(session.ended)
+    os.register_at_fork(after_in_child=session.leave)
+
+
+class _Session:
+    """What one process knows of the trial."""
+
+    def __init__(self, directory: str) -> None:
+        self._directory = directory
+        self._link: Link | None = None
+        self._is_child = False
+        self._before = sys.excepthook
+
+    def link(self) -> Link:
+        """The connection to who asked for the trial."""
+        from gpumem_tui.command.link import Link
+
+        if self._link is None:
+            self._link = Link(self._directory)
+        return self._link
+
+    def torch_imported(self) -> None:
+        from gpumem_tui.command.trial import take_part
+
+        take_part(self.link())
+
+    def leave(self) -> None:
+        """This is a forked child, such as a data loader's worker: what is reported is its parent's."""
+        self._is_child = True
+        if self._link is not None:
+            self._link.leave()
+
+    def excepthook(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        """An error ends this process."""
+        if not self._is_child:
+            from gpumem_tui.command.errors import described
+
+            self.link().failed(described(error))
+        self._before(kind, error, trace)
+
+    def ended(self) -> None:
+        """The interpreter exits."""
+        if self._link is not None and not self._is_child:
+            self._link.ended()

@@ -1,0 +1,42 @@
+"""Runs at the start of every Python process of a command whose memory is predicted or searched: takes part, hands over.
+
+The interpreter imports the first `sitecustomize` on its path; the one that this hides is run as if it were not hidden.
+"""
+
+import importlib.util
+import os
+import sys
+from importlib.machinery import PathFinder
+
+_HERE = os.path.dirname(os.path.abspath(__file__))
+_PACKAGE = os.path.dirname(os.path.dirname(_HERE))
+
+
+def _take_part():
+    """Load this very package, though it is not on the path: the path is that of the program's own environment."""
+    directory = os.environ.get("GPUMEM_TUI_TRIAL")
+    if not directory:
+        return
+    if sys.version_info < (3, 10):  # noqa: UP036  any interpreter may run the command
+        sys.exit("Python %d.%d is too old: the command needs 3.10 or newer to be followed" % sys.version_info[:2])
+    spec = importlib.util.spec_from_file_location(
+        "gpumem_tui", os.path.join(_PACKAGE, "__init__.py"), submodule_search_locations=[_PACKAGE]
+    )
+    sys.modules["gpumem_tui"] = package = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(package)
+    from gpumem_tui.command.session import begin
+
+    begin(directory)
+
+
+def _hand_over():
+    """Run the `sitecustomize` that would have run. What it raises, the interpreter reports as ever."""
+    others = [entry for entry in sys.path if os.path.abspath(entry or os.curdir) != _HERE]
+    spec = PathFinder.find_spec("sitecustomize", others)
+    if spec is not None and spec.loader is not None:
+        sys.modules["sitecustomize"] = module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+
+
+_take_part()
+_hand_over()

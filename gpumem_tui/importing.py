@@ -1,0 +1,62 @@
+"""Calls a function after a module was imported, without importing it. Every watched Python process loads this as it
+starts, so it imports next to nothing.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib.util import find_spec
+
+TYPE_CHECKING = False  # as type checkers read it; importing typing takes longer than all of the rest
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
+
+
+def after_import(name: str, call: Callable[[ModuleType], None]) -> None:
+    """Call `call` with the module once it has been imported; at once if it has been already.
+
+    Args:
+        name: the module's full name.
+        call: what it raises is raised by the import.
+    """
+    module = sys.modules.get(name)
+    if module is not None:
+        call(module)
+    else:
+        sys.meta_path.insert(0, _AfterImport(name, call))
+
+
+class _AfterImport:
+    """Lets a module be found and imported as ever, and calls the function after."""
+
+    def __init__(self, name: str, call: Callable[[ModuleType], None]) -> None:
+        self._name = name
+        self._call = call
+        self._searching = False
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname != self._name or self._searching:
+            return None
+        self._searching = True
+        try:
+            spec = find_spec(self._name)  # by the other finders
+        finally:
+            self._searching = False
+        if spec is None or spec.loader is None:
+            return spec
+        loader = spec.loader
+        execute = loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            vars(loader).pop("exec_module", None)
+            execute(module)
+            if self in sys.meta_path:  # some only ask where it is, without importing it: stay until then
+                sys.meta_path.remove(self)
+                self._call(module)
+
+        loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec

@@ -1,0 +1,351 @@
+"""One run of a user's command, from the side that asked for it: start it, follow it, end all that it started."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import selectors
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gpumem_tui.command.link import REQUEST_FILE, SOCKET_FILE
+from gpumem_tui.search.events import (
+    ChildEvent,
+    Ended,
+    Failed,
+    Joined,
+    Output,
+    Ready,
+    Request,
+    StandsAt,
+    TraceDone,
+    TrialDone,
+    TrialRequest,
+    decode_event,
+    encode,
+)
+from gpumem_tui.search.process import ChildDied
+
+_PACKAGE = Path(__file__).parent.parent
+_SUPERVISOR = _PACKAGE / "command" / "supervise.py"
+_SITE = _PACKAGE / "command" / "site"
+_POLL_S = 0.1
+_EXIT_S = 5.0
+"""A program that has made its steps, or failed, has so long to end by itself."""
+
+_ANSWER_S = 2.0
+_NOT_FOUND, _NOT_RUNNABLE = 127, 126
+_ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+SWITCHED_OFF: Mapping[str, str] = {
+    "WANDB_MODE": "disabled",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "DISABLE_TELEMETRY": "1",
+    "DO_NOT_TRACK": "1",
+    "COMET_MODE": "disabled",
+    "NEPTUNE_MODE": "debug",
+    "CLEARML_OFFLINE_MODE": "1",
+    "MLFLOW_TRACKING_URI": "",
+}
+"""What loggers and hubs read to send nothing (their documentation); an empty value only removes what is set."""
+
+SIDE_EFFECTS = (
+    "the command runs as it is until its steps are made: what it writes until then is written; "
+    "W&B, Comet, Neptune, ClearML and Hugging Face telemetry are switched off"
+)
+
+
+class CommandProcess:
+    """A command that runs for one request.
+
+    Args:
+        request: what to do; its workload is a command.
+        gpu_uuids: the only GPUs the command may see; empty hides all of them.
+        changes: environment variables of a change to be injected.
+    """
+
+    def __init__(self, request: Request, words: tuple[str, ...], gpu_uuids: tuple[str, ...]) -> None:
+        command = request.workload.command
+        assert command is not None
+        self._directory = Path(tempfile.mkdtemp(prefix="gpumem-tui-trial-"))
+        try:
+            (self._directory / REQUEST_FILE).write_bytes(encode(request))
+            self._listener = socket.socket(socket.AF_UNIX)
+            self._listener.bind(str(self._directory / SOCKET_FILE))
+            self._listener.listen(128)
+            self._listener.setblocking(False)
+            lifeline_fd, held_fd = os.pipe()
+            self._lifeline = os.fdopen(held_fd, "wb", buffering=0)  # closed with this process, however that ends
+            try:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-I", "-S", str(_SUPERVISOR), str(lifeline_fd), *words],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    pass_fds=(lifeline_fd,),
+                    env=self._environment(request, gpu_uuids),
+                    cwd=command.cwd,
+                    start_new_session=True,
+                )
+            finally:
+                os.close(lifeline_fd)
+        except BaseException:
+            shutil.rmtree(self._directory, ignore_errors=True)
+            raise
+        assert self._process.stdout is not None
+        self._simulated = not isinstance(request, TrialRequest) or request.simulated
+        self._name = Path(words[0]).name
+        self._output = _Lines()
+        self._members: dict[socket.socket, _Member] = {}
+        self._paused = False
+
+    @property
+    def pid(self) -> int:
+        """The supervisor's process id."""
+        return self._process.pid
+
+    def _environment(self, request: Request, gpu_uuids: tuple[str, ...]) -> dict[str, str]:
+        path = [str(_SITE), os.environ.get("PYTHONPATH", "")]
+        environment = {
+            **os.environ,
+            **{name: value for name, value in SWITCHED_OFF.items() if value},
+            "GPUMEM_TUI_TRIAL": str(self._directory),
+            "PYTHONPATH": os.pathsep.join(entry for entry in path if entry),
+            "PYTHONUNBUFFERED": "1",
+            "CUDA_VISIBLE_DEVICES": ",".join(gpu_uuids),
+        }
+        for name, value in SWITCHED_OFF.items():
+            if not value:
+                environment.pop(name, None)
+        return environment
+
+    def events(
+        self, wait: Callable[[], None], timeout_s: float, held: Callable[[], bool] = lambda: False
+    ) -> Iterator[ChildEvent]:
+        """Every event until the command's outcome is known and it has ended.
+
+        Args:
+            wait: called several times a second; may raise to stop waiting.
+            timeout_s: a command that makes no optimizer step for so long is given up.
+            held: whether silence is expected now, because the user paused it.
+
+        Raises:
+            ChildDied: a process of it was killed, or spoke nonsense.
+        """
+        outcomes: list[TrialDone | TraceDone] = []
+        failure: Failed | None = None
+        end_by: float | None = None
+        heard = time.monotonic()
+        stepped = -1
+        ready = False
+        with selectors.DefaultSelector() as selector:
+            stdout = self._process.stdout
+            assert stdout is not None
+            selector.register(self._listener, selectors.EVENT_READ)
+            selector.register(stdout, selectors.EVENT_READ)
+            code: int | None = None
+            while True:
+                wait()
+                found = selector.select(_POLL_S if code is None else 0)
+                for key, _ in found:
+                    if key.fileobj is stdout:
+                        chunk = os.read(stdout.fileno(), 1 << 16)
+                        if not chunk:
+                            selector.unregister(stdout)
+                        for line in self._output.split(chunk):
+                            yield Output(line)
+                        continue
+                    if key.fileobj is self._listener:
+                        self._accept(selector)
+                        continue
+                    assert isinstance(key.fileobj, socket.socket)
+                    for event in self._received(key.fileobj, selector):
+                        if isinstance(event, Ready):
+                            if not ready:
+                                ready = True
+                                yield event
+                        elif isinstance(event, TrialDone | TraceDone):
+                            outcomes.append(event)
+                        elif isinstance(event, Failed):
+                            failure = failure or event
+                        elif not isinstance(event, Joined | StandsAt | Ended):
+                            yield event
+                if end_by is None and self._is_concluded(outcomes, failure):
+                    end_by = time.monotonic() + _EXIT_S
+                if code is not None and not found:
+                    break
+                code = self._process.poll()
+                if end_by is not None and time.monotonic() > end_by:
+                    break
+                steps = max((member.steps for member in self._members.values()), default=-1)
+                if held() or steps != stepped:
+                    stepped, heard = steps, time.monotonic()
+                elif end_by is None and time.monotonic() - heard > timeout_s:
+                    failure = Failed("workload", self._stuck(timeout_s, selector))
+                    break
+        for line in self._output.rest():
+            yield Output(line)
+        yield _worst(outcomes) or failure or self._without_outcome(code)
+
+    def _is_concluded(self, outcomes: list[TrialDone | TraceDone], failure: Failed | None) -> bool:
+        """All ranks have reported, or one that it does not fit."""
+        if failure is not None or any(isinstance(one, TrialDone) and one.outcome == "oom" for one in outcomes):
+            return True
+        ranks = 1 if self._simulated else max((member.ranks for member in self._members.values()), default=1)
+        return len(outcomes) >= ranks
+
+    def _accept(self, selector: selectors.BaseSelector) -> None:
+        connection, _ = self._listener.accept()
+        self._members[connection] = _Member()
+        selector.register(connection, selectors.EVENT_READ)
+        if self._paused:
+            _send(connection, "pause")
+
+    def _received(self, connection: socket.socket, selector: selectors.BaseSelector) -> Iterator[ChildEvent]:
+        member = self._members[connection]
+        try:
+            chunk = connection.recv(1 << 20)
+        except OSError:
+            chunk = b""
+        if not chunk:
+            selector.unregister(connection)
+            connection.close()
+            return
+        *lines, rest = chunk.split(b"\n")
+        if lines:
+            lines[0] = b"".join((*member.rest, lines[0]))
+            member.rest = []
+        member.rest.append(rest)
+        for line in lines:
+            try:
+                event = decode_event(line)
+            except ValueError as error:
+                raise ChildDied(str(error)) from error
+            member.take(event)
+            yield event
+
+    def _stuck(self, timeout_s: float, selector: selectors.BaseSelector) -> str:
+        """No step was made in time: where the program stands, as far as it answers."""
+        for connection in list(self._members):
+            _send(connection, "where")
+        until = time.monotonic() + _ANSWER_S
+        place = ""
+        while not place and time.monotonic() < until:
+            for key, _ in selector.select(_POLL_S):
+                if isinstance(key.fileobj, socket.socket) and key.fileobj in self._members:
+                    for event in self._received(key.fileobj, selector):
+                        if isinstance(event, StandsAt):
+                            place = event.place
+        at = f"; it stands at {place}" if place else ""
+        steps = max((member.steps for member in self._members.values()), default=0)
+        which = "no optimizer step" if steps < 1 else f"no optimizer step after number {steps}"
+        if not self._members:
+            which = "torch is not imported"
+        return f"{which} within {timeout_s:g} s{at}; --timeout waits longer"
+
+    def _without_outcome(self, code: int | None) -> Failed:
+        """The command ended and told nothing."""
+        last = f": {self._output.last}" if self._output.last else ""
+        if code == _NOT_FOUND and not self._members:
+            return Failed("workload", f"{self._output.last or f'{self._name}: not found'}; check the command")
+        if code == _NOT_RUNNABLE and not self._members:
+            return Failed("workload", f"{self._output.last}; check the command")
+        how = f"exit code {code}" if code is not None and code < 128 else f"killed by signal {(code or 128) - 128}"
+        if code == 137:
+            how += ", perhaps as host memory was full"
+        if not self._members:
+            return Failed("workload", f"the command ended ({how}) without importing torch{last}")
+        return Failed("workload", f"the command ended ({how}) before its first optimizer step{last}")
+
+    def pause(self) -> None:
+        """Stop after the step that is running."""
+        self._paused = True
+        self._tell("pause")
+
+    def resume(self) -> None:
+        """Go on after a pause."""
+        self._paused = False
+        self._tell("resume")
+
+    def end(self) -> None:
+        """Kill the command and everything it started, if it still runs, and free what it held here."""
+        self._lifeline.close()
+        try:
+            self._process.wait(_EXIT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        for connection in self._members:
+            connection.close()
+        self._listener.close()
+        if self._process.stdout is not None:
+            self._process.stdout.close()
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    def _tell(self, word: str) -> None:
+        for connection in list(self._members):
+            _send(connection, word)
+
+
+@dataclass
+class _Member:
+    """One process of the command."""
+
+    ranks: int = 1
+    steps: int = -1
+    rest: list[bytes] = field(default_factory=list)
+
+    def take(self, event: ChildEvent) -> None:
+        if isinstance(event, Joined):
+            self.ranks = event.ranks
+        else:
+            self.steps = max(self.steps, getattr(event, "step", getattr(event, "steps", -1)))
+
+
+class _Lines:
+    """What the command prints, by lines fit for a terminal; of a line that is written over, its last state."""
+
+    def __init__(self) -> None:
+        self.last = ""
+        self._rest = b""
+
+    def split(self, chunk: bytes) -> Iterator[str]:
+        *lines, self._rest = (self._rest + chunk).split(b"\n")
+        self._rest = self._rest[-(1 << 16) :]
+        for line in lines:
+            yield from self._shown(line)
+
+    def rest(self) -> Iterator[str]:
+        yield from self._shown(self._rest)
+        self._rest = b""
+
+    def _shown(self, line: bytes) -> Iterator[str]:
+        written = [part for part in line.decode(errors="replace").split("\r") if part.strip()]
+        text = _ESCAPES.sub("", written[-1].expandtabs()).rstrip() if written else ""
+        if text:
+            self.last = text
+            yield text
+
+
+def _send(connection: socket.socket, word: str) -> None:
+    with suppress(OSError):
+        connection.sendall(json.dumps(word).encode() + b"\n")
+
+
+def _worst(outcomes: list[TrialDone | TraceDone]) -> TrialDone | TraceDone | None:
+    """Of several ranks the one that decides: out of memory first, else the one that holds most."""
+    if not outcomes:
+        return None
+    return max(
+        outcomes,
+        key=lambda one: (one.outcome == "oom", one.device_used_bytes) if isinstance(one, TrialDone) else (False, 0),
+    )

@@ -1,0 +1,269 @@
+"""What `torch.cuda` answers, for the GPU that is being simulated: the functions of a torch device module.
+
+Code that asks `torch.get_device_module(device)` for memory figures runs unchanged on this device and on a real one.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from contextlib import AbstractContextManager, nullcontext
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from gpumem_tui.simulator.profile import THREADS_PER_BLOCK, WARP_SIZE
+
+if TYPE_CHECKING:
+    from gpumem_tui.simulator.device import SimulatedGpu
+
+_ELAPSED_MS = 1.0
+"""Between any two events: no device time passes, and programs divide by it."""
+
+
+class Stream:
+    """A stream that never has anything left to do."""
+
+    stream_id = cuda_stream = device_index = 0
+    device_type = 1
+
+    def __init__(self, *_: object, **__: object) -> None: ...
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cuda", 0)
+
+    def wait_stream(self, stream: object) -> None: ...
+
+    def wait_event(self, event: object) -> None: ...
+
+    def synchronize(self) -> None: ...
+
+    def query(self) -> bool:
+        return True
+
+    def record_event(self, event: Event | None = None) -> Event:
+        return event or Event()
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Stream)
+
+    def __hash__(self) -> int:
+        return hash(Stream)
+
+
+class Event:
+    """An event that has already happened."""
+
+    def __init__(self, *_: object, **__: object) -> None: ...
+
+    def record(self, stream: object = None) -> None: ...
+
+    def wait(self, stream: object = None) -> None: ...
+
+    def synchronize(self) -> None: ...
+
+    def query(self) -> bool:
+        return True
+
+    def elapsed_time(self, end: object) -> float:
+        return _ELAPSED_MS
+
+
+class Backend:
+    """The device module of the simulated GPU; its functions have the names and parameters of `torch.cuda`'s.
+
+    Attributes:
+        current: the GPU that is being simulated.
+        devices: how many GPUs of its kind this process may count on its machine; only the first one exists.
+    """
+
+    OutOfMemoryError = torch.OutOfMemoryError
+
+    def __init__(self) -> None:
+        self.current: SimulatedGpu | None = None
+        self.devices = 1
+
+    @property
+    def _gpu(self) -> SimulatedGpu:
+        if self.current is None:
+            raise RuntimeError("no simulated GPU is active: wrap the step in simulator.device.simulate()")
+        return self.current
+
+    # What torch itself asks of a backend.
+
+    def init(self) -> None:
+        """There is nothing to initialize."""
+
+    def is_initialized(self) -> bool:
+        return True
+
+    def is_available(self) -> bool:
+        return True
+
+    def _is_in_bad_fork(self) -> bool:
+        return False
+
+    def device_count(self) -> int:
+        return self.devices
+
+    def current_device(self) -> int:
+        return 0
+
+    def get_amp_supported_dtype(self) -> list[torch.dtype]:
+        return [torch.float16, torch.bfloat16]
+
+    def is_bf16_supported(self, including_emulation: bool = True) -> bool:
+        """Since Ampere (NVIDIA A100 white paper); before, PyTorch emulates it."""
+        return including_emulation or self._gpu.gpu.compute_capability >= (8, 0)
+
+    def is_tf32_supported(self) -> bool:
+        return self._gpu.gpu.compute_capability >= (8, 0)
+
+    # Random numbers: no value is ever computed.
+
+    def manual_seed(self, seed: int) -> None: ...
+
+    def manual_seed_all(self, seed: int) -> None: ...
+
+    def seed(self) -> None: ...
+
+    def seed_all(self) -> None: ...
+
+    def initial_seed(self) -> int:
+        return 0
+
+    def get_rng_state(self, device: object = None) -> torch.Tensor:
+        return torch.zeros(16, dtype=torch.uint8)
+
+    def get_rng_state_all(self) -> list[torch.Tensor]:
+        return [self.get_rng_state() for _ in range(self.devices)]
+
+    def set_rng_state(self, state: torch.Tensor, device: object = None) -> None: ...
+
+    def set_rng_state_all(self, states: object) -> None: ...
+
+    # The device and its memory.
+
+    def synchronize(self, device: object = None) -> None:
+        """Every operation has already happened."""
+
+    def get_device_properties(self, device: object = None) -> SimpleNamespace:
+        gpu, profile = self._gpu.gpu, self._gpu.profile
+        major, minor = gpu.compute_capability
+        return SimpleNamespace(
+            name=gpu.title,
+            total_memory=gpu.cuda_total_bytes,
+            major=major,
+            minor=minor,
+            multi_processor_count=profile.multiprocessors,
+            max_threads_per_multi_processor=profile.threads_per_multiprocessor,
+            max_threads_per_block=THREADS_PER_BLOCK,
+            warp_size=WARP_SIZE,
+            is_integrated=0,
+            is_multi_gpu_board=0,
+            gcnArchName="",
+        )
+
+    def get_device_name(self, device: object = None) -> str:
+        return self._gpu.gpu.title
+
+    def get_device_capability(self, device: object = None) -> tuple[int, int]:
+        return self._gpu.gpu.compute_capability
+
+    def get_arch_list(self) -> list[str]:
+        major, minor = self._gpu.gpu.compute_capability
+        return [f"sm_{major}{minor}"]
+
+    def can_device_access_peer(self, device: object, peer_device: object) -> bool:
+        return True
+
+    def mem_get_info(self, device: object = None) -> tuple[int, int]:
+        """(free, total) bytes, as cudaMemGetInfo."""
+        allocator = self._gpu.allocator
+        return allocator.capacity_bytes - allocator.stats.reserved_bytes, self._gpu.gpu.cuda_total_bytes
+
+    get_memory_info = mem_get_info
+
+    def memory_allocated(self, device: object = None) -> int:
+        return self._gpu.allocator.stats.allocated_bytes
+
+    def max_memory_allocated(self, device: object = None) -> int:
+        return self._gpu.allocator.stats.peak_allocated_bytes
+
+    def memory_reserved(self, device: object = None) -> int:
+        return self._gpu.allocator.stats.reserved_bytes
+
+    def max_memory_reserved(self, device: object = None) -> int:
+        return self._gpu.allocator.stats.peak_reserved_bytes
+
+    memory_cached, max_memory_cached = memory_reserved, max_memory_reserved
+
+    def reset_peak_memory_stats(self, device: object = None) -> None:
+        self._gpu.allocator.stats.reset_peaks()
+
+    reset_max_memory_allocated = reset_max_memory_cached = reset_peak_memory_stats
+
+    def reset_accumulated_memory_stats(self, device: object = None) -> None: ...
+
+    def empty_cache(self) -> None:
+        self._gpu.allocator.empty_cache()
+
+    def empty_host_cache(self) -> None: ...
+
+    def memory_stats(self, device: object = None) -> OrderedDict[str, Any]:
+        """The statistics this allocator keeps, under `torch.cuda.memory_stats`' keys."""
+        stats = self._gpu.allocator.stats
+        values: OrderedDict[str, Any] = OrderedDict(
+            num_alloc_retries=stats.num_alloc_retries, num_ooms=stats.num_ooms
+        )
+        for name in ("requested", "allocated", "reserved", "inactive_split"):
+            values[f"{name}_bytes.all.current"] = getattr(stats, f"{name}_bytes")
+            values[f"{name}_bytes.all.peak"] = getattr(stats, f"peak_{name}_bytes")
+        values["active_bytes.all.current"] = values["allocated_bytes.all.current"]
+        values["active_bytes.all.peak"] = values["allocated_bytes.all.peak"]
+        return values
+
+    def memory_summary(self, device: object = None, abbreviated: bool = False) -> str:
+        return "\n".join(f"{name:<36}{value:>20}" for name, value in self.memory_stats().items())
+
+    def memory_snapshot(self, *_: object, **__: object) -> list[dict[str, Any]]:
+        return []
+
+    def set_per_process_memory_fraction(self, fraction: float, device: object = None) -> None: ...
+
+    def utilization(self, device: object = None) -> int:
+        return 0
+
+    memory_usage = temperature = power_draw = clock_rate = utilization
+
+    def ipc_collect(self) -> None: ...
+
+    # Streams: one, on which everything has happened already.
+
+    Stream = Stream
+    ExternalStream = Stream
+    Event = Event
+
+    def current_stream(self, device: object = None) -> Stream:
+        return Stream()
+
+    default_stream = current_stream
+
+    def stream(self, stream: Stream | None) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def set_stream(self, stream: object) -> None: ...
+
+    def set_device(self, device: object) -> None:
+        """Only the first one exists."""
+
+    def device(self, device: object) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    device_of = device

@@ -1,0 +1,106 @@
+"""A user's own training command as the workload. Standard library only: it crosses a process boundary."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+BATCH, ACCUMULATION = "{batch}", "{accumulation}"
+
+_BATCH_FLAG = re.compile(
+    r"-{0,2}(?:[\w.]+[.])?"
+    r"(?:(?:per[_-]device[_-])?(?:train[_-])?(?:micro[_-]?|mini[_-]?)?batch(?:[_-]?size)?(?:[_-]per[_-](?:gpu|device))?|bs|b|bsz)"
+)
+"""Options and Hydra-like overrides that give a batch size, without their value."""
+
+_PROCESSES = re.compile(r"--?(?:nproc[_-]per[_-]node|num[_-]processes)(?:=(?P<value>\w+))?")
+_LAUNCHERS = ("torchrun", "accelerate", "torch.distributed.run", "torch.distributed.launch")
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """Where a command gives its batch size: the word, what it would be with ``{batch}``, and the size it has."""
+
+    given: str
+    proposed: str
+    batch_size: int
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command line that trains: its words, in which ``{batch}`` and ``{accumulation}`` stand for numbers.
+
+    Attributes:
+        words: the program and its arguments; not empty.
+        cwd: the folder it runs in.
+    """
+
+    words: tuple[str, ...]
+    cwd: str
+
+    @classmethod
+    def from_wire(cls, values: Mapping[str, Any]) -> Command:
+        """The inverse of `dataclasses.asdict` after a trip through JSON."""
+        return cls(tuple(values["words"]), values["cwd"])
+
+    @property
+    def text(self) -> str:
+        """The command as it would be typed."""
+        return " ".join(_quoted(word) for word in self.words)
+
+    @property
+    def takes_batch(self) -> bool:
+        """Whether it says where the batch size goes."""
+        return any(BATCH in word for word in self.words)
+
+    @property
+    def takes_accumulation(self) -> bool:
+        """Whether it says where the number of accumulated micro-batches goes."""
+        return any(ACCUMULATION in word for word in self.words)
+
+    def filled(self, batch_size: int, accumulation: int = 1) -> tuple[str, ...]:
+        """The words for one batch size."""
+        return tuple(
+            word.replace(BATCH, str(batch_size)).replace(ACCUMULATION, str(accumulation)) for word in self.words
+        )
+
+    def accumulation(self, batch_size: int, target_batch: int | None, gpus: int) -> int:
+        """Micro-batches that reach the wanted global batch; 1 if none is wanted."""
+        return 1 if target_batch is None else max(1, math.ceil(target_batch / (batch_size * gpus)))
+
+    @property
+    def proposal(self) -> Proposal | None:
+        """The option that seems to give the batch size, if one does."""
+        for index, word in enumerate(self.words[1:], 1):
+            option, equals, value = word.partition("=")
+            if not _BATCH_FLAG.fullmatch(option):
+                continue
+            if equals and value.isdecimal() and int(value):
+                return Proposal(word, f"{option}={BATCH}", int(value))
+            following = self.words[index + 1] if index + 1 < len(self.words) else ""
+            if not equals and option.startswith("-") and following.isdecimal() and int(following):
+                return Proposal(f"{option} {following}", f"{option} {BATCH}", int(following))
+        return None
+
+    @property
+    def processes(self) -> int:
+        """How many training processes its launcher starts on one machine, as far as the line says; else 1."""
+        if not any(os.path.basename(word) in _LAUNCHERS for word in self.words):
+            return 1
+        for index, word in enumerate(self.words):
+            match = _PROCESSES.fullmatch(word)
+            if match is None:
+                continue
+            value = match["value"] or (self.words[index + 1] if index + 1 < len(self.words) else "")
+            return int(value) if value.isdecimal() and int(value) else 1
+        return 1
+
+
+def _quoted(word: str) -> str:
+    """Quoted for a shell, with the placeholders readable."""
+    return word if re.fullmatch(r"[\w@%+=:,./{}-]+", word) else shlex.quote(word)
