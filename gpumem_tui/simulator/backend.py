@@ -42,6 +42,9 @@ class Stream:
     def query(self) -> bool:
         return True
 
+    def is_capturing(self) -> bool:
+        return False
+
     def record_event(self, event: Event | None = None) -> Event:
         return event or Event()
 

@@ -1,0 +1,80 @@
+"""Runs the real program on commands of users: scripts written into a folder, followed on the simulated GPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+TIMEOUT_S = 300
+
+
+@dataclass(frozen=True)
+class Finished:
+    """How the program ended."""
+
+    code: int
+    stdout: str
+    stderr: str
+
+    @property
+    def json(self) -> dict[str, Any]:
+        """The one object on stdout."""
+        assert self.code == 0, self.stderr[-2000:]
+        body: dict[str, Any] = json.loads(self.stdout)
+        return body
+
+    @property
+    def lines(self) -> list[dict[str, Any]]:
+        """The JSON lines on stdout."""
+        return [json.loads(line) for line in self.stdout.splitlines()]
+
+    @property
+    def complaint(self) -> str:
+        """The last line on stderr: what a user is told went wrong."""
+        return self.stderr.splitlines()[-1] if self.stderr else ""
+
+
+@dataclass(frozen=True)
+class Project:
+    """A user's folder with scripts in it."""
+
+    folder: Path
+
+    def write(self, name: str, text: str) -> Path:
+        """Put a file into it."""
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(textwrap.dedent(text))
+        return path
+
+    def run(self, *arguments: str, environment: Mapping[str, str] | None = None) -> Finished:
+        """`gpumem-tui` with these arguments, in this folder."""
+        done = subprocess.run(
+            [sys.executable, "-m", "gpumem_tui", *arguments],
+            cwd=self.folder,
+            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), **(environment or {})},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+        )
+        return Finished(done.returncode, done.stdout, done.stderr)
+
+    def predict(self, *words: str, gpu: str = "a100-80gb", options: tuple[str, ...] = ()) -> Finished:
+        """`gpumem-tui predict --json` on a command; `python` stands for this interpreter."""
+        return self.run("predict", "--json", "--gpu", f"sim:{gpu}", *options, "--", *_with_this_python(words))
+
+    def search(self, *words: str, gpu: str = "a100-80gb", options: tuple[str, ...] = ()) -> Finished:
+        """`gpumem-tui search --json` on a command; `python` stands for this interpreter."""
+        return self.run("search", "--json", "--gpu", f"sim:{gpu}", *options, "--", *_with_this_python(words))
+
+
+def _with_this_python(words: tuple[str, ...]) -> list[str]:
+    return [sys.executable if word == "python" else word for word in words]

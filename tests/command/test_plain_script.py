@@ -1,0 +1,54 @@
+"""A script as people write it: no change to it, no GPU, and every byte in its bucket."""
+
+from __future__ import annotations
+
+from tests.command.running import Project
+
+SCRIPT = """
+    import argparse
+    import torch
+    from torch import nn
+
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--batch-size", type=int, default=8)
+    arguments = parser.parse_args()
+    assert torch.cuda.is_available()
+    device = torch.device("cuda")
+    model = nn.Sequential(nn.Linear(1024, 4096), nn.GELU(), nn.Linear(4096, 1024)).to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    for step in range(1000):
+        images, wanted = (torch.randn(arguments.batch_size, 1024).to(device) for _ in range(2))
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            loss = nn.functional.mse_loss(model(images), wanted)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        print(f"step {step}: loss {loss.item():.3f} on {loss.device}")
+"""
+PARAMETERS = 4 * (2 * 1024 * 4096 + 4096 + 1024)
+
+
+def test_every_bucket_of_a_plain_script(project: Project) -> None:
+    project.write("train.py", SCRIPT)
+    done = project.predict("python", "train.py", "--batch-size", "256", options=("--by", "source"))
+    traced = done.json["traced"]
+    buckets = traced["buckets"]
+    assert buckets["parameters"] == PARAMETERS
+    assert buckets["optimizer"] == 2 * PARAMETERS
+    assert buckets["batch_data"] == 2 * 256 * 1024 * 4
+    assert buckets["activations"] > 0
+    assert sum(buckets.values()) == traced["peak_allocated_bytes"]
+    assert any(held["source"].startswith("train.py:") for held in traced["composition"])
+    assert done.json["workload"]["batch_size"] == 256
+    assert "| step 0: loss 0.000 on cuda:0" in done.stderr
+
+
+def test_the_largest_batch_is_run_and_the_next_one_too(project: Project) -> None:
+    project.write("train.py", SCRIPT)
+    done = project.search("python", "train.py", "--batch-size={batch}", options=("--limit", "1GiB", "--quiet"))
+    assert done.code == 0
+    assert done.stderr == ""
+    *trials, result = done.lines
+    assert result["verified"]
+    assert result["max_batch_size"] == result["traced"]["max_batch_size"] == trials[0]["batch_size"]
+    assert [trial["outcome"] for trial in trials] == ["fit", "oom"]
