@@ -106,8 +106,12 @@ class WorkloadOptions:
             option = next(iter(self.changes.given())).replace("_", "-")
             raise OptionError(f"--{option}: a command builds its own model; change it there")
         recipe = Recipe(gpus=self.gpus)
-        if replace(recipe, gpus=1) != Recipe(self.precision, self.optimizer, self.recompute, self.attention, self.sharding):
-            raise OptionError("-- COMMAND: it decides precision, optimizer and the rest itself; leave those options out")
+        if replace(recipe, gpus=1) != Recipe(
+            self.precision, self.optimizer, self.recompute, self.attention, self.sharding
+        ):
+            raise OptionError(
+                "-- COMMAND: it decides precision, optimizer and the rest itself; leave those options out"
+            )
         command = Command(self.command, os.getcwd())
         return WorkloadSpec(replace(recipe, gpus=max(self.gpus, command.processes)), command=command)
 

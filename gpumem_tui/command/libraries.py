@@ -19,7 +19,9 @@ def follow_libraries(program: Program, gpu: SimulatedGpu) -> None:
     _stay_eager(program)
     _write_no_checkpoint(program)
     after_import("triton.runtime.jit", lambda module: _launch_nothing(program, module.JITFunction))
-    after_import("triton.runtime.autotuner", lambda module: _launch_nothing(program, module.Autotuner, module.Heuristics))
+    after_import(
+        "triton.runtime.autotuner", lambda module: _launch_nothing(program, module.Autotuner, module.Heuristics)
+    )
 
 
 def _stay_eager(program: Program) -> None:

@@ -8,7 +8,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -20,9 +20,8 @@ from gpumem_tui.step import Phase
 from gpumem_tui.workload.base import local
 from gpumem_tui.workload.run import MemorySample, Recorder, state_of, tensors_in
 
+T = TypeVar("T")
 _BETWEEN_SAMPLES_S = 0.05
-_MOST_ROUNDS = 10
-"""Optimizers that step less often than the first one are waited for this many times the wanted steps."""
 
 
 class Program:
@@ -59,8 +58,10 @@ class Program:
         self._phase = Phase.BUILD
         self._depth = 0
         self._roots: weakref.WeakSet[nn.Module] = weakref.WeakSet()
-        self._stepped: dict[int, int] = {}
         self._first: int | None = None
+        self._round: set[int] = set()
+        self._missing: set[int] = set()
+        self._trained: set[int] = set()
         self._known: dict[Bucket, int] = {}
         self._notes: dict[str, None] = {}
         self._next_sample = 0.0
@@ -106,13 +107,19 @@ class Program:
 
     def _enter_module(self, module: nn.Module, *_: Any) -> None:
         self._depth += 1
-        if self._depth == 1 and self._is_followed and not _in_backward():
-            if module not in self._roots:
-                self._roots.add(module)
-                self._recorder.name_modules(module)
-                self._tag_module(module)
-            if self._phase is not Phase.FORWARD:
-                self._enter(Phase.FORWARD)
+        if self._depth == 1:
+            self.called(module)
+
+    def called(self, module: nn.Module) -> None:
+        """A module is called by no other one."""
+        if not self._is_followed or _in_backward():
+            return
+        if module not in self._roots:
+            self._roots.add(module)
+            self._recorder.name_modules(module)
+            self._tag_module(module)
+        if self._phase is not Phase.FORWARD:
+            self._enter(Phase.FORWARD)
 
     def _leave_module(self, *_: Any) -> None:
         self._depth = max(0, self._depth - 1)
@@ -120,9 +127,12 @@ class Program:
     def _enter_optimizer(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         if not self._is_followed:
             return
+        if id(optimizer) == self._first and self.steps >= self._wanted:
+            self._finish()
         for module in self._roots:
             self._tag_module(module)
-        parameters = [p for group in optimizer.param_groups for p in tensors_in(group["params"])]
+        parameters = _parameters(optimizer)
+        self._trained.update(map(id, parameters))
         self._tag(Bucket.PARAMETERS, parameters)
         gradients = [p.grad for p in parameters if p.grad is not None]
         self._tag(Bucket.GRADIENTS, gradients)
@@ -135,35 +145,40 @@ class Program:
         self._tag(Bucket.OPTIMIZER, state_of(optimizer))
         if self._first is None:
             self._first = id(optimizer)
-        made = self._stepped[id(optimizer)] = self._stepped.get(id(optimizer), 0) + 1
         if id(optimizer) == self._first:
-            self.steps = made
+            self.steps += 1
             now = time.perf_counter()
             self.step_seconds.append(now - self._step_began)
             self._step_began = now
-        if self._is_complete():
-            self._sample(Phase.BATCH, now=True)
-            self._done()
-            return
-        if not _in_backward():
+            self._missing, self._round = self._round, set()
+        else:
+            self._round.add(id(optimizer))
+            self._missing.discard(id(optimizer))
+        if self.steps >= self._wanted and not self._missing:
+            self._finish()
+        elif not _in_backward():
             self._may_run.wait()
             gc.collect()
             self._enter(Phase.BATCH)
 
-    def _is_complete(self) -> bool:
-        """The first optimizer made its steps, and the others their part: those of one round step in turn."""
-        if self.steps < self._wanted:
-            return False
-        rounds = [made for optimizer, made in self._stepped.items() if optimizer != self._first]
-        return all(made >= min(self._wanted, made) for made in rounds)
+    def _finish(self) -> None:
+        """All steps were made: those, too, of optimizers that step in turn with the first one."""
+        self._sample(Phase.BATCH, now=True)
+        self._done()
 
     # What is known of its memory
 
     def name_what_lives(self) -> None:
         """Name the models and gradients there are now: those, too, that no optimizer trains and nobody has called."""
-        for module in _modules():
+        things = gc.get_objects()
+        for module in _outermost(things):
             self._tag_module(module)
             self._tag(Bucket.GRADIENTS, (p.grad for p in module.parameters() if p.grad is not None))
+        for optimizer in _of(torch.optim.Optimizer, things):
+            parameters = _parameters(optimizer)
+            if parameters and self._trained.isdisjoint(map(id, parameters)):
+                kind, made = type(optimizer).__name__, self.steps
+                self.note(f"an optimizer ({kind}) has not stepped within {made} steps of another: --steps runs more")
 
     def peaks(self) -> tuple[int, int]:
         """The highest (allocated, reserved) bytes, whenever the program has reset its own figures."""
@@ -194,8 +209,7 @@ class Program:
     def _enter(self, phase: Phase) -> None:
         self._sample(phase)
         self._phase = phase
-        step = self.steps if phase is Phase.OPTIMIZER and self.steps and self._depth else self.steps + 1
-        self._recorder.mark(step, phase)
+        self._recorder.mark(self.steps + 1, phase)
 
     def _sample(self, phase: Phase, *, now: bool = False) -> None:
         moment = time.monotonic()
@@ -210,10 +224,17 @@ def _in_backward() -> bool:
     return torch._C._current_graph_task_id() != -1
 
 
-def _modules() -> list[nn.Module]:
-    """Every module there is that no other one holds."""
-    found = [thing for thing in gc.get_objects() if issubclass(type(thing), nn.Module)]  # isinstance runs their code
+def _of(kind: type[T], things: Iterable[object]) -> list[T]:
+    """Those of one kind. By their type: `isinstance` would run code of lazy objects."""
+    return [thing for thing in things if issubclass(type(thing), kind)]  # type: ignore[misc]
+
+
+def _outermost(things: Iterable[object]) -> list[nn.Module]:
+    """Every module among them that no other one holds."""
+    found = _of(nn.Module, things)
     held = {id(child) for module in found for child in module._modules.values()}
     return [module for module in found if id(module) not in held]
 
 
+def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in tensors_in(group["params"])]

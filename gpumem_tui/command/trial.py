@@ -14,8 +14,18 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from gpumem_tui.command.program import Program
-from gpumem_tui.search.events import ChildEvent, Failed, Ready, Request, Sample, TraceDone, TraceRequest, TrialDone
-from gpumem_tui.search.events import TrialRequest, decode_request
+from gpumem_tui.search.events import (
+    ChildEvent,
+    Failed,
+    Ready,
+    Request,
+    Sample,
+    TraceDone,
+    TraceRequest,
+    TrialDone,
+    TrialRequest,
+    decode_request,
+)
 from gpumem_tui.simulator.profile import Profile, profile_for
 
 if TYPE_CHECKING:
@@ -33,7 +43,9 @@ def take_part(link: Link) -> None:
     version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
     if simulated and version < _OLDEST_SIMULATED:
         oldest = ".".join(map(str, _OLDEST_SIMULATED))
-        said = f"torch {torch.__version__} of {sys.executable} is too old to simulate a GPU: {oldest} or newer is needed"
+        said = (
+            f"torch {torch.__version__} of {sys.executable} is too old to simulate a GPU: {oldest} or newer is needed"
+        )
         link.conclude(Failed("torch", said))
         os._exit(1)
     profile = profile_for(torch.__version__, request.gpu)
@@ -123,6 +135,7 @@ class _Simulated(_Trial):
         from gpumem_tui.command.libraries import follow_libraries
         from gpumem_tui.simulator.cuda import presented_as_cuda
         from gpumem_tui.simulator.device import SimulatedGpu, simulate
+        from gpumem_tui.simulator.repeats import Repeats
 
         limit_bytes = self.request.limit_bytes if isinstance(self.request, TrialRequest) else None
         self.gpu = SimulatedGpu(
@@ -136,6 +149,7 @@ class _Simulated(_Trial):
         atexit.register(_quietly(stack.close))
         follow_launchers(ranks(gpus))
         self.follow(self.gpu, torch.cuda)
+        stack.enter_context(Repeats(self.gpu, self.program.called).watching())
         follow_libraries(self.program, self.gpu)
 
     def outcome(self) -> ChildEvent:
@@ -184,7 +198,8 @@ class _Real(_Trial):
             self._cap(device)
             self.recorder = CudaRecorder(device)
             self.follow(self.recorder, torch.cuda)
-            torch._C._cuda_attach_out_of_memory_observer(self._out_of_memory)
+            internals: Any = torch._C
+            internals._cuda_attach_out_of_memory_observer(self._out_of_memory)
 
         cuda._lazy_call(initialized)
 

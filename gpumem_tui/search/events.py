@@ -259,9 +259,10 @@ class WireError(ValueError):
 
 def encode(message: Request | ChildEvent) -> bytes:
     """One JSON line."""
-    body = asdict(message)
     if isinstance(message, (TrialRequest, TraceRequest)):
-        body["action"] = "trial" if isinstance(message, TrialRequest) else "trace"
+        body = {**asdict(message), "action": "trial" if isinstance(message, TrialRequest) else "trace"}
+    else:
+        body = vars(message)  # of plain values only: a trace has hundreds of thousands
     return json.dumps({"schema": SCHEMA, **body}, separators=(",", ":")).encode() + b"\n"
 
 

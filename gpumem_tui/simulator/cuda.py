@@ -1,8 +1,8 @@
 """Presents the simulated GPU as CUDA: whatever a program asks of ``cuda`` gets the answer of that GPU.
 
-Programs name their device ("cuda", `torch.cuda`, `tensor.is_cuda`), so the simulated one must bear CUDA's name for them.
-For torch's C++ core it remains a device type of its own (see `device`); the two names are exchanged where Python code
-passes devices in and reads them back.
+Programs name their device ("cuda", `torch.cuda`, `tensor.is_cuda`), so the simulated one must bear CUDA's name for
+them. For torch's C++ core it remains a device type of its own (see `device`); the two names are exchanged where Python
+code passes devices in and reads them back.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 from torch.utils import _device as default_devices
 
-from gpumem_tui.simulator.backend import Backend, Event, Stream
+from gpumem_tui.simulator.backend import Backend, SimulatedEvent, SimulatedStream
 from gpumem_tui.simulator.device import DEVICE_TYPE, SimulatedGpu, backend
 
 _CUDA_VERSION = "12.8"
@@ -127,7 +127,8 @@ def _type(tensor: torch.Tensor, dtype: Any = None, *args: Any, **kwargs: Any) ->
     if dtype is None and _is_here(tensor):
         suffix = next((suffix for suffix, kind in _SUFFIXED_TYPES.items() if kind is tensor.dtype), "Tensor")
         return f"torch.cuda.{suffix}"
-    return tensor.type(dtype, *args, **kwargs) if dtype is not None else tensor.type()
+    found: Any = tensor.type(dtype, *args, **kwargs) if dtype is not None else tensor.type()
+    return found
 
 
 _SPECIAL: dict[Any, Callable[..., Any]] = {
@@ -135,7 +136,7 @@ _SPECIAL: dict[Any, Callable[..., Any]] = {
     torch.Tensor.to: _to,
     torch.Tensor.cuda: _cuda,
     torch.Tensor.type: _type,
-    torch.Tensor.is_cuda.__get__: _is_here,
+    _BASE.is_cuda.__get__: _is_here,
     torch.Tensor.device.__get__: lambda tensor: presented(_BASE.device.__get__(tensor)),
     torch.Tensor.is_pinned: lambda tensor, device=None: False,
     torch.Tensor.__repr__: lambda tensor, **_: _repr(tensor),
@@ -145,7 +146,7 @@ _SPECIAL: dict[Any, Callable[..., Any]] = {
 def _repr(tensor: torch.Tensor) -> str:
     if not _is_here(tensor):
         with torch._C.DisableTorchFunction():
-            return torch._tensor_str._str(tensor)
+            return str(torch._tensor_str._str(tensor))
     shape = "" if tensor.dim() == 0 else f", size={tuple(tensor.shape)}"
     return f"tensor({0 if tensor.dim() == 0 else '...'}, device='cuda:0'{shape}, dtype={tensor.dtype})"
 
@@ -171,14 +172,14 @@ class _Generator(torch.Generator):
 
     def __new__(cls, device: Any = "cpu") -> _Generator:
         on_gpu = simulated(device) is not device
-        made = super().__new__(cls, device="cpu" if on_gpu else device)
+        made = super().__new__(cls, device="cpu" if on_gpu else device)  # type: ignore[call-arg]
         made.on_gpu = on_gpu
         return made
 
     on_gpu: bool
 
     @property
-    def device(self) -> torch.device:
+    def device(self) -> torch.device:  # type: ignore[override]
         return _CUDA if self.on_gpu else torch.device("cpu")
 
 
@@ -260,8 +261,8 @@ def _answer_for_accelerator(replacements: _Replacements, backend: Backend) -> No
         answer = renamed.get(name) or getattr(backend, name, None)
         if answer is not None and not name.startswith("_") and not isinstance(vars(accelerator).get(name), ModuleType):
             replacements.set(accelerator, name, answer)
-    replacements.set(torch, "Stream", Stream)
-    replacements.set(torch, "Event", Event)
+    replacements.set(torch, "Stream", SimulatedStream)
+    replacements.set(torch, "Event", SimulatedEvent)
 
 
 def _do_nothing(replacements: _Replacements, owner: Any, *names: str) -> None:
@@ -272,9 +273,8 @@ def _do_nothing(replacements: _Replacements, owner: Any, *names: str) -> None:
 
 def _follow_devices_in_python(replacements: _Replacements, gpu: SimulatedGpu) -> None:
     """Where Python or C++ reads a device before `_CudaNames` sees it."""
-    real = FakeTensor.device
-    assert isinstance(real, property)
-    read: Any = real.fget
+    real: Any = vars(FakeTensor)["device"]
+    read = real.fget
 
     def device(tensor: FakeTensor) -> torch.device:
         found = read(tensor)
@@ -304,7 +304,9 @@ def _follow_devices_in_python(replacements: _Replacements, gpu: SimulatedGpu) ->
     replacements.set(nn.Module, "cuda", lambda module, device=None: module.to("cuda" if device is None else device))
 
 
-def _apply_keeping_parameters(module: nn.Module, move: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
+def _apply_keeping_parameters(
+    module: nn.Module, move: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True
+) -> Any:
     """`Module._apply` whose parameters stay the same objects, as they do when they go from the CPU to CUDA.
 
     Torch would replace them, since a tensor without data cannot take the place of one with data.
@@ -361,7 +363,7 @@ def _follow_autocast(replacements: _Replacements) -> None:
         replacements.set(torch, name, asked)
     replacements.set(torch, "get_autocast_gpu_dtype", lambda: torch.get_autocast_dtype("cuda"))
     replacements.set(torch, "set_autocast_gpu_dtype", lambda dtype: torch.set_autocast_dtype("cuda", dtype))
-    replacements.wrap(torch.amp.autocast_mode, "is_autocast_available", lambda ask, device_type: ask(named(device_type)))
+    replacements.wrap(
+        torch.amp.autocast_mode, "is_autocast_available", lambda ask, device_type: ask(named(device_type))
+    )
     replacements.set(torch.amp, "is_autocast_available", torch.amp.autocast_mode.is_autocast_available)
-
-

@@ -37,6 +37,11 @@ class Untraceable(RuntimeError):
     """The step does something that cannot be followed without values; one line naming the operator."""
 
 
+_fake_dispatch: Any = FakeTensorMode.__torch_dispatch__
+_fake_dispatch = getattr(_fake_dispatch, "__wrapped__", _fake_dispatch)
+"""Without the wrapper that keeps torch.compile out of it, which costs each operator more than remembered answers do."""
+
+
 class _StorageRef(weakref.ref[torch.UntypedStorage]):
     """A live storage and what was allocated for it."""
 
@@ -68,6 +73,11 @@ class DeviceMode(FakeTensorMode):
         self._has_workspace = {False: False, True: False}
         self._answers = Answers(self, device_type)
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing is compiled here, and the wrapper that would skip it takes its time."""
+        return False
+
     @property
     def avoid_device_init(self) -> bool:
         """There is no device to initialize."""
@@ -90,7 +100,7 @@ class DeviceMode(FakeTensorMode):
         if func is torch.ops.aten.copy_.default and not isinstance(args[0], FakeTensor):
             return args[0].zero_()
         if self._depth:
-            return super().__torch_dispatch__(func, types, args, kwargs)
+            return _fake_dispatch(self, func, types, args, kwargs)
         if func is _TO_COPY and _is_to_host(args[0], kwargs):
             return torch.zeros(args[0].shape, dtype=kwargs.get("dtype") or args[0].dtype)
         if kwargs.get("generator") is not None:
@@ -114,7 +124,7 @@ class DeviceMode(FakeTensorMode):
         """What the operator makes of fake tensors."""
         self._depth = 1
         try:
-            return super().__torch_dispatch__(func, types, args, kwargs)
+            return _fake_dispatch(self, func, types, args, kwargs)
         except Exception as error:
             failure = self._in_words(func, error)
             if _in_backward():
@@ -151,6 +161,45 @@ class DeviceMode(FakeTensorMode):
             return None
         ref = self._live.get(tensor.untyped_storage()._cdata)
         return ref.number if ref is not None else None
+
+    def new_storage(self, size_bytes: int, source: int) -> torch.UntypedStorage:
+        """A storage on the device, recorded as the allocation `source` once more."""
+        storage = torch.UntypedStorage(size_bytes, device="meta")
+        number, block = self.allocate_again(source)
+        self._hold(storage, number, block)
+        return storage
+
+    def allocate_again(self, source: int) -> tuple[int, Block | None]:
+        """An allocation as number `source` was: its number and block (see `_allocate`)."""
+        recorder = self._gpu.recorder
+        block = self._take(recorder.size_bytes(source))
+        return (0, None) if self._full is not None else (recorder.allocate_again(source), block)
+
+    def free(self, number: int, block: Block | None) -> None:
+        """Release an allocation that no storage stands for."""
+        if block is not None:
+            self._gpu.allocator.free(block)
+        if number:
+            self._gpu.recorder.release(number)
+
+    def view_of(
+        self,
+        storage: torch.UntypedStorage,
+        dtype: torch.dtype,
+        shape: tuple[int, ...],
+        stride: tuple[int, ...],
+        offset: int,
+    ) -> torch.Tensor:
+        """A tensor on the device in a storage of it."""
+        elem = torch.empty(0, dtype=dtype, device="meta")
+        elem.set_(storage, offset, shape, stride)
+        return FakeTensor(self, elem, torch.device(self._device_type, 0))
+
+    def release(self, tensor: torch.Tensor) -> None:
+        """Count a tensor's storage as released, though something still holds it."""
+        ref = self._live.get(tensor.untyped_storage()._cdata)
+        if ref is not None:
+            self._release(ref)
 
     def resized(self, storage: torch.UntypedStorage) -> None:
         """Follow `storage.resize_`, with which FSDP takes and gives back its buffers."""
@@ -211,31 +260,40 @@ class DeviceMode(FakeTensorMode):
         number, block = self._allocate(size_bytes)
         if known is not None:
             self._release(known)
+        self._hold(storage, number, block)
+
+    def _hold(self, storage: torch.UntypedStorage, number: int, block: Block | None) -> None:
+        """Release the allocation when the storage is gone."""
         if block is None:
             return
         ref = _StorageRef(storage, self._release)
-        ref.key, ref.number, ref.block, ref.size_bytes = key, number, block, size_bytes
-        self._live[key] = ref
+        ref.key, ref.number, ref.block, ref.size_bytes = storage._cdata, number, block, storage.nbytes()
+        self._live[ref.key] = ref
 
     def _allocate(self, size: Buffer, operator: str = "", bucket: Bucket | None = None) -> tuple[int, Block | None]:
         """The number and the block of a new allocation.
 
         No block for no bytes, and neither number nor block once the device was found full in backward.
         """
+        block = self._take(_size_bytes(size))
         if self._full is not None:
             return 0, None
-        size_bytes = _size_bytes(size)
+        recomputed = _in_backward() and torch.is_grad_enabled()
+        site = self._gpu.sites.site(operator or self._operator)
+        return self._gpu.recorder.allocate(size, recomputed, site, bucket), block
+
+    def _take(self, size_bytes: int) -> Block | None:
+        """A block of the allocator's; None for no bytes, and once the device was found full in backward."""
+        if not size_bytes or self._full is not None:
+            return None
         try:
-            block = self._gpu.allocator.malloc(size_bytes) if size_bytes else None
+            return self._gpu.allocator.malloc(size_bytes)
         except OutOfMemory as error:
             self._gpu.recorder.cut()
             self._full = error
             if not _in_backward():
                 self.raise_if_full()
-            return 0, None
-        recomputed = _in_backward() and torch.is_grad_enabled()
-        site = self._gpu.sites.site(operator or self._operator)
-        return self._gpu.recorder.allocate(size, recomputed, site, bucket), block
+            return None
 
     def _release(self, ref: _StorageRef) -> None:
         if self._live.get(ref.key) is ref:
@@ -252,10 +310,7 @@ class DeviceMode(FakeTensorMode):
             buffers = [size for buffer in buffers if (size := _size_bytes(buffer))]
         taken = [self._allocate(buffer, bucket=Bucket.TEMPORARY) for buffer in buffers]
         for number, block in taken:
-            if block is not None:
-                self._gpu.allocator.free(block)
-            if number:
-                self._gpu.recorder.release(number)
+            self.free(number, block)
 
     def _take_workspace(self) -> None:
         """The first matrix product of the forward and of the autograd thread makes that thread's workspace."""
@@ -265,7 +320,7 @@ class DeviceMode(FakeTensorMode):
             self._allocate(self._gpu.profile.cublas_workspace_bytes, "cuBLAS workspace", Bucket.TEMPORARY)
 
 
-def _is_to_host(tensor: torch.Tensor, kwargs: Mapping[str, Any]) -> bool:
+def _is_to_host(tensor: FakeTensor, kwargs: Mapping[str, Any]) -> bool:
     """Whether a copy brings a tensor of the device to the host, where tensors have values."""
     device = kwargs.get("device")
     return device is not None and device.type == "cpu" and tensor.fake_device.type != "cpu"
