@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable
@@ -34,7 +33,7 @@ class Program:
         memory: the device module, as `torch.cuda`.
         steps: after so many steps `done` is called, within the last one's hook.
         report: called with the memory as phases begin, a few times a second.
-        may_run: waited for at the end of each step.
+        wait: called at the end of each step; may hold the program up.
     """
 
     def __init__(
@@ -44,7 +43,7 @@ class Program:
         steps: int,
         report: Callable[[MemorySample], None],
         done: Callable[[], None],
-        may_run: threading.Event,
+        wait: Callable[[], None],
     ) -> None:
         self.memory = memory
         self.steps = 0
@@ -53,7 +52,7 @@ class Program:
         self._wanted = steps
         self._report = report
         self._done = done
-        self._may_run = may_run
+        self._wait = wait
         self._pid = os.getpid()
         self._phase = Phase.BUILD
         self._depth = 0
@@ -157,7 +156,7 @@ class Program:
         if self.steps >= self._wanted and not self._missing:
             self._finish()
         elif not _in_backward():
-            self._may_run.wait()
+            self._wait()
             gc.collect()
             self._enter(Phase.BATCH)
 

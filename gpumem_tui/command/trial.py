@@ -73,7 +73,9 @@ class _Trial:
 
     def follow(self, recorder: Any, memory: Any) -> None:
         """Follow the program from now on."""
-        self.program = Program(recorder, memory, self.request.steps, self.sampled, self.done, self.link.may_run)
+        self.program = Program(
+            recorder, memory, self.request.steps, self.sampled, self.done, self.link.wait_while_paused
+        )
         self.program.start()
         self.link.steps = lambda: self.program.steps
         self.link.on_end = self._ended_early
