@@ -196,7 +196,7 @@ class _Real(_Trial):
 
         def initialized() -> None:
             """CUDA has just been initialized, by the program: launchers and data loaders never do."""
-            device = torch.device("cuda", torch.cuda.current_device())
+            device = torch.device("cuda", int(os.environ.get("LOCAL_RANK") or 0) % torch.cuda.device_count())
             self._cap(device)
             self.recorder = CudaRecorder(device)
             self.follow(self.recorder, torch.cuda)
