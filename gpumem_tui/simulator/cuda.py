@@ -7,6 +7,7 @@ passes devices in and reads them back.
 
 from __future__ import annotations
 
+import copyreg
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -28,6 +29,7 @@ _CUDNN_VERSION = 91002
 
 _CUDA = torch.device("cuda", 0)
 _BASE: Any = torch._C.TensorBase
+_PLAIN = (torch.Tensor, nn.Parameter, FakeTensor)
 _SUFFIXED_TYPES = {
     "FloatTensor": torch.float32, "DoubleTensor": torch.float64, "HalfTensor": torch.float16,
     "BFloat16Tensor": torch.bfloat16, "LongTensor": torch.int64, "IntTensor": torch.int32, "ShortTensor": torch.int16,
@@ -119,6 +121,15 @@ def _cuda(tensor: torch.Tensor, device: Any = None, non_blocking: bool = False, 
     return tensor.to(_by_number("cuda" if device is None else device), non_blocking=non_blocking, **kwargs)
 
 
+def _set_data(tensor: torch.Tensor, data: torch.Tensor) -> None:
+    """``tensor.data = other``, which torch refuses between the host and the simulated device."""
+    are_alike = isinstance(tensor, FakeTensor) == isinstance(data, FakeTensor) and _is_here(tensor) == _is_here(data)
+    if are_alike or type(tensor) not in _PLAIN:
+        _BASE.data.__set__(tensor, data)
+    else:
+        _become(tensor, data)
+
+
 def _type(tensor: torch.Tensor, dtype: Any = None, *args: Any, **kwargs: Any) -> Any:
     """``tensor.type(torch.cuda.FloatTensor)``, and the name of a tensor's type."""
     name = getattr(dtype, "__name__", dtype) if not isinstance(dtype, torch.dtype) else None
@@ -134,6 +145,7 @@ _SPECIAL: dict[Any, Callable[..., Any]] = {
     torch.device: torch.device,
     torch.Tensor.to: _to,
     torch.Tensor.cuda: _cuda,
+    torch.Tensor.data.__set__: _set_data,
     torch.Tensor.type: _type,
     torch.Tensor.is_cuda.__get__: _is_here,
     torch.Tensor.device.__get__: lambda tensor: presented(_BASE.device.__get__(tensor)),
@@ -328,13 +340,20 @@ def _apply_keeping_parameters(module: nn.Module, move: Callable[[torch.Tensor], 
     return module
 
 
-def _become(parameter: nn.Parameter, moved: torch.Tensor) -> None:
-    """Give a parameter another tensor's content, as `torch.utils.swap_tensors` does for those nobody refers to."""
-    made = nn.Parameter(moved, parameter.requires_grad)
+def _become(parameter: torch.Tensor, moved: torch.Tensor) -> None:
+    """Give a tensor another one's content, as `torch.utils.swap_tensors` does for those nobody refers to."""
+    is_parameter = isinstance(parameter, nn.Parameter)
+    made = nn.Parameter(moved, parameter.requires_grad) if is_parameter else moved.detach()
+    if not is_parameter:
+        made.requires_grad_(parameter.requires_grad)
     made.__dict__.update({name: value for name, value in vars(parameter).items() if name not in vars(made)})
     parameter.grad = None
     parameter.__class__, made.__class__ = made.__class__, parameter.__class__
     parameter.__dict__, made.__dict__ = made.__dict__, parameter.__dict__
+    for slot in set(copyreg._slotnames(type(parameter))):  # type: ignore[attr-defined]
+        here, there = getattr(parameter, slot), getattr(made, slot)
+        setattr(parameter, slot, there)
+        setattr(made, slot, here)
     torch._C._swap_tensor_impl(parameter, made)
 
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch._higher_order_ops.utils import registered_hop_fake_fns
+from torch._ops import HigherOrderOperator
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -30,6 +33,7 @@ if TYPE_CHECKING:
 _DEVICE: Any = torch.ops.prim.device.default
 _TO_COPY: Any = torch.ops.aten._to_copy.default
 _COPY: Any = torch.ops.aten.copy_.default
+_NO_DISPATCH: Any = torch._C._disabled_torch_dispatch_impl
 _COPIES = (_TO_COPY, _COPY)
 
 
@@ -65,8 +69,11 @@ class DeviceMode(FakeTensorMode):
         self._full: OutOfMemory | None = None
         self._operator = ""
         self.assumed: Counter[str] = Counter()
+        self._keeps_host_values = False
         self._has_workspace = {False: False, True: False}
         self._answers = Answers(self, device_type)
+
+    supports_higher_order_operators = True
 
     @property
     def avoid_device_init(self) -> bool:
@@ -77,6 +84,13 @@ class DeviceMode(FakeTensorMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if isinstance(func, HigherOrderOperator):
+            return self._run_higher_order(func, args, kwargs)
+        if any(not issubclass(kind, FakeTensor) and kind.__torch_dispatch__ is not _NO_DISPATCH for kind in types):
+            return NotImplemented  # a kind of its own, as DTensor: what it does with the tensors in it comes here again
+        device = kwargs.get("device")
+        if device is not None and device.type == "cuda":  # asked for by torch itself, where nothing renames it
+            kwargs = {**kwargs, "device": torch.device(self._device_type, 0)}
         if not self._concerns_device(types, kwargs):
             if func in host.FACTORIES and not self._depth and host.ends_on_device(args):
                 return self._work_out(func, types, args, kwargs)
@@ -88,7 +102,7 @@ class DeviceMode(FakeTensorMode):
         if func is torch.ops.aten._local_scalar_dense.default:
             return _placeholder(args[0].dtype)
         if func is torch.ops.aten.copy_.default and not isinstance(args[0], FakeTensor):
-            return args[0].zero_()
+            return args[0] if self._keeps_host_values else args[0].zero_()
         if self._depth:
             return super().__torch_dispatch__(func, types, args, kwargs)
         if func is _TO_COPY and _is_to_host(args[0], kwargs):
@@ -110,6 +124,16 @@ class DeviceMode(FakeTensorMode):
         self._use_scratch(func, args)
         return result
 
+    def _run_higher_order(self, func: HigherOrderOperator, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """An operator that calls others, which come here one by one."""
+        table: Any = func.python_key_table
+        with self:
+            if func in registered_hop_fake_fns:
+                return registered_hop_fake_fns[func](*args, **kwargs)
+            if FakeTensorMode in table:
+                return table[FakeTensorMode](self, *args, **kwargs)
+        raise Untraceable(f"{func.name()} does not say what shape its result has ({self._gpu.sites.calling_line()})")
+
     def _work_out(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """What the operator makes of fake tensors."""
         self._depth = 1
@@ -124,6 +148,24 @@ class DeviceMode(FakeTensorMode):
             self._depth = 0
             # Left there, its weak references would keep `Module.half()` and the like from swapping parameters.
             self.fake_tensor_converter.meta_converter.tensor_memo.clear()
+
+    @contextmanager
+    def unrecorded(self) -> Iterator[None]:
+        """Within the context operators work on fake tensors without anything being allocated for them."""
+        self._depth += 1
+        try:
+            yield
+        finally:
+            self._depth -= 1
+
+    @contextmanager
+    def keeping_host_values(self) -> Iterator[None]:
+        """Within the context a copy to the host leaves what stands there, as what was brought to the device before."""
+        self._keeps_host_values = True
+        try:
+            yield
+        finally:
+            self._keeps_host_values = False
 
     @property
     def is_dispatching(self) -> bool:
