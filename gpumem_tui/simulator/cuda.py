@@ -21,6 +21,7 @@ from torch.utils import _device as default_devices
 
 from gpumem_tui.simulator.backend import Backend, Event, Stream
 from gpumem_tui.simulator.device import DEVICE_TYPE, SimulatedGpu, backend
+from gpumem_tui.simulator.subclasses import become, make_subclass
 
 _CUDA_VERSION = "12.8"
 _CUDNN_VERSION = 91002
@@ -137,9 +138,24 @@ _SPECIAL: dict[Any, Callable[..., Any]] = {
     torch.Tensor.type: _type,
     torch.Tensor.is_cuda.__get__: _is_here,
     torch.Tensor.device.__get__: lambda tensor: presented(_BASE.device.__get__(tensor)),
+    torch.Tensor.data.__set__: lambda tensor, data: _set_data(tensor, data),
     torch.Tensor.is_pinned: lambda tensor, device=None: False,
     torch.Tensor.__repr__: lambda tensor, **_: _repr(tensor),
 }
+
+
+def _set_data(tensor: torch.Tensor, data: torch.Tensor) -> None:
+    """``tensor.data = data``, also from the host to the device."""
+    if _place(tensor) == _place(data):
+        tensor.data = data
+    else:
+        become(tensor, data)
+
+
+def _place(tensor: torch.Tensor) -> tuple[bool, torch.device]:
+    """Whether a tensor is without data, and where it lies."""
+    is_fake = isinstance(tensor, FakeTensor)
+    return is_fake, tensor.fake_device if is_fake else _BASE.device.__get__(tensor)
 
 
 def _repr(tensor: torch.Tensor) -> str:
@@ -234,6 +250,19 @@ def _answer_for_cuda(replacements: _Replacements, backend: Backend) -> None:
     if version.cuda is None:
         replacements.set(version, "cuda", _CUDA_VERSION)
     replacements.set(torch, "Generator", _Generator)
+    _answer_in_c(replacements)
+
+
+def _answer_in_c(replacements: _Replacements) -> None:
+    """What libraries take from below `torch.cuda`: a build without CUDA lacks it, the others would initialize CUDA."""
+    answers = {
+        "_cuda_getCurrentRawStream": lambda device=0: 0,
+        "_cuda_getDevice": lambda: 0,
+        "_cuda_setDevice": lambda device: None,
+        "_cuda_getDeviceCount": lambda: backend.devices,
+    }
+    for name, answer in answers.items():
+        replacements.set(torch._C, name, answer)
 
 
 class _Guard:
@@ -290,6 +319,8 @@ def _follow_devices_in_python(replacements: _Replacements, gpu: SimulatedGpu) ->
     replacements.set(default_devices.DeviceContext, "__init__", lambda c, device: make_default(construct, c, device))
     replacements.wrap(torch, "get_default_device", lambda read: presented(read()))
     replacements.set(torch.Tensor, "record_stream", lambda tensor, stream: None)
+    make: Any = torch.Tensor._make_subclass
+    replacements.set(torch.Tensor, "_make_subclass", staticmethod(functools.partial(make_subclass, make)))
     replacements.set(nn.Module, "_apply", _apply_keeping_parameters)
     module_to = nn.Module.to
 
@@ -319,23 +350,13 @@ def _apply_keeping_parameters(module: nn.Module, move: Callable[[torch.Tensor], 
             moved = move(parameter)
             gradient = None if parameter.grad is None else move(parameter.grad)
         if moved is not parameter:
-            _become(parameter, moved)
+            become(parameter, moved)
         if gradient is not None:
             parameter.grad = gradient
     for name, buffer in module._buffers.items():
         if buffer is not None:
             module._buffers[name] = move(buffer)
     return module
-
-
-def _become(parameter: nn.Parameter, moved: torch.Tensor) -> None:
-    """Give a parameter another tensor's content, as `torch.utils.swap_tensors` does for those nobody refers to."""
-    made = nn.Parameter(moved, parameter.requires_grad)
-    made.__dict__.update({name: value for name, value in vars(parameter).items() if name not in vars(made)})
-    parameter.grad = None
-    parameter.__class__, made.__class__ = made.__class__, parameter.__class__
-    parameter.__dict__, made.__dict__ = made.__dict__, parameter.__dict__
-    torch._C._swap_tensor_impl(parameter, made)
 
 
 def _follow_autocast(replacements: _Replacements) -> None:

@@ -78,7 +78,7 @@ class DeviceMode(FakeTensorMode):
     ) -> Any:
         kwargs = kwargs or {}
         if not self._concerns_device(types, kwargs):
-            if func in host.FACTORIES and not self._depth and host.ends_on_device(args):
+            if func in host.FACTORIES and not self._depth and host.ends_on_device(args, kwargs):
                 return self._work_out(func, types, args, kwargs)
             return func(*args, **kwargs)
         if func is _DEVICE:
