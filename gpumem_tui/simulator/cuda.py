@@ -8,6 +8,7 @@ passes devices in and reads them back.
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from types import ModuleType
@@ -18,9 +19,11 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 from torch.utils import _device as default_devices
+from torch.utils._python_dispatch import _push_mode
 
 from gpumem_tui.simulator.backend import Backend, Event, Stream
 from gpumem_tui.simulator.device import DEVICE_TYPE, SimulatedGpu, backend
+from gpumem_tui.simulator.loading import Loading
 from gpumem_tui.simulator.subclasses import become, make_subclass
 
 _CUDA_VERSION = "12.8"
@@ -207,11 +210,13 @@ def presented_as_cuda(gpu: SimulatedGpu, devices: int = 1) -> Iterator[None]:
     """
     before, backend.devices = backend.devices, devices
     try:
-        with _Replacements() as replacements, _CudaNames():
+        with _Replacements() as replacements, _CudaNames() as names:
             _answer_for_cuda(replacements, backend)
             _answer_for_accelerator(replacements, backend)
             _follow_devices_in_python(replacements, gpu)
             _follow_autocast(replacements)
+            _follow_loading(replacements)
+            _follow_threads(replacements, gpu, names)
             yield
     finally:
         backend.devices = before
@@ -357,6 +362,36 @@ def _apply_keeping_parameters(module: nn.Module, move: Callable[[torch.Tensor], 
         if buffer is not None:
             module._buffers[name] = move(buffer)
     return module
+
+
+def _follow_loading(replacements: _Replacements) -> None:
+    loading = Loading(torch.device(DEVICE_TYPE, 0))
+
+    def save(save: Any, obj: object, f: Any, *args: Any, **kwargs: Any) -> None:
+        loading.make_room(f)
+        save(obj, f, *args, **kwargs)
+
+    replacements.wrap(torch, "load", loading.load)
+    replacements.wrap(torch, "save", save)
+    replacements.wrap(torch._guards, "detect_fake_mode", loading.fake_mode)
+    replacements.wrap(torch._guards, "active_fake_mode", loading.fake_mode)
+    replacements.wrap(torch._utils, "_rebuild_tensor", loading.rebuild)
+    replacements.set(torch.serialization, "_package_registry", loading.registry(torch.serialization._package_registry))
+    replacements.set(torch.UntypedStorage, "cuda", lambda storage, *_, **__: loading.to_device(storage))
+
+
+def _follow_threads(replacements: _Replacements, gpu: SimulatedGpu, names: _CudaNames) -> None:
+    """A program's threads find the device too: torch's modes are each thread's own."""
+
+    kind: Any = threading.Thread
+    bootstrap = kind._bootstrap_inner
+
+    def run(thread: threading.Thread) -> None:
+        _push_mode(gpu.mode)
+        with names:
+            bootstrap(thread)
+
+    replacements.set(kind, "_bootstrap_inner", run)
 
 
 def _follow_autocast(replacements: _Replacements) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import threading
 import weakref
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -67,6 +69,8 @@ class DeviceMode(FakeTensorMode):
         self.assumed: Counter[str] = Counter()
         self._has_workspace = {False: False, True: False}
         self._answers = Answers(self, device_type)
+        self._turn = threading.RLock()
+        os.register_at_fork(after_in_child=_fresh_turn(weakref.ref(self)))
 
     @property
     def avoid_device_init(self) -> bool:
@@ -81,6 +85,11 @@ class DeviceMode(FakeTensorMode):
             if func in host.FACTORIES and not self._depth and host.ends_on_device(args, kwargs):
                 return self._work_out(func, types, args, kwargs)
             return func(*args, **kwargs)
+        with self._turn:
+            return self._follow(func, types, args, kwargs)
+
+    def _follow(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """An operator that concerns the device; one thread at a time."""
         if func is _DEVICE:
             return args[0].fake_device
         if not _in_backward():
@@ -263,6 +272,17 @@ class DeviceMode(FakeTensorMode):
         if not self._has_workspace[in_backward]:
             self._has_workspace[in_backward] = True
             self._allocate(self._gpu.profile.cublas_workspace_bytes, "cuBLAS workspace", Bucket.TEMPORARY)
+
+
+def _fresh_turn(mode: weakref.ref[DeviceMode]) -> Callable[[], None]:
+    """For a forked child, in which the thread whose turn it was does not exist."""
+
+    def renew() -> None:
+        found = mode()
+        if found is not None:
+            found._turn = threading.RLock()
+
+    return renew
 
 
 def _is_to_host(tensor: torch.Tensor, kwargs: Mapping[str, Any]) -> bool:
