@@ -7,8 +7,8 @@ passes devices in and reads them back.
 
 from __future__ import annotations
 
-import copyreg
 import functools
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from types import ModuleType
@@ -19,9 +19,12 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 from torch.utils import _device as default_devices
+from torch.utils._python_dispatch import _push_mode
 
 from gpumem_tui.simulator.backend import Backend, Event, Stream
 from gpumem_tui.simulator.device import DEVICE_TYPE, SimulatedGpu, backend
+from gpumem_tui.simulator.loading import Loading
+from gpumem_tui.simulator.subclasses import become, make_subclass
 
 _CUDA_VERSION = "12.8"
 _CUDNN_VERSION = 91002
@@ -29,7 +32,6 @@ _CUDNN_VERSION = 91002
 
 _CUDA = torch.device("cuda", 0)
 _BASE: Any = torch._C.TensorBase
-_PLAIN = (torch.Tensor, nn.Parameter, FakeTensor)
 _SUFFIXED_TYPES = {
     "FloatTensor": torch.float32, "DoubleTensor": torch.float64, "HalfTensor": torch.float16,
     "BFloat16Tensor": torch.bfloat16, "LongTensor": torch.int64, "IntTensor": torch.int32, "ShortTensor": torch.int16,
@@ -121,15 +123,6 @@ def _cuda(tensor: torch.Tensor, device: Any = None, non_blocking: bool = False, 
     return tensor.to(_by_number("cuda" if device is None else device), non_blocking=non_blocking, **kwargs)
 
 
-def _set_data(tensor: torch.Tensor, data: torch.Tensor) -> None:
-    """``tensor.data = other``, which torch refuses between the host and the simulated device."""
-    are_alike = isinstance(tensor, FakeTensor) == isinstance(data, FakeTensor) and _is_here(tensor) == _is_here(data)
-    if are_alike or type(tensor) not in _PLAIN:
-        _BASE.data.__set__(tensor, data)
-    else:
-        _become(tensor, data)
-
-
 def _type(tensor: torch.Tensor, dtype: Any = None, *args: Any, **kwargs: Any) -> Any:
     """``tensor.type(torch.cuda.FloatTensor)``, and the name of a tensor's type."""
     name = getattr(dtype, "__name__", dtype) if not isinstance(dtype, torch.dtype) else None
@@ -145,13 +138,27 @@ _SPECIAL: dict[Any, Callable[..., Any]] = {
     torch.device: torch.device,
     torch.Tensor.to: _to,
     torch.Tensor.cuda: _cuda,
-    torch.Tensor.data.__set__: _set_data,
     torch.Tensor.type: _type,
     torch.Tensor.is_cuda.__get__: _is_here,
     torch.Tensor.device.__get__: lambda tensor: presented(_BASE.device.__get__(tensor)),
+    torch.Tensor.data.__set__: lambda tensor, data: _set_data(tensor, data),
     torch.Tensor.is_pinned: lambda tensor, device=None: False,
     torch.Tensor.__repr__: lambda tensor, **_: _repr(tensor),
 }
+
+
+def _set_data(tensor: torch.Tensor, data: torch.Tensor) -> None:
+    """``tensor.data = data``, also from the host to the device."""
+    if _place(tensor) == _place(data):
+        tensor.data = data
+    else:
+        become(tensor, data)
+
+
+def _place(tensor: torch.Tensor) -> tuple[bool, torch.device]:
+    """Whether a tensor is without data, and where it lies."""
+    is_fake = isinstance(tensor, FakeTensor)
+    return is_fake, tensor.fake_device if is_fake else _BASE.device.__get__(tensor)
 
 
 def _repr(tensor: torch.Tensor) -> str:
@@ -203,11 +210,13 @@ def presented_as_cuda(gpu: SimulatedGpu, devices: int = 1) -> Iterator[None]:
     """
     before, backend.devices = backend.devices, devices
     try:
-        with _Replacements() as replacements, _CudaNames():
+        with _Replacements() as replacements, _CudaNames() as names:
             _answer_for_cuda(replacements, backend)
             _answer_for_accelerator(replacements, backend)
             _follow_devices_in_python(replacements, gpu)
             _follow_autocast(replacements)
+            _follow_loading(replacements)
+            _follow_threads(replacements, gpu, names)
             yield
     finally:
         backend.devices = before
@@ -246,6 +255,19 @@ def _answer_for_cuda(replacements: _Replacements, backend: Backend) -> None:
     if version.cuda is None:
         replacements.set(version, "cuda", _CUDA_VERSION)
     replacements.set(torch, "Generator", _Generator)
+    _answer_in_c(replacements)
+
+
+def _answer_in_c(replacements: _Replacements) -> None:
+    """What libraries take from below `torch.cuda`: a build without CUDA lacks it, the others would initialize CUDA."""
+    answers = {
+        "_cuda_getCurrentRawStream": lambda device=0: 0,
+        "_cuda_getDevice": lambda: 0,
+        "_cuda_setDevice": lambda device: None,
+        "_cuda_getDeviceCount": lambda: backend.devices,
+    }
+    for name, answer in answers.items():
+        replacements.set(torch._C, name, answer)
 
 
 class _Guard:
@@ -260,6 +282,7 @@ class _Guard:
 
 def _answer_for_accelerator(replacements: _Replacements, backend: Backend) -> None:
     accelerator: Any = torch.accelerator
+    replacements.set(torch._C, "_get_accelerator", lambda check=None: torch.device("cuda"))
     replacements.set(accelerator, "current_accelerator", lambda check_available=False: torch.device("cuda"))
     renamed = {
         "current_device_index": backend.current_device,
@@ -302,6 +325,8 @@ def _follow_devices_in_python(replacements: _Replacements, gpu: SimulatedGpu) ->
     replacements.set(default_devices.DeviceContext, "__init__", lambda c, device: make_default(construct, c, device))
     replacements.wrap(torch, "get_default_device", lambda read: presented(read()))
     replacements.set(torch.Tensor, "record_stream", lambda tensor, stream: None)
+    make: Any = torch.Tensor._make_subclass
+    replacements.set(torch.Tensor, "_make_subclass", staticmethod(functools.partial(make_subclass, make)))
     replacements.set(nn.Module, "_apply", _apply_keeping_parameters)
     module_to = nn.Module.to
 
@@ -331,7 +356,7 @@ def _apply_keeping_parameters(module: nn.Module, move: Callable[[torch.Tensor], 
             moved = move(parameter)
             gradient = None if parameter.grad is None else move(parameter.grad)
         if moved is not parameter:
-            _become(parameter, moved)
+            become(parameter, moved)
         if gradient is not None:
             parameter.grad = gradient
     for name, buffer in module._buffers.items():
@@ -340,21 +365,34 @@ def _apply_keeping_parameters(module: nn.Module, move: Callable[[torch.Tensor], 
     return module
 
 
-def _become(parameter: torch.Tensor, moved: torch.Tensor) -> None:
-    """Give a tensor another one's content, as `torch.utils.swap_tensors` does for those nobody refers to."""
-    is_parameter = isinstance(parameter, nn.Parameter)
-    made = nn.Parameter(moved, parameter.requires_grad) if is_parameter else moved.detach()
-    if not is_parameter:
-        made.requires_grad_(parameter.requires_grad)
-    made.__dict__.update({name: value for name, value in vars(parameter).items() if name not in vars(made)})
-    parameter.grad = None
-    parameter.__class__, made.__class__ = made.__class__, parameter.__class__
-    parameter.__dict__, made.__dict__ = made.__dict__, parameter.__dict__
-    for slot in set(copyreg._slotnames(type(parameter))):  # type: ignore[attr-defined]
-        here, there = getattr(parameter, slot), getattr(made, slot)
-        setattr(parameter, slot, there)
-        setattr(made, slot, here)
-    torch._C._swap_tensor_impl(parameter, made)
+def _follow_loading(replacements: _Replacements) -> None:
+    loading = Loading(torch.device(DEVICE_TYPE, 0))
+
+    def save(save: Any, obj: object, f: Any, *args: Any, **kwargs: Any) -> None:
+        loading.make_room(f)
+        save(obj, f, *args, **kwargs)
+
+    replacements.wrap(torch, "load", loading.load)
+    replacements.wrap(torch, "save", save)
+    replacements.wrap(torch._guards, "detect_fake_mode", loading.fake_mode)
+    replacements.wrap(torch._guards, "active_fake_mode", loading.fake_mode)
+    replacements.wrap(torch._utils, "_rebuild_tensor", loading.rebuild)
+    replacements.set(torch.serialization, "_package_registry", loading.registry(torch.serialization._package_registry))
+    replacements.set(torch.UntypedStorage, "cuda", lambda storage, *_, **__: loading.to_device(storage))
+
+
+def _follow_threads(replacements: _Replacements, gpu: SimulatedGpu, names: _CudaNames) -> None:
+    """A program's threads find the device too: torch's modes are each thread's own."""
+
+    kind: Any = threading.Thread
+    bootstrap = kind._bootstrap_inner
+
+    def run(thread: threading.Thread) -> None:
+        _push_mode(gpu.mode)
+        with names:
+            bootstrap(thread)
+
+    replacements.set(kind, "_bootstrap_inner", run)
 
 
 def _follow_autocast(replacements: _Replacements) -> None:

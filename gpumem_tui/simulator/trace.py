@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import threading
 import weakref
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -72,6 +74,8 @@ class DeviceMode(FakeTensorMode):
         self._keeps_host_values = False
         self._has_workspace = {False: False, True: False}
         self._answers = Answers(self, device_type)
+        self._turn = threading.RLock()
+        os.register_at_fork(after_in_child=_fresh_turn(weakref.ref(self)))
 
     supports_higher_order_operators = True
 
@@ -92,9 +96,14 @@ class DeviceMode(FakeTensorMode):
         if device is not None and device.type == "cuda":  # asked for by torch itself, where nothing renames it
             kwargs = {**kwargs, "device": torch.device(self._device_type, 0)}
         if not self._concerns_device(types, kwargs):
-            if func in host.FACTORIES and not self._depth and host.ends_on_device(args):
+            if func in host.FACTORIES and not self._depth and host.ends_on_device(args, kwargs):
                 return self._work_out(func, types, args, kwargs)
             return func(*args, **kwargs)
+        with self._turn:
+            return self._follow(func, types, args, kwargs)
+
+    def _follow(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """An operator that concerns the device; one thread at a time."""
         if func is _DEVICE:
             return args[0].fake_device
         if not _in_backward():
@@ -305,6 +314,17 @@ class DeviceMode(FakeTensorMode):
         if not self._has_workspace[in_backward]:
             self._has_workspace[in_backward] = True
             self._allocate(self._gpu.profile.cublas_workspace_bytes, "cuBLAS workspace", Bucket.TEMPORARY)
+
+
+def _fresh_turn(mode: weakref.ref[DeviceMode]) -> Callable[[], None]:
+    """For a forked child, in which the thread whose turn it was does not exist."""
+
+    def renew() -> None:
+        found = mode()
+        if found is not None:
+            found._turn = threading.RLock()
+
+    return renew
 
 
 def _is_to_host(tensor: torch.Tensor, kwargs: Mapping[str, Any]) -> bool:
