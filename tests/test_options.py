@@ -153,7 +153,7 @@ class TestRanks:
 
     def test_one_in_use_is_refused_unless_shared(self) -> None:
         chosen = choose_device("0", self.GPUS, share=False)
-        with pytest.raises(OptionError, match="GPU 2 .* has 4.00 GiB in use by process 7; --share"):
+        with pytest.raises(OptionError, match=r"GPU 2 .* has 4\.00 GiB in use by process 7; --share"):
             with_ranks(chosen, 3, self.GPUS, share=False)
         shared = with_ranks(chosen, 3, self.GPUS, share=True)
         assert shared.others_bytes == 4 * GIB

@@ -199,7 +199,8 @@ class Program:
         return f"the command leaves the GPU empty ({where}): tell it to train on cuda"
 
     def _tag_module(self, module: nn.Module) -> None:
-        self._tag(Bucket.PARAMETERS, [*module.parameters(), *module.buffers()])
+        parameters = list(module.parameters())
+        self._tag(Bucket.PARAMETERS, [*parameters, *module.buffers(), *_scales(parameters)])
 
     def _tag(self, bucket: Bucket, tensors: Iterable[Any]) -> None:
         found = [local(tensor) for tensor in tensors if isinstance(tensor, torch.Tensor)]
@@ -221,6 +222,16 @@ class Program:
 
 def _in_backward() -> bool:
     return torch._C._current_graph_task_id() != -1
+
+
+def _scales(parameters: Iterable[nn.Parameter]) -> Iterable[Any]:
+    """What quantized parameters keep beside their data, as the ``quant_state`` of bitsandbytes: scales and tables."""
+    for parameter in parameters:
+        if hasattr(parameter, "quant_state"):
+            state = parameter.quant_state
+            while state is not None:
+                yield from tensors_in(vars(state))
+                state = getattr(state, "state2", None)
 
 
 def _of(kind: type[T], things: Iterable[object]) -> list[T]:

@@ -8,6 +8,7 @@ code passes devices in and reads them back.
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from types import ModuleType
@@ -18,9 +19,12 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 from torch.utils import _device as default_devices
+from torch.utils._python_dispatch import _push_mode
 
 from gpumem_tui.simulator.backend import Backend, SimulatedEvent, SimulatedStream
 from gpumem_tui.simulator.device import DEVICE_TYPE, SimulatedGpu, backend
+from gpumem_tui.simulator.loading import Loading
+from gpumem_tui.simulator.subclasses import become, make_subclass
 
 _CUDA_VERSION = "12.8"
 _CUDNN_VERSION = 91002
@@ -138,17 +142,40 @@ _SPECIAL: dict[Any, Callable[..., Any]] = {
     torch.Tensor.type: _type,
     _BASE.is_cuda.__get__: _is_here,
     torch.Tensor.device.__get__: lambda tensor: presented(_BASE.device.__get__(tensor)),
+    torch.Tensor.data.__set__: lambda tensor, data: _set_data(tensor, data),
     torch.Tensor.is_pinned: lambda tensor, device=None: False,
     torch.Tensor.__repr__: lambda tensor, **_: _repr(tensor),
 }
 
 
+def _set_data(tensor: torch.Tensor, data: torch.Tensor) -> None:
+    """``tensor.data = data``, also from the host to the device."""
+    if _place(tensor) == _place(data):
+        tensor.data = data
+    else:
+        become(tensor, data)
+
+
+def _place(tensor: torch.Tensor) -> tuple[bool, torch.device]:
+    """Whether a tensor is without data, and where it lies."""
+    is_fake = isinstance(tensor, FakeTensor)
+    return is_fake, tensor.fake_device if is_fake else _BASE.device.__get__(tensor)
+
+
 def _repr(tensor: torch.Tensor) -> str:
-    if not _is_here(tensor):
-        with torch._C.DisableTorchFunction():
-            return str(torch._tensor_str._str(tensor))
-    shape = "" if tensor.dim() == 0 else f", size={tuple(tensor.shape)}"
-    return f"tensor({0 if tensor.dim() == 0 else '...'}, device='cuda:0'{shape}, dtype={tensor.dtype})"
+    """As torch writes it; with the values where they are known, and none where there would be many."""
+    with torch._C.DisableTorchFunction():
+        if not _is_here(tensor):
+            return torch._tensor_str._str(tensor)
+        values = backend._gpu.mode.values
+        shown = values.of(tensor.detach()) if tensor.dim() else values.copied_to_host(tensor)
+        text = f"tensor(..., size={tuple(tensor.shape)})" if shown is None else torch._tensor_str._str(shown)
+        head, separator, tail = text[:-1].partition(", dtype=")
+        grad = (
+            f", grad_fn=<{tensor.grad_fn.name()}>" if tensor.grad_fn else ", requires_grad=True" * tensor.requires_grad
+        )
+        dtype = f", dtype={tensor.dtype}" if shown is None and tensor.dtype != torch.float32 else separator + tail
+        return f"{head}, device='cuda:0'{dtype}{grad})"
 
 
 class _TensorType(type):
@@ -192,11 +219,13 @@ def presented_as_cuda(gpu: SimulatedGpu, devices: int = 1) -> Iterator[None]:
     """
     before, backend.devices = backend.devices, devices
     try:
-        with _Replacements() as replacements, _CudaNames():
+        with _Replacements() as replacements, _CudaNames() as names:
             _answer_for_cuda(replacements, backend)
             _answer_for_accelerator(replacements, backend)
             _follow_devices_in_python(replacements, gpu)
             _follow_autocast(replacements)
+            _follow_loading(replacements)
+            _follow_threads(replacements, gpu, names)
             yield
     finally:
         backend.devices = before
@@ -235,6 +264,19 @@ def _answer_for_cuda(replacements: _Replacements, backend: Backend) -> None:
     if version.cuda is None:
         replacements.set(version, "cuda", _CUDA_VERSION)
     replacements.set(torch, "Generator", _Generator)
+    _answer_in_c(replacements)
+
+
+def _answer_in_c(replacements: _Replacements) -> None:
+    """What libraries take from below `torch.cuda`: a build without CUDA lacks it, the others would initialize CUDA."""
+    answers = {
+        "_cuda_getCurrentRawStream": lambda device=0: 0,
+        "_cuda_getDevice": lambda: 0,
+        "_cuda_setDevice": lambda device: None,
+        "_cuda_getDeviceCount": lambda: backend.devices,
+    }
+    for name, answer in answers.items():
+        replacements.set(torch._C, name, answer)
 
 
 class _Guard:
@@ -249,6 +291,7 @@ class _Guard:
 
 def _answer_for_accelerator(replacements: _Replacements, backend: Backend) -> None:
     accelerator: Any = torch.accelerator
+    replacements.set(torch._C, "_get_accelerator", lambda check=None: torch.device("cuda"))
     replacements.set(accelerator, "current_accelerator", lambda check_available=False: torch.device("cuda"))
     renamed = {
         "current_device_index": backend.current_device,
@@ -282,6 +325,8 @@ def _follow_devices_in_python(replacements: _Replacements, gpu: SimulatedGpu) ->
 
     replacements.set(FakeTensor, "device", property(device, real.fset))
     replacements.set(FakeTensor, "__repr__", lambda tensor, **_: _repr(tensor))
+    listed = FakeTensor.tolist
+    replacements.set(FakeTensor, "tolist", lambda tensor: tensor.cpu().tolist() if _is_here(tensor) else listed(tensor))
 
     def make_default(construct: Any, context: Any, device: Any) -> None:
         construct(context, _by_number(device))
@@ -290,6 +335,8 @@ def _follow_devices_in_python(replacements: _Replacements, gpu: SimulatedGpu) ->
     replacements.set(default_devices.DeviceContext, "__init__", lambda c, device: make_default(construct, c, device))
     replacements.wrap(torch, "get_default_device", lambda read: presented(read()))
     replacements.set(torch.Tensor, "record_stream", lambda tensor, stream: None)
+    make: Any = torch.Tensor._make_subclass
+    replacements.set(torch.Tensor, "_make_subclass", staticmethod(functools.partial(make_subclass, make)))
     replacements.set(nn.Module, "_apply", _apply_keeping_parameters)
     module_to = nn.Module.to
 
@@ -321,7 +368,7 @@ def _apply_keeping_parameters(
             moved = move(parameter)
             gradient = None if parameter.grad is None else move(parameter.grad)
         if moved is not parameter:
-            _become(parameter, moved)
+            become(parameter, moved)
         if gradient is not None:
             parameter.grad = gradient
     for name, buffer in module._buffers.items():
@@ -330,14 +377,34 @@ def _apply_keeping_parameters(
     return module
 
 
-def _become(parameter: nn.Parameter, moved: torch.Tensor) -> None:
-    """Give a parameter another tensor's content, as `torch.utils.swap_tensors` does for those nobody refers to."""
-    made = nn.Parameter(moved, parameter.requires_grad)
-    made.__dict__.update({name: value for name, value in vars(parameter).items() if name not in vars(made)})
-    parameter.grad = None
-    parameter.__class__, made.__class__ = made.__class__, parameter.__class__
-    parameter.__dict__, made.__dict__ = made.__dict__, parameter.__dict__
-    torch._C._swap_tensor_impl(parameter, made)
+def _follow_loading(replacements: _Replacements) -> None:
+    loading = Loading(torch.device(DEVICE_TYPE, 0))
+
+    def save(save: Any, obj: object, f: Any, *args: Any, **kwargs: Any) -> None:
+        loading.make_room(f)
+        save(obj, f, *args, **kwargs)
+
+    replacements.wrap(torch, "load", loading.load)
+    replacements.wrap(torch, "save", save)
+    replacements.wrap(torch._guards, "detect_fake_mode", loading.fake_mode)
+    replacements.wrap(torch._guards, "active_fake_mode", loading.fake_mode)
+    replacements.wrap(torch._utils, "_rebuild_tensor", loading.rebuild)
+    replacements.set(torch.serialization, "_package_registry", loading.registry(torch.serialization._package_registry))
+    replacements.set(torch.UntypedStorage, "cuda", lambda storage, *_, **__: loading.to_device(storage))
+
+
+def _follow_threads(replacements: _Replacements, gpu: SimulatedGpu, names: _CudaNames) -> None:
+    """A program's threads find the device too: torch's modes are each thread's own."""
+
+    kind: Any = threading.Thread
+    bootstrap = kind._bootstrap_inner
+
+    def run(thread: threading.Thread) -> None:
+        _push_mode(gpu.mode)
+        with names:
+            bootstrap(thread)
+
+    replacements.set(kind, "_bootstrap_inner", run)
 
 
 def _follow_autocast(replacements: _Replacements) -> None:

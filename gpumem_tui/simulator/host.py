@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -27,9 +28,11 @@ FACTORIES = frozenset(
 """What makes a tensor of the size given by its first argument."""
 
 
-def ends_on_device(args: tuple[Any, ...]) -> bool:
-    """Whether a factory is asked for a large tensor by a module that is being constructed."""
-    return math.prod(args[0]) >= _LARGE_ELEMENTS and _in_construction()
+def ends_on_device(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a factory is asked for a large tensor on the host by a module that is being constructed."""
+    device = kwargs.get("device")
+    is_here = device is None or device.type == "cpu"
+    return is_here and math.prod(args[0]) >= _LARGE_ELEMENTS and _in_construction()
 
 
 def _in_construction() -> bool:
