@@ -48,7 +48,7 @@ def bar_view(state: SearchState) -> BarView:
         return _bar(state, title, replay.breakdown, replay.peak_reserved_bytes, state.traced.context_bytes)
     formula = state.formula.at(batch_size)
     if isinstance(formula, Unknown):
-        return BarView(f"Device memory: {formula.reason}", {})
+        return BarView(f"Device memory: {state.traced.reason}", {})
     title = f"Peak by formula · batch {batch_size:,}"
     return _bar(state, title, formula.breakdown, formula.peak_bytes, 0)
 
