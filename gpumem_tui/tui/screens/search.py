@@ -89,8 +89,8 @@ class SearchScreen(MainScreen):
         Binding("v", "switch", "plot/table", tooltip="Show the plot or the ledger table"),
         Binding("o", "output", "output", tooltip="Show what the command prints"),
         Binding("o", "trials", "trials", tooltip="Show the log of trials"),
-        Binding("z", "enlarge", "enlarge", tooltip="Give the command's output the whole screen"),
-        Binding("z,escape", "shrink", "shrink", key_display="z", tooltip="The other panels again"),
+        Binding("z", "enlarge", "zoom", tooltip="Give the command's output the whole screen"),
+        Binding("z,escape", "shrink", "back", key_display="z", tooltip="The other panels again"),
         Binding("question_mark", "help", "help", key_display="?", tooltip="The keys and what the columns mean"),
         Binding("q", "app.quit", "quit", tooltip="Leave; a running search is cancelled"),
     ]
@@ -244,7 +244,7 @@ class SearchScreen(MainScreen):
             case "cancel":
                 return state.busy and not state.cancelling
             case "switch":
-                return self.has_class("-narrow") and not self.has_class("-high", "-large")
+                return self.has_class("-narrow") and not self.has_class("-high") and not self.has_class("-large")
             case "output" | "trials":
                 shared = not self.has_class("-wide") and not self.has_class("-large")
                 return self._is_command and shared and self.has_class("-output") is (action == "trials")
@@ -305,7 +305,8 @@ class SearchScreen(MainScreen):
 
     def action_help(self) -> None:
         """The keys and the columns."""
-        self.app.push_screen(HelpScreen(search_help(self._state.config.device.measured_title, is_command=self._is_command)))
+        tried_title = self._state.config.device.measured_title
+        self.app.push_screen(HelpScreen(search_help(tried_title, is_command=self._is_command)))
 
     def action_edit(self) -> None:
         """The form."""

@@ -98,9 +98,7 @@ def ledger_view(state: SearchState) -> LedgerView:
         error_title=f"{against} error",
         captions=_captions(state, shown),
         rows=tuple(LedgerRow(t, formula[t], traced[t], tried[t], *error_of(t)) for t in titles),
-        notes=(
-            *filter(None, (doubt,)), *_moment(state, batch_size), *_said_of(state, shown), *_reasons(headed), *said,
-        ),
+        notes=(*filter(None, (doubt,)), *_moment(state, batch_size), *_noted(state, shown), *_reasons(headed), *said),
     )
 
 
@@ -122,7 +120,7 @@ def _moment(state: SearchState, batch_size: int) -> Iterable[str]:
             yield assumed
 
 
-def _said_of(state: SearchState, shown: TrialFinished | None) -> Iterable[str]:
+def _noted(state: SearchState, shown: TrialFinished | None) -> Iterable[str]:
     """What else is to be known of the figures: the trace's notes and the shown trial's, each once."""
     of_trace = () if isinstance(state.traced, Unknown) else state.traced.notes
     return dict.fromkeys((*of_trace, *(shown.result.notes if shown is not None else ())))

@@ -22,6 +22,7 @@ _KEYS = (
 _OUTPUT_KEYS = (
     ("o", "what the command prints, or the log of trials"),
     ("z", "the output as large as the screen; z again, or esc, leads back"),
+    ("", "on a simulated GPU what the command computes, such as its loss, reads 0"),
 )
 _BEFORE_OUTPUT = 5
 """Where they stand among the others."""
@@ -45,11 +46,12 @@ def search_help(tried_title: str, *, is_command: bool = False) -> list[list[Span
     """
     keys = [*_KEYS[:_BEFORE_OUTPUT], *_OUTPUT_KEYS, *_KEYS[_BEFORE_OUTPUT:]] if is_command else _KEYS
     simulated = tried_title == "Simulated"
+    formula = "the textbook's closed form; knows no cache and no context" if not is_command else "none for a command"
     step = "the command's step" if is_command else "a real step"
     ran = "the traced step run once more" if simulated else "the step on this GPU"
     compared = "formula" if simulated and not is_command else "traced"
     columns = (
-        ("Formula", "none for a command" if is_command else "the textbook's closed form; knows no cache and no context"),
+        ("Formula", formula),
         ("Traced", f"{step} recorded without a GPU, replayed at any size"),
         (tried_title, f"{ran}, in a process of its own"),
         ("error", f"{compared} − {tried_title.lower()}, in bytes and of the trial's figure"),

@@ -13,6 +13,7 @@ from gpumem_tui.search.verdict import Verdict
 from gpumem_tui.tui.search_state import SearchState, Stage
 from gpumem_tui.tui.views.bar import running_title
 from gpumem_tui.tui.views.workload import short_name
+from gpumem_tui.workload.command import BATCH
 
 Tone = Literal["calm", "busy", "good", "warning", "bad"]
 
@@ -77,11 +78,13 @@ def _idle(state: SearchState, notice: str) -> VerdictView:
     config = state.config
     how = "simulated" if config.device.simulated else "run"
     where = notice or config.device.gpu.title
-    traced = "The step is traced once" if config.workload.command is None else "The command is run to trace its step"
+    what, traced = f"batch of {short_name(config)}", "The step is traced once"
+    if config.workload.command is not None:
+        what, traced = BATCH, "The command is run to trace its step"
     return VerdictView(
         "READY",
         "calm",
-        f"s finds the largest batch of {short_name(config)} that fits · e edits first",
+        f"s finds the largest {what} that fits · e edits first",
         details=(
             f"{traced}, then {how} at growing sizes until one fits and the next does not.",
             f"On {where}.",

@@ -11,7 +11,6 @@ from gpumem_tui.search.prediction import Traced
 from gpumem_tui.search.runner import SearchConfig
 from gpumem_tui.tui.search_state import SearchState
 
-
 _PANEL_CHARACTERS = 160
 _LINE_CHARACTERS = 60
 """How much of a command is shown: in the panel, which has several lines for it, and within a line."""
@@ -24,6 +23,7 @@ def workload_lines(config: SearchConfig) -> Iterator[tuple[str, str]]:
         yield ("file", short_name(config)) if command is None else ("command", "")
         if command is not None:
             yield "", _shortened(command.text, _PANEL_CHARACTERS)
+        if recipe.gpus > 1:
             yield "ranks", f"{recipe.gpus:,}"
         yield "", "It decides model, precision and optimizer itself."
         return
@@ -54,7 +54,8 @@ def strategy_lines(state: SearchState) -> Iterator[tuple[str, str]]:
         yield "cap", format_bytes(config.limit_bytes)
     if config.target_batch is not None:
         yield "target", f"{config.target_batch:,} a step"
-    yield "formula", _largest(state.formula.max_batch_size)
+    if config.workload.shape is not None:
+        yield "formula", _largest(state.formula.max_batch_size)
     yield "traced", _largest(state.traced.max_batch_size if isinstance(state.traced, Traced) else state.traced)
 
 

@@ -90,10 +90,9 @@ class OutputPane(ScrollView, can_focus=True):
             yield Segment(text, style.rich_style)
             return
         first, after = span[0], len(text) if span[1] == -1 else span[1]
-        marked = style.rich_style + self.screen.get_component_rich_style("screen--selection")
-        for part, look in ((text[:first], style.rich_style), (text[first:after], marked), (text[after:], style.rich_style)):
-            if part:
-                yield Segment(part, look)
+        plain = style.rich_style
+        marked = plain + self.screen.get_component_rich_style("screen--selection")
+        yield from (Segment(text[:first], plain), Segment(text[first:after], marked), Segment(text[after:], plain))
 
     def _clear(self) -> None:
         self._seen = 0
@@ -105,9 +104,9 @@ class OutputPane(ScrollView, can_focus=True):
         del self._rows[:dropped]
         self.virtual_size = Size(self._width, len(self._rows))
         if self._follows:
-            self.scroll_end(animate=False, immediate=True, x_axis=False)
+            self.scroll_end(animate=False, force=True, immediate=True, x_axis=False)  # the bar is not there yet
         elif dropped:
-            self.scroll_relative(y=-dropped, animate=False, immediate=True)
+            self.scroll_relative(y=-dropped, animate=False, force=True, immediate=True)
         self.refresh()
 
 
