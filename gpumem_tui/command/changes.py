@@ -162,7 +162,7 @@ def _checkpointed(block: nn.Module) -> None:
             return forward(*args, **kwargs)
         return _CHECKPOINT(functools.partial(forward, **kwargs), *args, use_reentrant=False)
 
-    block.forward = kept  # type: ignore[method-assign]
+    block.forward = kept
 
 
 def repeated_blocks(root: nn.Module) -> Iterator[nn.Module]:

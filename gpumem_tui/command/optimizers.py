@@ -87,11 +87,17 @@ def _is_small(optimizer: torch.optim.Optimizer) -> bool:
     return isinstance(optimizer, torch.optim.Adafactor) or _keeps_nothing(optimizer)
 
 
+def _is_small_or_sgd(optimizer: torch.optim.Optimizer) -> bool:
+    return isinstance(optimizer, torch.optim.SGD) or _is_small(optimizer)
+
+
 REPLACEMENTS: Mapping[str, _Replacement] = {
     "adamw-8bit": _Replacement(EightBitAdamW, _is_small),
     "adafactor": _Replacement(torch.optim.Adafactor, _is_small),
     "sgd-momentum": _Replacement(
-        torch.optim.SGD, lambda optimizer: isinstance(optimizer, torch.optim.SGD) or _is_small(optimizer), {"momentum": 0.9}
+        torch.optim.SGD,
+        lambda optimizer: isinstance(optimizer, torch.optim.SGD) or _is_small(optimizer),
+        {"momentum": 0.9},
     ),
     "sgd": _Replacement(torch.optim.SGD, _keeps_nothing, {"momentum": 0.0, "nesterov": False}),
 }
@@ -142,26 +148,28 @@ def _make_instead(kind: Any, replacement: _Replacement) -> None:
         if wanted is not kind or not (args or kwargs):  # a class made from torch's, or a copy
             return object.__new__(wanted)
         given = signature.bind(None, *args, **kwargs)
+        kept = {name: given.arguments[name] for name in ("lr", "weight_decay") if name in given.arguments}
         given.apply_defaults()
-        return _made(replacement, dict(given.arguments))
+        return _made(replacement, kept, dict(given.arguments))
 
     kind.__new__ = staticmethod(make)
 
 
-def _made(replacement: _Replacement, given: dict[str, Any]) -> torch.optim.Optimizer:
-    """The other optimizer, for the same groups of parameters, with the learning rate and the weight decay given.
+def _made(replacement: _Replacement, kept: dict[str, Any], before: dict[str, Any]) -> torch.optim.Optimizer:
+    """The other optimizer, for the same groups of parameters.
 
-    What else was given stays readable where schedulers look for it.
+    Args:
+        kept: what was given and means the same to both.
+        before: all that the optimizer would have been made with; it stays readable where schedulers look for it.
     """
-    names = given.keys() - {"self", "params", "lr", "weight_decay"}
+    names = before.keys() - {"self", "params", "lr", "weight_decay"}
     groups = [
         {name: value for name, value in group.items() if name not in names} if isinstance(group, dict) else group
-        for group in given["params"]
+        for group in before["params"]
     ]
-    kept = {name: given[name] for name in ("lr", "weight_decay") if name in given}
     kind: Any = replacement.kind
     optimizer: torch.optim.Optimizer = kind(groups, **kept)
     for values in (optimizer.defaults, *optimizer.param_groups):
         for name in names:
-            values.setdefault(name, given[name])
+            values.setdefault(name, before[name])
     return optimizer

@@ -15,8 +15,18 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from gpumem_tui.command.program import Program
-from gpumem_tui.search.events import ChildEvent, Failed, Ready, Request, Sample, TraceDone, TraceRequest, TrialDone
-from gpumem_tui.search.events import TrialRequest, decode_request
+from gpumem_tui.search.events import (
+    ChildEvent,
+    Failed,
+    Ready,
+    Request,
+    Sample,
+    TraceDone,
+    TraceRequest,
+    TrialDone,
+    TrialRequest,
+    decode_request,
+)
 from gpumem_tui.simulator.profile import Profile, profile_for
 
 if TYPE_CHECKING:

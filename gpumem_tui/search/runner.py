@@ -17,7 +17,17 @@ from gpumem_tui.formula.predict import DEFAULT_HEADROOM
 from gpumem_tui.memory import Unknown, format_bytes
 from gpumem_tui.search import strategy, verdict
 from gpumem_tui.search.command import CommandProcess
-from gpumem_tui.search.events import Failed, Output, Ready, Request, Sample, TraceDone, TraceRequest, TrialDone, TrialRequest
+from gpumem_tui.search.events import (
+    Failed,
+    Output,
+    Ready,
+    Request,
+    Sample,
+    TraceDone,
+    TraceRequest,
+    TrialDone,
+    TrialRequest,
+)
 from gpumem_tui.search.headroom import Room, with_headroom
 from gpumem_tui.search.prediction import Formula, Prediction, Traced
 from gpumem_tui.search.process import CannotStart, ChildDied, ChildProcess
@@ -26,7 +36,6 @@ from gpumem_tui.simulator.replay import AffineTrace, NotAffine
 from gpumem_tui.simulator.settings import AllocatorSettings
 from gpumem_tui.workload.command import BATCH, Command
 from gpumem_tui.workload.spec import WorkloadSpec
-
 
 TRACED_BATCH_SIZES, CHECKED = (2, 3), 5
 _TRACED_ACCUMULATION = 2

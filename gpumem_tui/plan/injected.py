@@ -1,0 +1,125 @@
+"""The changes that a plan makes to a user's command: their names, what to write to have them, and their costs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from gpumem_tui.catalog.shapes import Gpu
+from gpumem_tui.formula.changes import BF16_SINCE, OPTIMIZER_CHANGES
+from gpumem_tui.formula.extras import LOSS_CHUNKS
+from gpumem_tui.formula.price import ONE_MORE_FORWARD, Price
+from gpumem_tui.formula.recipe import Optimizer
+
+MORE_RANKS = "more-ranks"
+"""The change that is made to the launcher's line, not to the program."""
+
+
+@dataclass(frozen=True)
+class Injected:
+    """A change to a command.
+
+    Attributes:
+        key: names it, here and in `command.changes`.
+        how: what to write to have it.
+        cost: in compute or accuracy, in words; `source`: where that is from.
+        price: the cost as a comparison sees it.
+    """
+
+    key: str
+    name: str
+    how: str
+    cost: str
+    source: str
+    price: Price
+
+
+_HOW: Mapping[Optimizer, str] = MappingProxyType(
+    {
+        "adamw-8bit": "bitsandbytes.optim.AdamW8bit(parameters, …)",
+        "adafactor": "torch.optim.Adafactor(parameters, …)",
+        "sgd-momentum": "torch.optim.SGD(parameters, momentum=0.9, …)",
+        "sgd": "torch.optim.SGD(parameters, …)",
+    }
+)
+
+
+def injected(gpu: Gpu, ranks: int) -> tuple[Injected, ...]:
+    """Every change, in the order in which they are run: those that mostly save most come first.
+
+    Args:
+        gpu: decides the 16-bit format.
+        ranks: of the command as it is.
+    """
+    kind, bits = ("bfloat16", "7") if gpu.compute_capability >= BF16_SINCE else ("float16", "10")
+    scaling = "" if kind == "bfloat16" else " and loss scaling"
+    return (
+        Injected(
+            "checkpointing",
+            "checkpointing of repeated blocks",
+            "torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False), or the library's own switch",
+            "30 to 40 % more time: a second forward pass",
+            "Korthikanti et al. 2022",
+            Price(slower_percent=ONE_MORE_FORWARD, changes=1),
+        ),
+        Injected(
+            "autocast",
+            f"autocast {kind}",
+            f'with torch.autocast("cuda", dtype=torch.{kind}): around forward and loss',
+            f"a 16-bit copy of the weights; {bits} mantissa bits instead of 23{scaling} in matrix products",
+            "Micikevicius et al. 2018",
+            Price(changes=1),
+        ),
+        *_optimizers(),
+        Injected(
+            "chunked-loss",
+            f"loss in {LOSS_CHUNKS} pieces",
+            f"cross-entropy over {LOSS_CHUNKS} pieces of the rows, each computed again in backward; or a fused loss",
+            "the loss is computed twice; the result is exact",
+            "Hsu et al. 2024 (Liger Kernel)",
+            Price(changes=1),
+        ),
+        Injected(
+            "set-to-none",
+            "gradients set to None",
+            "zero_grad(set_to_none=True)",
+            "none: a gradient of None is skipped, one of zero is not (weight decay, momentum)",
+            "torch.optim.Optimizer.zero_grad",
+            Price(changes=1),
+        ),
+        Injected(
+            "fused",
+            "fused optimizer step",
+            "the optimizer with fused=True",
+            "none: one kernel updates all",
+            "torch.optim, foreach and fused implementations",
+            Price(changes=1),
+        ),
+        Injected(
+            "no-foreach",
+            "optimizer step by parameter",
+            "the optimizer with foreach=False",
+            "a kernel for each parameter: a slower step",
+            "torch.optim, foreach and fused implementations",
+            Price(slower_percent=1.0, changes=1),
+        ),
+        Injected(
+            MORE_RANKS,
+            f"{2 * ranks} ranks instead of {ranks}",
+            f"--gpus {2 * ranks}, and the launcher's line",
+            f"{2 * ranks} GPUs; more communication",
+            "Rajbhandari et al. 2020",
+            Price(gpus=ranks, changes=1),
+        ),
+    )
+
+
+def _optimizers() -> Iterator[Injected]:
+    for optimizer, how in _HOW.items():
+        name, cost, source, price = OPTIMIZER_CHANGES[optimizer]
+        yield Injected(optimizer, name, how, cost, source, price)
+
+
+NAMES = ("checkpointing", "autocast", *_HOW, "chunked-loss", "set-to-none", "fused", "no-foreach", MORE_RANKS)
+"""Every change as `--what-if` takes it."""
