@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from gpumem_tui.exit_codes import EXIT_FAILED
 from gpumem_tui.memory import Unknown, format_bytes
 from gpumem_tui.plan.command import CommandPlan
 from gpumem_tui.plan.command_report import command_plan_json, command_plan_markdown
-from gpumem_tui.plan.command_runs import WhatIf, proposed, trace_change, trace_command
+from gpumem_tui.plan.command_runs import CommandRuns, WhatIf
+from gpumem_tui.plan.injected import Injected
 from gpumem_tui.search.headless import CommandLog
 from gpumem_tui.search.process import ChildDied
 from gpumem_tui.search.runner import SearchConfig, Unusable
@@ -25,8 +26,9 @@ def show(config: SearchConfig, batch_size: int, wanted: Sequence[str] | None, *,
         quiet: do not show what the command prints.
     """
     log = CommandLog(config, quiet=quiet)
+    runs = CommandRuns(config, batch_size, tuple(wanted or ()))
     try:
-        predicted = trace_command(config, batch_size, None, log.show)
+        predicted, changes, refused = runs.trace(None, log.show)
     except Unusable as error:
         print(f"gpumem-tui: {error}", file=sys.stderr)
         return error.exit_code
@@ -35,7 +37,7 @@ def show(config: SearchConfig, batch_size: int, wanted: Sequence[str] | None, *,
         return EXIT_FAILED
     plan = CommandPlan(config, batch_size, predicted)
     if wanted is not None:
-        plan = replace(plan, what_ifs=_tried(plan, wanted, quiet=quiet))
+        plan = replace(plan, what_ifs=(*_tried(plan, runs, changes, quiet=quiet), *refused))
     if as_json:
         print(json.dumps(command_plan_json(plan)))
     else:
@@ -43,18 +45,15 @@ def show(config: SearchConfig, batch_size: int, wanted: Sequence[str] | None, *,
     return 0
 
 
-def _tried(plan: CommandPlan, wanted: Sequence[str], *, quiet: bool) -> tuple[WhatIf, ...]:
-    """Every change, run or refused; a line each on stderr. What the command prints is not shown again."""
-    runs, others = proposed(plan.config, plan.base, wanted)
-    done: list[WhatIf] = []
-    for number, change in enumerate(runs, 1):
+def _tried(plan: CommandPlan, runs: CommandRuns, changes: Sequence[Injected], *, quiet: bool) -> Iterator[WhatIf]:
+    """Every change, run; a line each on stderr. What the command prints is not shown again."""
+    for number, change in enumerate(changes, 1):
         if not quiet:
-            print(f"what-if {number} of {len(runs)}: {change.name} …", end="", file=sys.stderr, flush=True)
-        found = trace_change(plan.config, change, plan.base, plan.batch_size, None, lambda _: None)
-        done.append(found)
+            print(f"what-if {number} of {len(changes)}: {change.name} …", end="", file=sys.stderr, flush=True)
+        found = runs.trace_change(change, plan.base, None, lambda _: None)
         if not quiet:
             print(f" {_outcome(plan, found)}", file=sys.stderr, flush=True)
-    return (*done, *others)
+        yield found
 
 
 def _outcome(plan: CommandPlan, found: WhatIf) -> str:

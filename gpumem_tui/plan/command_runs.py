@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from gpumem_tui.memory import Unknown
@@ -24,64 +24,62 @@ class WhatIf:
     traced: Traced | Unknown
 
 
-def trace_command(config: SearchConfig, batch_size: int, control: Control | None, watch: Watch) -> Predicted:
-    """The command as it is, and which changes could be made to it.
+@dataclass(frozen=True)
+class CommandRuns:
+    """The runs of one plan.
 
-    Raises:
-        Unusable, ChildDied, Cancelled: as `runner.predict`.
+    Attributes:
+        wanted: the changes to try, by key; empty for all that can be made.
     """
-    return runner.predict(replace(config, change=PROPOSE), control, batch_size, watch=watch)
 
+    config: SearchConfig
+    batch_size: int
+    wanted: tuple[str, ...] = ()
 
-def proposed(config: SearchConfig, base: Traced, wanted: Sequence[str] = ()) -> tuple[list[Injected], list[WhatIf]]:
-    """The changes that are worth a run, and those that cannot be made, with the reason.
+    def trace(self, control: Control | None, watch: Watch) -> tuple[Predicted, list[Injected], list[WhatIf]]:
+        """The command as it is, the changes that are worth a run, and those that cannot be made.
 
-    Args:
-        base: the trace of the command as it is.
-        wanted: keys; empty for all.
-    """
-    reasons = {**dict(base.changes), MORE_RANKS: "" if base.is_sharded else "each rank holds the same"}
-    runs: list[Injected] = []
-    others: list[WhatIf] = []
-    for change in injected(config.device.gpu, config.workload.recipe.gpus):
-        if wanted and change.key not in wanted:
-            continue
-        reason = reasons[change.key]
-        if reason:
-            others.append(WhatIf(change, Unknown(reason)))
-        else:
-            runs.append(change)
-    return runs, others
+        Raises:
+            Unusable, ChildDied, Cancelled: as `runner.predict`.
+        """
+        predicted = runner.predict(replace(self.config, change=PROPOSE), control, self.batch_size, watch=watch)
+        base = predicted.prediction.traced
+        assert isinstance(base, Traced), "a command at a given batch size is traced or fails"
+        reasons = {**dict(base.changes), MORE_RANKS: "" if base.is_sharded else "each rank holds the same"}
+        changes = injected(self.config.device.gpu, self.config.workload.recipe.gpus)
+        asked = [change for change in changes if not self.wanted or change.key in self.wanted]
+        runs = [change for change in asked if not reasons[change.key]]
+        refused = [WhatIf(change, Unknown(reasons[change.key])) for change in asked if reasons[change.key]]
+        return predicted, runs, refused
 
+    def trace_change(self, change: Injected, base: Traced, control: Control | None, watch: Watch) -> WhatIf:
+        """The command with a change made to it; what goes wrong then is the answer.
 
-def trace_change(
-    config: SearchConfig, change: Injected, base: Traced, batch_size: int, control: Control | None, watch: Watch
-) -> WhatIf:
-    """Run the command with a change made to it; what goes wrong then is the answer.
+        Args:
+            base: the trace of the command as it is: where it answers for every batch size, so will this one.
 
-    Args:
-        base: the trace of the command as it is: where it answers for every batch size, so will this one.
+        Raises:
+            Cancelled: the user ended it.
+        """
+        changed = self._changed(change)
+        try:
+            if base.only_at:
+                found = runner.predict(changed, control, base.only_at, base.not_affine, watch).prediction.traced
+            else:
+                found = runner.predict(changed, control, watch=watch).prediction.traced
+                if isinstance(found, Unknown):
+                    found = runner.predict(changed, control, self.batch_size, found.reason, watch).prediction.traced
+        except Unusable as error:
+            return WhatIf(change, Unknown(f"its run failed: {error}"))
+        except ChildDied as error:
+            return WhatIf(change, Unknown(f"its run ended early: {error}"))
+        if isinstance(found, Traced) and (reason := dict(found.changes).get(change.key)):
+            return WhatIf(change, Unknown(reason))
+        return WhatIf(change, found)
 
-    Raises:
-        Cancelled: the user ended it.
-    """
-    if change.key == MORE_RANKS:
-        recipe = config.workload.recipe
-        more = replace(config.workload, recipe=replace(recipe, gpus=2 * recipe.gpus))
-        changed = replace(config, workload=more)
-    else:
-        changed = replace(config, change=change.key)
-    try:
-        if base.only_at:
-            found = runner.predict(changed, control, base.only_at, base.not_affine, watch).prediction.traced
-        else:
-            found = runner.predict(changed, control, watch=watch).prediction.traced
-            if isinstance(found, Unknown):
-                found = runner.predict(changed, control, batch_size, found.reason, watch).prediction.traced
-    except Unusable as error:
-        return WhatIf(change, Unknown(f"its run failed: {error}"))
-    except ChildDied as error:
-        return WhatIf(change, Unknown(f"its run ended early: {error}"))
-    if isinstance(found, Traced) and (reason := dict(found.changes).get(change.key)):
-        return WhatIf(change, Unknown(reason))
-    return WhatIf(change, found)
+    def _changed(self, change: Injected) -> SearchConfig:
+        if change.key != MORE_RANKS:
+            return replace(self.config, change=change.key)
+        workload = self.config.workload
+        more = replace(workload.recipe, gpus=2 * workload.recipe.gpus)
+        return replace(self.config, workload=replace(workload, recipe=more))

@@ -68,9 +68,17 @@ def tried(state: CommandPlanState, found: WhatIf) -> CommandPlanState:
     return replace(state, plan=plan, running=None, said="")
 
 
+def saying(state: CommandPlanState, text: str) -> CommandPlanState:
+    """The running command has printed a line."""
+    return replace(state, said=text)
+
+
+def planned_for(state: CommandPlanState, gpu: Gpu) -> CommandPlanState:
+    """The user plans for another GPU."""
+    return replace(state, gpu=gpu)
+
+
 def ended(state: CommandPlanState, failure: str = "", exit_code: int = 0) -> CommandPlanState:
     """Nothing runs any more."""
     waiting = state.waiting if state.running is None else (state.running, *state.waiting)
-    return replace(
-        state, busy=False, running=None, waiting=waiting, said="", failure=failure, exit_code=exit_code
-    )
+    return replace(state, busy=False, running=None, waiting=waiting, said="", failure=failure, exit_code=exit_code)

@@ -11,7 +11,8 @@ from gpumem_tui.search import report
 from gpumem_tui.tui.command_plan_state import CommandPlanState
 from gpumem_tui.tui.figures import MUTED, Span, compact_bytes, span_width
 from gpumem_tui.tui.glyphs import PROGRAM
-from gpumem_tui.tui.views.help import entry, heading as help_heading
+from gpumem_tui.tui.views.help import entry
+from gpumem_tui.tui.views.help import heading as help_heading
 from gpumem_tui.tui.views.plan_rows import Row, paragraph, row
 from gpumem_tui.tui.views.readings import fit
 
@@ -138,7 +139,11 @@ def gpu_list_rows(state: CommandPlanState, figures: CommandFigures | None, width
     if figures is None:
         return []
     name = width - 2 - 3 * _NUMBER
-    lines = [row((f"{fit('  GiB', name + 2)}{'memory':>{_NUMBER}}{'free':>{_NUMBER}}{'largest':>{_NUMBER}}", f"bold {MUTED}"))]
+    lines = [
+        row(
+            (f"{fit('  GiB', name + 2)}{'memory':>{_NUMBER}}{'free':>{_NUMBER}}{'largest':>{_NUMBER}}", f"bold {MUTED}")
+        )
+    ]
     lines += [_gpu(state, found, name) for found in figures.gpus]
     note = f"~ as traced on {state.config.device.gpu.title}: kernels there may take more or less scratch memory"
     return [*lines, *paragraph(note, width)]
@@ -196,7 +201,9 @@ def _place(found: Place, where: int) -> Row:
     )
 
 
-def technique_details(state: CommandPlanState, figures: CommandFigures, key: str) -> tuple[str, list[list[Span]]] | None:
+def technique_details(
+    state: CommandPlanState, figures: CommandFigures, key: str
+) -> tuple[str, list[list[Span]]] | None:
     """All there is to say of a what-if: its title and its lines; None for one that is not there."""
     for none in figures.not_tried:
         if none.key == key:
