@@ -6,7 +6,6 @@ import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -117,8 +116,6 @@ def _plan_command(values: dict[str, Any], *, as_json: bool, on_screen: bool) -> 
         raise click.UsageError("--what-if and --no-what-if: give only one of them")
     given = values.pop("batch_size")
     _, config = configure({**values, "share": True})
-    if not config.device.simulated:
-        config = replace(config, device=replace(config.device, simulated=True))
     size = predicted_size(config, given)
     if on_screen:
         from gpumem_tui.tui.start import open_command_plan

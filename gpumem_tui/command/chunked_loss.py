@@ -55,7 +55,7 @@ class _InPieces(torch.autograd.Function):
     """The summed loss. Of backward, only the gradient of the logits is as large as the logits are."""
 
     @staticmethod
-    def forward(ctx: Any, logits: Any, target: Any, options: dict[str, Any]) -> Any:  # type: ignore[override]
+    def forward(ctx: Any, logits: Any, target: Any, options: dict[str, Any]) -> Any:
         ctx.save_for_backward(logits, target)
         ctx.options = options
         ctx.wide = torch.is_autocast_enabled("cuda")
@@ -63,14 +63,14 @@ class _InPieces(torch.autograd.Function):
         return torch.stack(losses).sum()
 
     @staticmethod
-    def backward(ctx: Any, gradient: Any) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Any) -> Any:
         logits, target = ctx.saved_tensors
         found = torch.empty_like(logits)
         for (piece, wanted), place in zip(_pieces(logits, target), _cut(found), strict=True):
             with torch.enable_grad():
                 leaf = piece.detach().requires_grad_()
-                (part,) = torch.autograd.grad(_loss(leaf, wanted, ctx), leaf, gradient)
-            place.copy_(part)
+                loss = _loss(leaf, wanted, ctx)
+            place.copy_(torch.autograd.grad(loss, leaf, gradient)[0])  # not kept while the next piece is computed
         return found, None, None
 
 

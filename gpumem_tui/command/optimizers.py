@@ -40,7 +40,7 @@ class EightBitAdamW(torch.optim.Optimizer):
         self._maps: dict[str, torch.Tensor] = {}
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Make the state of every parameter that has a gradient; the kernels update in place."""
         loss = None
         if closure is not None:
@@ -148,7 +148,7 @@ def _make_instead(kind: Any, replacement: _Replacement) -> None:
         if wanted is not kind or not (args or kwargs):  # a class made from torch's, or a copy
             return object.__new__(wanted)
         given = signature.bind(None, *args, **kwargs)
-        kept = {name: given.arguments[name] for name in ("lr", "weight_decay") if name in given.arguments}
+        kept = {name: value for name, value in given.arguments.items() if name in ("lr", "weight_decay")}
         given.apply_defaults()
         return _made(replacement, kept, dict(given.arguments))
 

@@ -7,20 +7,22 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Literal
 
 from gpumem_tui.catalog.loader import gpus
 from gpumem_tui.catalog.shapes import Gpu
-from gpumem_tui.formula.changes import SHARED_BY_DEFAULT, STAGES, sharded
+from gpumem_tui.formula.changes import SHARED_BY_DEFAULT, STAGES
 from gpumem_tui.formula.plan import Accumulation, accumulation
-from gpumem_tui.formula.price import Price
-from gpumem_tui.memory import Bucket, Unknown
+from gpumem_tui.formula.recipe import Sharding
+from gpumem_tui.memory import Breakdown, Bucket, Unknown
 from gpumem_tui.plan.command_runs import WhatIf
+from gpumem_tui.plan.injected import OFFLOADED, CommandChange, sharded_over
 from gpumem_tui.search.prediction import Traced
 from gpumem_tui.search.runner import Predicted, SearchConfig
 from gpumem_tui.simulator.profile import CUBLAS_WORKSPACE, profile_for
 from gpumem_tui.simulator.replay import AffineTrace, BatchFinder, NotAffine
 
-_SHARDED: dict[str, tuple[Bucket, ...]] = {
+_SHARDED: dict[Sharding, tuple[Bucket, ...]] = {
     "zero1": (Bucket.OPTIMIZER,),
     "zero2": (Bucket.OPTIMIZER, Bucket.GRADIENTS),
     "zero3": (Bucket.OPTIMIZER, Bucket.GRADIENTS, Bucket.PARAMETERS),
@@ -137,22 +139,18 @@ class TechniqueRow:
     """A technique, as it turns out for the command.
 
     Attributes:
-        how: what to write to have it.
-        cost: in words; `cost_source`: where that is from.
-        by: how the figures are known: by a run with the change made, or worked out from the command's own trace.
+        by: how the figures are known: ``traced``: by a run with the change made; ``formula``: worked out from the
+            command's own trace.
+        reserved_bytes, buckets: at the peak; None where only the allocated bytes are worked out.
         saved_bytes: of the allocated peak; negative where it takes more.
         largest: the largest batch that fits with it, or why that is not known.
     """
 
-    key: str
-    name: str
-    how: str
-    cost: str
-    cost_source: str
-    price: Price
-    by: str
+    change: CommandChange
+    by: Literal["traced", "formula"]
     peak_bytes: int
     reserved_bytes: int | None
+    buckets: Breakdown | None
     saved_bytes: int
     fits: bool
     largest: int | Unknown
@@ -162,8 +160,7 @@ class TechniqueRow:
 class NotTried:
     """A technique that cannot be tried here, and why."""
 
-    key: str
-    name: str
+    change: CommandChange
     reason: str
 
 
@@ -229,51 +226,34 @@ class CommandAnswers:
                 others.append(row)
             else:
                 tried.append(row)
-        tried.sort(key=lambda row: (not (row.fits or self.fits), -_count(row.largest), -row.saved_bytes, row.price))
+        tried.sort(
+            key=lambda row: (not (row.fits or self.fits), -_count(row.largest), -row.saved_bytes, row.change.price)
+        )
         return tried, others
 
     def _rows(self) -> Iterator[TechniqueRow | NotTried]:
         for what_if in self.plan.what_ifs:
-            change = what_if.change
             if isinstance(what_if.traced, Unknown):
-                yield NotTried(change.key, change.name, what_if.traced.reason)
+                yield NotTried(what_if.change, what_if.traced.reason)
                 continue
             traced = self.plan.on(self.gpu, what_if.traced)
             replay = traced.at(self.plan.batch_size)
             yield TechniqueRow(
-                change.key, change.name, change.how, change.cost, change.source, change.price, "traced",
-                replay.peak_allocated_bytes, replay.peak_reserved_bytes, self.peak_bytes - replay.peak_allocated_bytes,
-                traced.fits(self.plan.batch_size), traced.max_batch_size,
-            )  # fmt: skip
-        yield from self._by_formula()
-
-    def _by_formula(self) -> Iterator[TechniqueRow]:
-        """What can be worked out from the trace: state that leaves the GPU, or is divided."""
+                what_if.change,
+                "traced",
+                replay.peak_allocated_bytes,
+                replay.peak_reserved_bytes,
+                replay.breakdown,
+                self.peak_bytes - replay.peak_allocated_bytes,
+                traced.fits(self.plan.batch_size),
+                traced.max_batch_size,
+            )
+        yield self._without(OFFLOADED, (Bucket.OPTIMIZER,), 0.0)
         if not self.plan.base.is_sharded and self.plan.ranks == 1:
             for stage in STAGES:
-                change = sharded(stage, SHARED_BY_DEFAULT, SHARED_BY_DEFAULT - 1)
-                how = "FSDP2's fully_shard" if stage != "zero1" else "torch's ZeroRedundancyOptimizer"
-                yield self._without(
-                    _SHARDED[stage], 1 / SHARED_BY_DEFAULT, change.key, change.name, how, change.cost, change.source,
-                    change.price,
-                )  # fmt: skip
-        yield self._without(
-            (Bucket.OPTIMIZER,), 0.0, "offload-optimizer", "optimizer in host memory", "torchao's CPUOffloadOptimizer",
-            "gradients and weights cross the bus at every update, and the CPU runs it; as much host memory",
-            "Ren et al. 2021 (ZeRO-Offload)", Price(offloads=1, changes=1),
-        )  # fmt: skip
+                yield self._without(sharded_over(SHARED_BY_DEFAULT, stage), _SHARDED[stage], 1 / SHARED_BY_DEFAULT)
 
-    def _without(
-        self,
-        buckets: Iterable[Bucket],
-        kept: float,
-        key: str,
-        name: str,
-        how: str,
-        cost: str,
-        source: str,
-        price: Price,
-    ) -> TechniqueRow:
+    def _without(self, change: CommandChange, buckets: Iterable[Bucket], kept: float) -> TechniqueRow:
         """With a share of some buckets only: the highest of the phases' peaks less what leaves of each."""
         peak = 0
         for phase in self.traced.at(self.plan.batch_size).phases:
@@ -281,10 +261,8 @@ class CommandAnswers:
             peak = max(peak, phase.peak_allocated_bytes - held + int(kept * held))
         saved = max(0, self.peak_bytes - peak)
         roomier = replace(self.traced, capacity_bytes=self.traced.capacity_bytes + saved, _replays={})
-        return TechniqueRow(
-            key, name, how, cost, source, price, "formula", self.peak_bytes - saved, None, saved,
-            roomier.fits(self.plan.batch_size), roomier.max_batch_size,
-        )  # fmt: skip
+        fits, largest = roomier.fits(self.plan.batch_size), roomier.max_batch_size
+        return TechniqueRow(change, "formula", self.peak_bytes - saved, None, None, saved, fits, largest)
 
 
 def gpu_rows(plan: CommandPlan) -> list[GpuRow]:

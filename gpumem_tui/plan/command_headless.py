@@ -12,7 +12,7 @@ from gpumem_tui.memory import Unknown, format_bytes
 from gpumem_tui.plan.command import CommandPlan
 from gpumem_tui.plan.command_report import command_plan_json, command_plan_markdown
 from gpumem_tui.plan.command_runs import CommandRuns, WhatIf
-from gpumem_tui.plan.injected import Injected
+from gpumem_tui.plan.injected import CommandChange
 from gpumem_tui.search.headless import CommandLog
 from gpumem_tui.search.process import ChildDied
 from gpumem_tui.search.runner import SearchConfig, Unusable
@@ -45,7 +45,7 @@ def show(config: SearchConfig, batch_size: int, wanted: Sequence[str] | None, *,
     return 0
 
 
-def _tried(plan: CommandPlan, runs: CommandRuns, changes: Sequence[Injected], *, quiet: bool) -> Iterator[WhatIf]:
+def _tried(plan: CommandPlan, runs: CommandRuns, changes: Sequence[CommandChange], *, quiet: bool) -> Iterator[WhatIf]:
     """Every change, run; a line each on stderr. What the command prints is not shown again."""
     for number, change in enumerate(changes, 1):
         if not quiet:

@@ -25,7 +25,7 @@ def command_plan_json(plan: CommandPlan) -> dict[str, Any]:
         **report.prediction_json(plan.config, plan.predicted.prediction, plan.batch_size),
         "accumulation": report.accumulation_json(plan.accumulation),
         "techniques": [_technique_json(row) for row in tried],
-        "not_applicable": [{"key": row.key, "name": row.name, "reason": row.reason} for row in others],
+        "not_applicable": [{"key": row.change.key, "name": row.change.name, "reason": row.reason} for row in others],
         "gpus": [_gpu_json(plan, row) for row in gpu_rows(plan)],
         "batch_sizes": [vars(row) for row in answers.batches()],
         "ranks": {"ranks": plan.ranks, "sharded": plan.base.is_sharded, "note": ranks_line(plan)},
@@ -34,16 +34,17 @@ def command_plan_json(plan: CommandPlan) -> dict[str, Any]:
 
 def _technique_json(row: TechniqueRow) -> dict[str, Any]:
     body: dict[str, Any] = {
-        "key": row.key,
-        "name": row.name,
-        "how": row.how,
+        "key": row.change.key,
+        "name": row.change.name,
+        "how": row.change.how,
         "saved_bytes": row.saved_bytes,
         "peak_bytes": row.peak_bytes,
         "peak_reserved_bytes": row.reserved_bytes,
+        "buckets": None if row.buckets is None else row.buckets.as_json(),
         "fits": row.fits,
         "max_batch_size": row.largest if isinstance(row.largest, int) else None,
-        "cost": row.cost,
-        "cost_source": row.cost_source,
+        "cost": row.change.cost,
+        "cost_source": row.change.source,
         "source": row.by,
     }
     if isinstance(row.largest, Unknown):
@@ -81,15 +82,16 @@ def ranks_line(plan: CommandPlan) -> str:
     )
 
 
-def verdict_line(answers: CommandAnswers) -> str:
+def verdict_line(answers: CommandAnswers, *, with_gpu: bool = True) -> str:
     """Whether the command fits, and how large a batch would."""
     free, gpu, size = answers.free_bytes, answers.gpu, answers.plan.batch_size
     left = f"{format_bytes(free)} of {format_bytes(gpu.cuda_total_bytes)} left"
     room = left if answers.fits else f"{format_bytes(-free)} missing"
     largest = answers.largest
-    most = f"; the largest batch that fits is {largest:,}" if isinstance(largest, int) else ""
+    most = f"; the largest that fits is {largest:,}" if isinstance(largest, int) else ""
     said = "fits" if answers.fits else "does not fit"
-    return f"batch {size:,} {said} on {gpu.title}, {room}{most}"
+    where = f" on {gpu.title}" if with_gpu else ""
+    return f"batch {size:,} {said}{where}, {room}{most}"
 
 
 def batch_note(plan: CommandPlan) -> str:
@@ -160,21 +162,21 @@ def _techniques(answers: CommandAnswers) -> Iterator[str]:
     tried, others = answers.techniques()
     rows = [
         (
-            row.name,
+            row.change.name,
             format_bytes(row.saved_bytes),
             format_bytes(row.peak_bytes),
             "yes" if row.fits else "no",
             f"{row.largest:,}" if isinstance(row.largest, int) else "–",
-            f"{row.cost} ({row.cost_source})",
+            f"{row.change.cost} ({row.change.source})",
             row.by,
-            row.how,
+            row.change.how,
         )
         for row in tried
     ]
     columns = ("technique", "saves", "peak", "fits", "largest batch", "cost", "by", "how")
     yield table(columns, rows) if rows else "Nothing was tried."
     if others:
-        yield bullets(f"{row.name}: {row.reason}" for row in others)
+        yield bullets(f"{row.change.name}: {row.reason}" for row in others)
 
 
 def _batches(answers: CommandAnswers) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from gpumem_tui.memory import Unknown
-from gpumem_tui.plan.injected import MORE_RANKS, Injected, injected
+from gpumem_tui.plan.injected import MORE_RANKS, CommandChange, injected
 from gpumem_tui.search import runner
 from gpumem_tui.search.events import PROPOSE
 from gpumem_tui.search.prediction import Traced
@@ -20,7 +20,7 @@ Watch = Callable[[CommandOutput | TraceStarted], None]
 class WhatIf:
     """A change and its trace, or why there is none."""
 
-    change: Injected
+    change: CommandChange
     traced: Traced | Unknown
 
 
@@ -36,7 +36,7 @@ class CommandRuns:
     batch_size: int
     wanted: tuple[str, ...] = ()
 
-    def trace(self, control: Control | None, watch: Watch) -> tuple[Predicted, list[Injected], list[WhatIf]]:
+    def trace(self, control: Control | None, watch: Watch) -> tuple[Predicted, list[CommandChange], list[WhatIf]]:
         """The command as it is, the changes that are worth a run, and those that cannot be made.
 
         Raises:
@@ -52,7 +52,7 @@ class CommandRuns:
         refused = [WhatIf(change, Unknown(reasons[change.key])) for change in asked if reasons[change.key]]
         return predicted, runs, refused
 
-    def trace_change(self, change: Injected, base: Traced, control: Control | None, watch: Watch) -> WhatIf:
+    def trace_change(self, change: CommandChange, base: Traced, control: Control | None, watch: Watch) -> WhatIf:
         """The command with a change made to it; what goes wrong then is the answer.
 
         Args:
@@ -77,7 +77,7 @@ class CommandRuns:
             return WhatIf(change, Unknown(reason))
         return WhatIf(change, found)
 
-    def _changed(self, change: Injected) -> SearchConfig:
+    def _changed(self, change: CommandChange) -> SearchConfig:
         if change.key != MORE_RANKS:
             return replace(self.config, change=change.key)
         workload = self.config.workload

@@ -8,7 +8,7 @@ from gpumem_tui.catalog.shapes import Gpu
 from gpumem_tui.exit_codes import EXIT_INTERRUPTED
 from gpumem_tui.plan.command import CommandPlan
 from gpumem_tui.plan.command_runs import WhatIf
-from gpumem_tui.plan.injected import Injected
+from gpumem_tui.plan.injected import CommandChange
 from gpumem_tui.search.runner import Predicted, SearchConfig
 
 
@@ -29,8 +29,8 @@ class CommandPlanState:
     batch_size: int
     gpu: Gpu
     plan: CommandPlan | None = None
-    running: Injected | None = None
-    waiting: tuple[Injected, ...] = ()
+    running: CommandChange | None = None
+    waiting: tuple[CommandChange, ...] = ()
     busy: bool = False
     said: str = ""
     failure: str = ""
@@ -48,14 +48,14 @@ def begun(state: CommandPlanState) -> CommandPlanState:
 
 
 def traced(
-    state: CommandPlanState, predicted: Predicted, waiting: tuple[Injected, ...], refused: tuple[WhatIf, ...]
+    state: CommandPlanState, predicted: Predicted, waiting: tuple[CommandChange, ...], refused: tuple[WhatIf, ...]
 ) -> CommandPlanState:
     """The command as it is has been traced. `refused`: the changes that cannot be made to it."""
     plan = CommandPlan(state.config, state.batch_size, predicted, refused)
     return replace(state, plan=plan, waiting=waiting, said="")
 
 
-def trying(state: CommandPlanState, change: Injected) -> CommandPlanState:
+def trying(state: CommandPlanState, change: CommandChange) -> CommandPlanState:
     """A change is being traced."""
     waiting = tuple(other for other in state.waiting if other != change)
     return replace(state, running=change, waiting=waiting, said="")

@@ -24,7 +24,7 @@ from gpumem_tui.memory import Unknown
 from gpumem_tui.plan.command import CommandFigures
 from gpumem_tui.plan.command_runs import Watch, WhatIf
 from gpumem_tui.plan.controls import Option
-from gpumem_tui.plan.injected import Injected
+from gpumem_tui.plan.injected import CommandChange
 from gpumem_tui.search.prediction import Traced
 from gpumem_tui.search.process import ChildDied
 from gpumem_tui.search.runner import (
@@ -65,10 +65,10 @@ class Runs(Protocol):
     def batch_size(self) -> int:
         """The planned one."""
 
-    def trace(self, control: Control | None, watch: Watch) -> tuple[Predicted, list[Injected], list[WhatIf]]:
+    def trace(self, control: Control | None, watch: Watch) -> tuple[Predicted, list[CommandChange], list[WhatIf]]:
         """The command as it is."""
 
-    def trace_change(self, change: Injected, base: Traced, control: Control | None, watch: Watch) -> WhatIf:
+    def trace_change(self, change: CommandChange, base: Traced, control: Control | None, watch: Watch) -> WhatIf:
         """The command with a change made to it."""
 
 
@@ -84,7 +84,7 @@ class CommandPlanScreen(MainScreen):
     CSS_PATH = "command_plan.tcss"
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (110, "-wide")]  # noqa: RUF012  as Textual declares it
     BINDINGS: ClassVar[list[BindingType]] = [
-        *(Binding(key, f"pane('{pane}')", pane, show=False) for pane, key in views.PANES.items()),
+        *(Binding(key, f"pane('{pane}')", pane) for pane, key in views.PANES.items()),
         Binding("g", "gpu", "GPU", tooltip="Plan for another GPU, without running again"),
         Binding("r", "run", "run what-ifs", tooltip="Run the what-ifs that have not been run"),
         Binding("c", "cancel", "stop", tooltip="End the run; what was found stays"),
@@ -109,6 +109,7 @@ class CommandPlanScreen(MainScreen):
         self._clock = clock
         self._state = CommandPlanState(runs.config, runs.batch_size, runs.config.device.gpu)
         self._figures: CommandFigures | None = None
+        self._working = False
         self._pane = "what-ifs"
         self._control = Control()
         self._ended = threading.Event()
@@ -123,9 +124,7 @@ class CommandPlanScreen(MainScreen):
     @property
     def settled(self) -> bool:
         """Nothing runs, and all that is known is on the screen."""
-        shown = self._figures is not None and self._figures.answers
-        plan = self._state.plan
-        return not self._state.busy and (plan is None or (shown and (shown.plan, shown.gpu) == (plan, self._state.gpu)))
+        return not self._state.busy and (self._state.plan is None or self._is_worked_out)
 
     # What is on it
 
@@ -136,11 +135,11 @@ class CommandPlanScreen(MainScreen):
         with Horizontal(id="plan-body"):
             with Vertical(id="plan-left"):
                 yield _titled(FixedRows(id="ledger"), "Ledger")
-                yield _titled(RowList(id="batches"), "Batch sizes (b)")
+                yield _titled(RowList(id="batches"), "Batch sizes")
             with Vertical(id="plan-right"):
-                yield _titled(RowList(id="what-ifs"), "What-ifs (w)")
-                yield _titled(RowList(id="GPUs"), "GPUs (u)")
-                yield _titled(RowList(id="places"), "What holds the peak (p)")
+                yield _titled(RowList(id="what-ifs"), "What-ifs")
+                yield _titled(RowList(id="GPUs"), "GPUs")
+                yield _titled(RowList(id="places"), "What holds the peak")
         yield Footer()
         yield Static(id="too-small")
 
@@ -299,18 +298,27 @@ class CommandPlanScreen(MainScreen):
     def _enter(self, state: CommandPlanState) -> None:
         """Show another state; what has to be worked out follows."""
         before, self._state = self._state, state
-        if state.plan is not None and (state.plan is not before.plan or state.gpu != before.gpu):
-            self.run_worker(self._work_out(), group="figures", exclusive=True)
+        if state.plan is not None and not self._working and not self._is_worked_out:
+            self._working = True
+            self.run_worker(self._work_out())
         if (state.busy, state.waiting, state.plan) != (before.busy, before.waiting, before.plan):
             self.refresh_bindings()
         self._draw()
 
+    @property
+    def _is_worked_out(self) -> bool:
+        state, figures = self._state, self._figures
+        return figures is not None and figures.answers.plan is state.plan and figures.answers.gpu == state.gpu
+
     async def _work_out(self) -> None:
-        plan, gpu = self._state.plan, self._state.gpu
-        assert plan is not None, "there is a trace to work it out from"
-        known = self._figures.gpus if self._figures is not None else ()
-        self._figures = await in_daemon_thread(partial(CommandFigures.of, plan, gpu, known))
-        self._draw()
+        """Until the figures are those of the state, which may change meanwhile."""
+        try:
+            while (plan := self._state.plan) is not None and not self._is_worked_out:
+                known = self._figures.gpus if self._figures is not None else ()
+                self._figures = await in_daemon_thread(partial(CommandFigures.of, plan, self._state.gpu, known))
+                self._draw()
+        finally:
+            self._working = False
 
     def _draw_top(self) -> None:
         state, figures = self._state, self._figures

@@ -22,7 +22,7 @@ PANES = {"what-ifs": "w", "GPUs": "u", "batches": "b", "places": "p"}
 SMALLEST = (60, 16)
 """Columns and rows below which the screen only says so."""
 
-_NUMBER = 9
+_NUMBER = 8
 _WORD = 8
 _ROOMY = 84
 _FITS, _FITS_NOT = ("✓ ", "$text-success"), ("✗ ", "$text-error")
@@ -62,7 +62,7 @@ def _verdict(state: CommandPlanState, figures: CommandFigures | None, width: int
         word = "working it out" if state.plan is not None else "tracing the command as it is"
         return row(("… ", MUTED), (fit(f"{word}, batch {state.batch_size:,}", width - 2), "bold"))
     mark = _FITS if figures.answers.fits else _FITS_NOT
-    return row(mark, (fit(verdict_line(figures.answers), width - 2), "bold"))
+    return row(mark, (fit(verdict_line(figures.answers, with_gpu=False), width - 2), "bold"))
 
 
 def _progress(state: CommandPlanState, elapsed_s: int, width: int) -> Row:
@@ -110,12 +110,12 @@ def technique_rows(state: CommandPlanState, figures: CommandFigures | None, widt
     columns = f"{'saves':>{_NUMBER}}{'peak':>{_NUMBER}}{'largest':>{_NUMBER}}{by}"
     lines = [row((fit("  GiB", name + 2) + columns, f"bold {MUTED}"))]
     for tried in figures.tried if figures is not None else ():
-        lines += _technique(tried, name, width, here=tried.key == selected)
+        lines += _technique(tried, name, width, here=tried.change.key == selected)
     if state.running is not None:
         lines.append(row(("… ", "$primary"), (f"{state.running.name}: its run is under way", "$primary")))
     lines += [row((fit(f"· {change.name}: not run yet", width), MUTED), key=change.key) for change in state.waiting]
     for none in figures.not_tried if figures is not None else ():
-        lines.append(row((fit(f"– {none.name}: {none.reason}", width), MUTED), key=none.key))
+        lines.append(row((fit(f"– {none.change.name}: {none.reason}", width), MUTED), key=none.change.key))
     return lines
 
 
@@ -123,15 +123,15 @@ def _technique(tried: TechniqueRow, name: int, width: int, *, here: bool) -> lis
     largest = f"{tried.largest:,}" if isinstance(tried.largest, int) else "–"
     spans = [
         _FITS if tried.fits else _FITS_NOT,
-        (fit(tried.name, name), ""),
+        (fit(tried.change.name, name), ""),
         (f"{compact_bytes(tried.saved_bytes):>{_NUMBER}}", "" if tried.saved_bytes > 0 else MUTED),
         (f"{compact_bytes(tried.peak_bytes):>{_NUMBER}}", ""),
         (f"{largest:>{_NUMBER}}", "bold" if tried.fits else MUTED),
     ]
     if width >= _ROOMY:
         spans.append((f"  {tried.by:<{_WORD - 2}}", MUTED))
-    lines = [row(*spans, key=tried.key)]
-    return lines + (paragraph(f"{tried.by}; costs: {tried.cost}", width, indent=2) if here else [])
+    lines = [row(*spans, key=tried.change.key)]
+    return lines + (paragraph(f"{tried.by}; costs: {tried.change.cost}", width, indent=2) if here else [])
 
 
 def gpu_list_rows(state: CommandPlanState, figures: CommandFigures | None, width: int) -> list[Row]:
@@ -155,7 +155,7 @@ def _gpu(state: CommandPlanState, found: GpuRow, name: int) -> Row:
     style = "bold $primary" if found.gpu == state.gpu else ""
     return row(
         _FITS if found.fits else _FITS_NOT,
-        (fit(found.gpu.title, name), style),
+        (fit(found.gpu.title.removeprefix("NVIDIA "), name), style),
         (f"{compact_bytes(found.gpu.total_bytes):>{_NUMBER}}", MUTED),
         (f"{about + compact_bytes(found.free_bytes):>{_NUMBER}}", "" if found.fits else "$text-error"),
         (f"{about + largest:>{_NUMBER}}", ""),
@@ -206,24 +206,24 @@ def technique_details(
 ) -> tuple[str, list[list[Span]]] | None:
     """All there is to say of a what-if: its title and its lines; None for one that is not there."""
     for none in figures.not_tried:
-        if none.key == key:
-            return none.name, [[(f"Not tried: {none.reason}.", "")]]
-    found = next((tried for tried in figures.tried if tried.key == key), None)
+        if none.change.key == key:
+            return none.change.name, [[(f"Not tried: {none.reason}.", "")]]
+    found = next((tried for tried in figures.tried if tried.change.key == key), None)
     if found is None:
         return None
     largest = f"{found.largest:,}" if isinstance(found.largest, int) else found.largest.reason
     known = "a run of the command with the change made to it" if found.by == "traced" else "the command's own trace"
     pairs = [
-        ("to have it", found.how),
+        ("to have it", found.change.how),
         ("peak", f"{format_bytes(found.peak_bytes)} instead of {format_bytes(figures.answers.peak_bytes)}"),
         ("saves", format_bytes(found.saved_bytes)),
         ("reserved", format_bytes(found.reserved_bytes)),
         ("fits", f"{'yes' if found.fits else 'no'}, batch {state.batch_size:,} on {state.gpu.title}"),
         ("largest", largest),
-        ("costs", f"{found.cost} ({found.cost_source})"),
+        ("costs", f"{found.change.cost} ({found.change.source})"),
         ("known by", f"{found.by}: {known}"),
     ]
-    return found.name, [[(f"{title:<12}", MUTED), (text, "")] for title, text in pairs]
+    return found.change.name, [[(f"{title:<12}", MUTED), (text, "")] for title, text in pairs]
 
 
 def gpu_details(state: CommandPlanState, found: GpuRow) -> str:
