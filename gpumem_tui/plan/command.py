@@ -52,6 +52,13 @@ class CommandPlan:
         return traced
 
     @property
+    def size(self) -> str:
+        """The planned batch size in words: it is not known where the command does not say it."""
+        command = self.config.workload.command
+        known = command is None or command.takes_batch or command.proposal is not None
+        return f"batch {self.batch_size:,}" if known else "the command's own batch"
+
+    @property
     def ranks(self) -> int:
         """Of the command; each has a GPU."""
         return self.config.workload.recipe.gpus

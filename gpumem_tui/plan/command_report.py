@@ -84,14 +84,14 @@ def ranks_line(plan: CommandPlan) -> str:
 
 def verdict_line(answers: CommandAnswers, *, with_gpu: bool = True) -> str:
     """Whether the command fits, and how large a batch would."""
-    free, gpu, size = answers.free_bytes, answers.gpu, answers.plan.batch_size
+    free, gpu = answers.free_bytes, answers.gpu
     left = f"{format_bytes(free)} of {format_bytes(gpu.cuda_total_bytes)} left"
     room = left if answers.fits else f"{format_bytes(-free)} missing"
     largest = answers.largest
     most = f"; the largest that fits is {largest:,}" if isinstance(largest, int) else ""
     said = "fits" if answers.fits else "does not fit"
     where = f" on {gpu.title}" if with_gpu else ""
-    return f"batch {size:,} {said}{where}, {room}{most}"
+    return f"{answers.plan.size} {said}{where}, {room}{most}"
 
 
 def batch_note(plan: CommandPlan) -> str:
@@ -119,7 +119,7 @@ def command_plan_markdown(plan: CommandPlan) -> str:
         f"# Plan: {report.workload_line(plan.config.workload)}",
         f"On {where}; torch {plan.predicted.ready.torch_version}, "
         f"profile {plan.base.profile}, traced in {plan.base.seconds:.0f} s",
-        f"## Memory at batch {plan.batch_size:,}",
+        f"## Memory at {plan.size}",
         _ledger(answers),
         bullets(_verdict(answers)),
         "## What would help",

@@ -104,14 +104,7 @@ def injected(gpu: Gpu, ranks: int) -> tuple[CommandChange, ...]:
             "torch.optim, foreach and fused implementations",
             Price(slower_percent=1.0, changes=1),
         ),
-        CommandChange(
-            MORE_RANKS,
-            f"{2 * ranks} ranks instead of {ranks}",
-            f"--gpus {2 * ranks}, and the launcher's line",
-            f"{2 * ranks} GPUs; more communication",
-            "Rajbhandari et al. 2020",
-            Price(gpus=ranks, changes=1),
-        ),
+        *_more_ranks(ranks),
     )
 
 
@@ -131,6 +124,19 @@ def sharded_over(gpus: int, stage: Sharding) -> CommandChange:
     change = sharded(stage, gpus, gpus - 1)
     how = "torch's ZeroRedundancyOptimizer" if stage == "zero1" else "FSDP2's fully_shard"
     return CommandChange(change.key, change.name, how, change.cost, change.source, change.price)
+
+
+def _more_ranks(ranks: int) -> Iterator[CommandChange]:
+    """Twice as many, where there are several."""
+    if ranks > 1:
+        yield CommandChange(
+            MORE_RANKS,
+            f"{2 * ranks} ranks instead of {ranks}",
+            f"--gpus {2 * ranks}, and the launcher's line",
+            f"{2 * ranks} GPUs; more communication",
+            "Rajbhandari et al. 2020",
+            Price(gpus=ranks, changes=1),
+        )
 
 
 def _optimizers() -> Iterator[CommandChange]:

@@ -88,7 +88,8 @@ SCRIPT = """
         optimizer.step()
 """
 BY_HAND = (
-    "checkpointing", "autocast", "adafactor", "sgd-momentum", "sgd", "chunked-loss", "set-to-none", "fused", "no-foreach",
+    "checkpointing", "autocast", "adafactor", "sgd-momentum", "sgd", "chunked-loss", "set-to-none", "fused",
+    "no-foreach",
 )  # fmt: skip
 
 
@@ -114,3 +115,27 @@ def test_it_is_what_the_same_change_by_hand_gives(planned: dict[str, Any], chang
     assert row["peak_bytes"] == by_hand["peak_allocated_bytes"]
     assert row["peak_reserved_bytes"] == by_hand["peak_reserved_bytes"]
     assert row["peak_bytes"] + row["saved_bytes"] == planned["traced"]["peak_allocated_bytes"]
+
+
+def test_8_bit_adamw_keeps_two_bytes_a_value_and_two_scales_a_block(planned: dict[str, Any]) -> None:
+    quantized = [8192 * 256] * 2 + [1024 * 256] * 8 + [8192]
+    small = [1024] * 4 + [256] * 4
+    scales = sum(2 * _rounded(4 * values // 256) for values in quantized)
+    maps = 2 * 4 * 256
+    expected = sum(2 * values for values in quantized) + scales + sum(2 * 4 * values for values in small) + maps
+    row = _tried(planned)["adamw-8bit"]
+    assert row["source"] == "traced"
+    assert row["buckets"]["optimizer"] == expected
+
+
+def _rounded(size_bytes: int) -> int:
+    """As the caching allocator does."""
+    return -(-size_bytes // 512) * 512
+
+
+def test_the_progress_of_the_runs_is_told(tmp_path: Path) -> None:
+    project = Project(tmp_path)
+    project.write("train.py", SCRIPT)
+    done = project.plan("python", "train.py", options=("--what-if", "set-to-none"))
+    assert "what-if 1 of 1: gradients set to None … " in done.stderr
+    assert [row["key"] for row in done.json["techniques"] if row["source"] == "traced"] == ["set-to-none"]

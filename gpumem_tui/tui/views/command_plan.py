@@ -60,7 +60,7 @@ def _verdict(state: CommandPlanState, figures: CommandFigures | None, width: int
         return row(_FITS_NOT, (fit(state.failure, width - 2), "bold"))
     if figures is None:
         word = "working it out" if state.plan is not None else "tracing the command as it is"
-        return row(("… ", MUTED), (fit(f"{word}, batch {state.batch_size:,}", width - 2), "bold"))
+        return row(("… ", MUTED), (fit(word, width - 2), "bold"))
     mark = _FITS if figures.answers.fits else _FITS_NOT
     return row(mark, (fit(verdict_line(figures.answers, with_gpu=False), width - 2), "bold"))
 
@@ -72,7 +72,8 @@ def _progress(state: CommandPlanState, elapsed_s: int, width: int) -> Row:
         said = f" │ {state.said}" if state.said else ""
         return row((fit(f"  {what}{left} · {elapsed_s} s{said}", width), "$primary"))
     if state.failure:
-        return row((fit(f"  {state.failure}; r runs it again", width), "$text-warning"))
+        why = "" if state.plan is None else f"{state.failure}; "
+        return row((fit(f"  {why}r runs it again", width), "$text-warning"))
     if state.waiting:
         return row((fit(f"  {len(state.waiting)} what-ifs not run: r runs them", width), MUTED))
     return row((fit("  every what-if has been run" if state.plan is not None else "", width), MUTED))
@@ -80,9 +81,9 @@ def _progress(state: CommandPlanState, elapsed_s: int, width: int) -> Row:
 
 def ledger_rows(state: CommandPlanState, figures: CommandFigures | None, width: int) -> list[Row]:
     """The buckets at the peak, and what the device holds."""
-    head = row((fit(f"at batch {state.batch_size:,}", width), f"bold {MUTED}"))
     if figures is None:
-        return [head]
+        return []
+    head = row((fit(f"at {figures.answers.plan.size}", width), f"bold {MUTED}"))
     traced, size = figures.answers.traced, state.batch_size
     replay = traced.at(size)
     lines = [_pair(bucket.title, replay.breakdown[bucket], width) for bucket in ALLOCATED_BUCKETS]
@@ -218,7 +219,7 @@ def technique_details(
         ("peak", f"{format_bytes(found.peak_bytes)} instead of {format_bytes(figures.answers.peak_bytes)}"),
         ("saves", format_bytes(found.saved_bytes)),
         ("reserved", format_bytes(found.reserved_bytes)),
-        ("fits", f"{'yes' if found.fits else 'no'}, batch {state.batch_size:,} on {state.gpu.title}"),
+        ("fits", f"{'yes' if found.fits else 'no'}, {figures.answers.plan.size} on {state.gpu.title}"),
         ("largest", largest),
         ("costs", f"{found.change.cost} ({found.change.source})"),
         ("known by", f"{found.by}: {known}"),
