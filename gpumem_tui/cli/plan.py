@@ -11,10 +11,19 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gpumem_tui.cli.common import is_terminal, predict_or_exit
-from gpumem_tui.cli.workload import AT_LEAST_ONE, DEVICE_OPTIONS, WORKLOAD_OPTIONS, with_options
+from gpumem_tui.cli.search import predicted_size
+from gpumem_tui.cli.workload import (
+    AT_LEAST_ONE,
+    DEVICE_OPTIONS,
+    WORKLOAD_OPTIONS,
+    TakesCommand,
+    trained_command,
+    with_options,
+)
 from gpumem_tui.configuration import configure
 from gpumem_tui.formula.extras import EXTRAS, why_not
 from gpumem_tui.memory import Unknown
+from gpumem_tui.plan.injected import NAMES
 
 if TYPE_CHECKING:
     from gpumem_tui.plan.plan import Plan
@@ -25,21 +34,39 @@ _OF_A_SEARCH = frozenset({"limit_bytes", "share"})
 """Device options that a plan does not take: it has the whole GPU."""
 
 
-@click.command(short_help="What fits, what would make more fit, and what it costs.")
+@click.command(cls=TakesCommand, short_help="What fits, what would make more fit, and what it costs.")
 @with_options(WORKLOAD_OPTIONS, DEVICE_OPTIONS)
-@click.option("--batch-size", type=AT_LEAST_ONE, default=1, show_default=True, help="Samples of one pass on one GPU.")
+@click.option("--batch-size", type=AT_LEAST_ONE, help="Samples of one pass on one GPU (default: 1).")
 @click.option(
     "--extra", "extras", type=click.Choice(EXTRAS), multiple=True, help="A technique that only the formula knows."
 )
+@click.option(
+    "--what-if", "what_ifs", type=click.Choice(NAMES), multiple=True,
+    help="Of a command: run it with this change only, not with all that apply.",
+)  # fmt: skip
+@click.option("--no-what-if", is_flag=True, help="Of a command: run it as it is only.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @click.option("--markdown", is_flag=True, help="Markdown instead of the screen; what a pipe gets anyway.")
 @click.option("--no-trace", is_flag=True, help="Formula only: answer at once, without torch.")
-def plan(as_json: bool, markdown: bool, no_trace: bool, **values: Any) -> int:
-    """What fits, what would make more fit, and what it costs: every what-if on one screen."""
+@click.option("--quiet", is_flag=True, help="Do not show what a command prints.")
+def plan(as_json: bool, markdown: bool, **values: Any) -> int:
+    """What fits, what would make more fit, and what it costs: every what-if on one screen.
+
+    The step is a catalog model's (--model) or your own command's, unchanged, after `--`: `gpumem-tui plan -- python
+    train.py --batch-size 8`. A command is run for every what-if, with the change made to it.
+    """
     if as_json and markdown:
         raise click.UsageError("--json and --markdown: give only one of them")
+    on_screen = not as_json and not markdown and is_terminal()
+    if command := trained_command():
+        return _plan_command({**values, "command": command}, as_json=as_json, on_screen=on_screen)
+    for option in ("what_ifs", "no_what_if", "quiet"):
+        if values.pop(option):
+            name = option.removesuffix("s").replace("_", "-")
+            raise click.UsageError(f"--{name}: is about a command; write one after `--`")
+    no_trace = values.pop("no_trace")
     wanted, config = _parsed(values)
-    if not as_json and not markdown and is_terminal():
+    if on_screen:
         from gpumem_tui.tui.start import open_plan
 
         return open_plan(wanted, config)
@@ -63,7 +90,7 @@ def _parsed(values: dict[str, Any]) -> tuple[Plan, SearchConfig]:
     from gpumem_tui.plan.controls import check
     from gpumem_tui.plan.plan import Plan
 
-    batch_size, target_batch = values.pop("batch_size"), values.pop("target_batch")
+    batch_size, target_batch = values.pop("batch_size") or 1, values.pop("target_batch")
     extras = frozenset(values.pop("extras"))
     _, config = configure({**values, "share": True})
     shape, recipe = config.workload.shape, config.workload.recipe
@@ -76,6 +103,27 @@ def _parsed(values: dict[str, Any]) -> tuple[Plan, SearchConfig]:
     wanted = Plan(shape, recipe, config.device.gpu, batch_size, config.headroom, target_batch, extras)
     check(wanted)
     return wanted, config
+
+
+def _plan_command(values: dict[str, Any], *, as_json: bool, on_screen: bool) -> int:
+    """The plan of a command: on the screen, as JSON or as Markdown."""
+    if values.pop("no_trace"):
+        raise click.UsageError("--no-trace: nothing but a trace knows a command")
+    if extras := values.pop("extras"):
+        raise click.UsageError(f"--extra {extras[0]}: is for models of the catalog; of a command see --what-if")
+    what_ifs, none, quiet = values.pop("what_ifs"), values.pop("no_what_if"), values.pop("quiet")
+    if what_ifs and none:
+        raise click.UsageError("--what-if and --no-what-if: give only one of them")
+    given = values.pop("batch_size")
+    _, config = configure({**values, "share": True})
+    size = predicted_size(config, given)
+    if on_screen:
+        from gpumem_tui.tui.start import open_command_plan
+
+        return open_command_plan(config, size, what_ifs, run_all=not none)
+    from gpumem_tui.plan.command_headless import show
+
+    return show(config, size, None if none else what_ifs, as_json=as_json, quiet=quiet)
 
 
 @contextmanager

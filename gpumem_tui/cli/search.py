@@ -70,13 +70,13 @@ def predict(batch_size: int | None, by: str | None, as_json: bool, quiet: bool, 
 
     _, config = configure({**values, "command": trained_command(), "share": True})
     _refuse_idle_gpus(config)
-    size = _predicted_size(config, batch_size)
+    size = predicted_size(config, batch_size)
     predicted = predict_or_exit(config, size, quiet=quiet)
     show_prediction(config, predicted, size, by, as_json=as_json)
     return 0
 
 
-def _predicted_size(config: SearchConfig, given: int | None) -> int:
+def predicted_size(config: SearchConfig, given: int | None) -> int:
     """The batch size that a prediction is about; of a command without ``{batch}``, the one that it has."""
     command = config.workload.command
     if command is None or command.takes_batch:

@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,6 +30,7 @@ from gpumem_tui.search.events import (
 from gpumem_tui.simulator.profile import Profile, profile_for
 
 if TYPE_CHECKING:
+    from gpumem_tui.command.changes import Changes
     from gpumem_tui.command.link import Link
     from gpumem_tui.simulator.timeline import Timeline
     from gpumem_tui.workload.run import MemorySample
@@ -153,6 +155,12 @@ class _Simulated(_Trial):
         self.follow(self.gpu, torch.cuda)
         stack.enter_context(Repeats(self.gpu, self.program.called).watching())
         follow_libraries(self.program, self.gpu)
+        self.changes: Changes | None = None
+        if isinstance(self.request, TraceRequest) and self.request.change:
+            from gpumem_tui.command.changes import Changes
+
+            self.changes = Changes(self.request.change, self.request.gpu)
+            self.changes.start()
 
     def outcome(self) -> ChildEvent:
         from gpumem_tui.simulator.replay import AffineTrace
@@ -168,7 +176,10 @@ class _Simulated(_Trial):
         reasons = tuple((operator, times, assumption(operator)) for operator, times in sorted(assumed.items()))
         seconds = time.perf_counter() - self.started
         size = self.request.batch_size or 0
-        return TraceDone.of(AffineTrace.constant(timeline), seconds, reasons, size, "", self.all_notes())
+        done = TraceDone.of(AffineTrace.constant(timeline), seconds, reasons, size, "", self.all_notes())
+        if self.changes is None:
+            return done
+        return replace(done, changes=self.changes.found(), is_sharded=self.changes.is_sharded)
 
     def _out_of_memory(self, message: str) -> None:
         """Nothing the program does about it changes what was found: this batch does not fit."""
@@ -230,8 +241,6 @@ class _Real(_Trial):
 
     def _with_context(self, done: TrialDone) -> TrialDone:
         """The device's use as CUDA says it: context and libraries as they are, less what others hold."""
-        from dataclasses import replace
-
         assert isinstance(self.request, TrialRequest)
         free, total = torch.cuda.mem_get_info()
         context = max(0, total - free - torch.cuda.memory_reserved() - self.request.others_bytes)

@@ -249,7 +249,7 @@ def _attention(setup: Setup) -> Change | NotApplicable:
 
 
 _RETUNED = Price(retuned=1, changes=1)
-_OPTIMIZERS: Mapping[Optimizer, tuple[str, str, str, Price]] = MappingProxyType(
+OPTIMIZER_CHANGES: Mapping[Optimizer, tuple[str, str, str, Price]] = MappingProxyType(
     {
         "adamw-8bit": (
             "8-bit AdamW",
@@ -283,10 +283,11 @@ _OPTIMIZERS: Mapping[Optimizer, tuple[str, str, str, Price]] = MappingProxyType(
         ),
     }
 )
+"""By optimizer: name, cost, where that is from, and price."""
 
 
 def _optimizers(recipe: Recipe) -> Iterator[Change | NotApplicable]:
-    for optimizer, (name, cost, source, price) in _OPTIMIZERS.items():
+    for optimizer, (name, cost, source, price) in OPTIMIZER_CHANGES.items():
         if recipe.optimizer == optimizer:
             yield NotApplicable(optimizer, name, "the plan uses it already")
             continue

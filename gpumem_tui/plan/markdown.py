@@ -34,7 +34,7 @@ def plan_markdown(plan: Plan, traced: Traced | Unknown) -> str:
         _workload(plan),
         "## Memory of one GPU",
         _ledger(now, by_trace),
-        _bullets(_verdict(now, by_trace)),
+        bullets(_verdict(now, by_trace)),
         "## What would help",
         *_combinations(plan),
         _techniques(techniques(plan)),
@@ -75,7 +75,7 @@ def _ledger(now: Answer, traced: TracedAnswer | Unknown) -> str:
         ("device used", cell(None), cell(known.device_used_bytes if known else None)),
         ("largest batch", f"{now.max_batch_size:,}", _count(known.max_batch_size) if known else cell(None)),
     ]
-    return _table((f"at batch {now.plan.batch_size:,}", "Formula", "Traced"), rows)
+    return table((f"at batch {now.plan.batch_size:,}", "Formula", "Traced"), rows)
 
 
 def _verdict(now: Answer, traced: TracedAnswer | Unknown) -> Iterator[str]:
@@ -144,8 +144,8 @@ def _techniques(judged: Techniques) -> str:
         )
         for technique in judged.helping
     ]
-    table = _table(("technique", "option", "saves", "fits", "largest batch", "cost"), rows)
-    return f"{table}\n\n{_bullets(f'{entry.name}: {entry.reason}' for entry in judged.not_applicable)}"
+    found = table(("technique", "option", "saves", "fits", "largest batch", "cost"), rows)
+    return f"{found}\n\n{bullets(f'{entry.name}: {entry.reason}' for entry in judged.not_applicable)}"
 
 
 def _curve(curve: Curve) -> str:
@@ -156,7 +156,7 @@ def _curve(curve: Curve) -> str:
     ]
     named = bool(curve.series[0].names)
     heading = (curve.x_label if not named else f"{curve.x_label}: which", *(series.name for series in curve.series))
-    return f"### {curve.title}\n\n{curve.y_label}; {curve.note}\n\n{_table(heading, rows)}"
+    return f"### {curve.title}\n\n{curve.y_label}; {curve.note}\n\n{table(heading, rows)}"
 
 
 def _shown(curve: Curve) -> Sequence[int]:
@@ -185,16 +185,18 @@ def _judgement(judgement: Judgement) -> str:
     heading = f"### {judgement.title}{' (warning)' if judgement.warning else ''}"
     parts = [heading, f"{judgement.text} Source: {judgement.source}."]
     if judgement.table is not None:
-        parts.append(_table(judgement.table.columns, judgement.table.rows))
+        parts.append(table(judgement.table.columns, judgement.table.rows))
     return "\n\n".join(parts)
 
 
-def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Rows under their headings."""
     lines = [columns, ["---"] * len(columns), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def _bullets(lines: Iterable[str]) -> str:
+def bullets(lines: Iterable[str]) -> str:
+    """A list, an entry a line."""
     return "\n".join(f"- {line}" for line in lines)
 
 

@@ -22,6 +22,9 @@ from gpumem_tui.workload.spec import WorkloadSpec
 SCHEMA = 1
 Outcome = Literal["fit", "oom", "error"]
 
+PROPOSE = "propose"
+"""As a `TraceRequest`'s change: make none, and say which could be made."""
+
 
 @dataclass(frozen=True)
 class TrialRequest:
@@ -49,6 +52,8 @@ class TraceRequest:
     Attributes:
         batch_size: where there is no such form, trace at this size alone; None: say that there is none.
         not_affine: why there is no such form, where that is known from an earlier trace: do not look for it again.
+        change: of a command: the change to make to it, by name (see `command.changes`), or `PROPOSE`; empty for
+            neither.
     """
 
     workload: WorkloadSpec
@@ -56,6 +61,7 @@ class TraceRequest:
     steps: int
     batch_size: int | None = None
     not_affine: str = ""
+    change: str = ""
 
 
 Request = TrialRequest | TraceRequest
@@ -158,6 +164,8 @@ class TraceDone:
         assumed: the operators whose kernels' scratch is not known and counted as none: (operator, times, why).
         only_at: the one batch size that was traced where there is no affine form, and `not_affine` says why; 0: there
             is one.
+        changes: of a command, by change, why it cannot be made or was not; empty where it can be, or was.
+        is_sharded: whether each rank of a command holds a part.
     """
 
     events: tuple[int, ...]
@@ -173,6 +181,8 @@ class TraceDone:
     not_affine: str = ""
     computed: tuple[tuple[int, str, int, tuple[int, ...], tuple[int, ...]], ...] = ()
     notes: tuple[str, ...] = ()
+    changes: tuple[tuple[str, str], ...] = ()
+    is_sharded: bool = False
     event: Literal["trace"] = "trace"
 
     @property

@@ -62,6 +62,7 @@ class Traced:
         assumed: operators whose kernels' scratch is not known and counted as none: (operator, times, why).
         only_at: the one batch size this is about, where memory depends on the batch in ways that no line through
             traces foretells, and `not_affine` says so; 0: it answers for every size.
+        changes, is_sharded: as `TraceDone` has them.
     """
 
     trace: AffineTrace
@@ -75,6 +76,8 @@ class Traced:
     not_affine: str = ""
     context_source: str = ""
     notes: tuple[str, ...] = ()
+    changes: tuple[tuple[str, str], ...] = ()
+    is_sharded: bool = False
     settings: AllocatorSettings = field(default_factory=AllocatorSettings)
     _replays: dict[int, Replay] = field(default_factory=dict, repr=False, compare=False)
 
@@ -95,6 +98,8 @@ class Traced:
             not_affine=done.not_affine,
             context_source=ready.context_source,
             notes=done.notes,
+            changes=done.changes,
+            is_sharded=done.is_sharded,
             settings=settings,
         )
 

@@ -73,6 +73,7 @@ class SearchConfig:
         ramp_step: a ramp's step; None for one that suits the prediction.
         timeout_s: a trial silent for longer than this hangs.
         target_batch: samples wanted per optimizer step over all GPUs; None for no wish. No trial depends on it.
+        change: to be made to a command while it is traced, as `TraceRequest` has it.
     """
 
     workload: WorkloadSpec
@@ -86,6 +87,7 @@ class SearchConfig:
     timeout_s: float = 300.0
     target_batch: int | None = None
     allocator: AllocatorSettings = field(default_factory=AllocatorSettings)
+    change: str = ""
 
     @property
     def room(self) -> Room:
@@ -304,7 +306,7 @@ def _tracing_command(
     def run(size: int) -> Iterator[CommandOutput | TraceStarted]:
         yield TraceStarted(size)
         ready: Ready | None = None
-        request = TraceRequest(config.workload, config.device.gpu, config.steps, size)
+        request = TraceRequest(config.workload, config.device.gpu, config.steps, size, change=config.change)
         for event in _converse(request, config, control):
             if isinstance(event, Ready):
                 ready = event
@@ -320,7 +322,8 @@ def _tracing_command(
         if trace is None:
             done = replace(done, only_at=size, not_affine=reason)
         else:
-            done = TraceDone.of(trace, done.seconds, done.assumed, notes=done.notes)
+            flat = TraceDone.of(trace, done.seconds, done.assumed, notes=done.notes)
+            done = replace(flat, changes=done.changes, is_sharded=done.is_sharded)
         return Traced.of(ready, done, config.device.gpu, config.limit_bytes, config.allocator)
 
     found: Traced | Unknown

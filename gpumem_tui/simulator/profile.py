@@ -35,6 +35,9 @@ class Profile:
         return replace(self, context_bytes=context_bytes, context_source=source)
 
 
+CUBLAS_WORKSPACE = "cuBLAS workspace"
+"""The operator under which a trace has it."""
+
 _CUBLAS_DEFAULT_BYTES = 4096 * KIB * 2 + 16 * KIB * 8
 _CUBLAS_LARGE_BYTES = 32 * MIB
 """aten/src/ATen/cuda/CublasHandlePool.cpp: `:4096:2:16:8`, and 32 MiB on Hopper; later on Blackwell too (assumed: since

@@ -262,12 +262,16 @@ class BatchFinder:
     settings: AllocatorSettings = field(default_factory=AllocatorSettings)
     _peaks: dict[int, tuple[int, int]] = field(default_factory=dict, repr=False, compare=False)
 
-    def fits(self, batch_size: int, capacity_bytes: int, allowed_bytes: int | None = None) -> bool:
-        """Whether the whole run fits in `capacity_bytes`, and a memory fraction's `allowed_bytes`."""
+    def peaks(self, batch_size: int) -> tuple[int, int]:
+        """The highest (allocated, reserved) bytes where there is no limit."""
         if batch_size not in self._peaks:
             unlimited = replay(self.trace.at(batch_size), settings=self.settings)
             self._peaks[batch_size] = unlimited.peak_allocated_bytes, unlimited.peak_reserved_bytes
-        allocated, reserved = self._peaks[batch_size]
+        return self._peaks[batch_size]
+
+    def fits(self, batch_size: int, capacity_bytes: int, allowed_bytes: int | None = None) -> bool:
+        """Whether the whole run fits in `capacity_bytes`, and a memory fraction's `allowed_bytes`."""
+        allocated, reserved = self.peaks(batch_size)
         limit = capacity_bytes if allowed_bytes is None else min(capacity_bytes, allowed_bytes)
         if reserved <= limit and not self.settings.garbage_collection_threshold:
             return True

@@ -26,6 +26,7 @@ from gpumem_tui.simulator import host
 from gpumem_tui.simulator.allocator import OutOfMemory
 from gpumem_tui.simulator.answers import UNTOLD, Answers
 from gpumem_tui.simulator.blocks import Block
+from gpumem_tui.simulator.profile import CUBLAS_WORKSPACE
 from gpumem_tui.simulator.rules import Computed
 from gpumem_tui.simulator.scratch import MATRIX_PRODUCTS, Buffer, is_assumed, scratch
 from gpumem_tui.simulator.values import SHAPED_BY_VALUES, Uniform, Unknown, Values
@@ -398,7 +399,7 @@ class DeviceMode(FakeTensorMode):
         in_backward = _in_backward()
         if not self._has_workspace[in_backward]:
             self._has_workspace[in_backward] = True
-            self._allocate(self._gpu.profile.cublas_workspace_bytes, "cuBLAS workspace", Bucket.TEMPORARY)
+            self._allocate(self._gpu.profile.cublas_workspace_bytes, CUBLAS_WORKSPACE, Bucket.TEMPORARY)
 
 
 def _fresh_turn(mode: weakref.ref[DeviceMode]) -> Callable[[], None]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -103,6 +103,23 @@ def open_plan(plan: Plan, config: SearchConfig) -> int:
     return _run(screens, "plan", settings, config.python)
 
 
+def open_command_plan(config: SearchConfig, batch_size: int, wanted: Sequence[str], *, run_all: bool) -> int:
+    """Open on the Plan screen of a command and return the exit code.
+
+    Args:
+        wanted: the changes to try, by name; empty for all that can be made.
+        run_all: try them at once, not only when asked to.
+    """
+    _leave_garbage()
+    settings = load()
+    screens: Screens = {
+        "monitor": partial(_own_monitor, settings),
+        "search": _default_search,
+        "plan": partial(_command_plan_screen, config, batch_size, tuple(wanted), run_all=run_all),
+    }
+    return _run(screens, "plan", settings, config.python)
+
+
 def _leave_garbage() -> None:
     """Until the first frame, when the program collects again: what is imported stays, and looking for garbage in it
     takes a seventh of the time."""
@@ -167,6 +184,15 @@ def _plan_screen(plan: Plan, config: SearchConfig) -> MainScreen:
 
     options = TraceOptions(config.python, config.steps, config.allocator)
     return PlanScreen(plan, tracer=lambda on_change: Tracer(on_change, options))
+
+
+def _command_plan_screen(
+    config: SearchConfig, batch_size: int, wanted: tuple[str, ...], *, run_all: bool
+) -> MainScreen:
+    from gpumem_tui.plan.command_runs import CommandRuns
+    from gpumem_tui.tui.screens.command_plan import CommandPlanScreen
+
+    return CommandPlanScreen(CommandRuns(config, batch_size, wanted), run_all=run_all)
 
 
 def _plan_of(config: SearchConfig) -> Plan:

@@ -75,6 +75,10 @@ class Project:
         """`gpumem-tui search --json` on a command; `python` stands for this interpreter."""
         return self.run("search", "--json", "--gpu", f"sim:{gpu}", *options, "--", *_with_this_python(words))
 
+    def plan(self, *words: str, gpu: str = "a100-80gb", options: tuple[str, ...] = ()) -> Finished:
+        """`gpumem-tui plan --json` on a command; `python` stands for this interpreter."""
+        return self.run("plan", "--json", "--gpu", f"sim:{gpu}", *options, "--", *_with_this_python(words))
+
 
 def _with_this_python(words: tuple[str, ...]) -> list[str]:
     return [sys.executable if word == "python" else word for word in words]

@@ -1,0 +1,62 @@
+"""A plan for a command without a screen: its runs one after the other, then JSON or Markdown on stdout."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from gpumem_tui.exit_codes import EXIT_FAILED
+from gpumem_tui.memory import Unknown, format_bytes
+from gpumem_tui.plan.command import CommandPlan
+from gpumem_tui.plan.command_report import command_plan_json, command_plan_markdown
+from gpumem_tui.plan.command_runs import CommandRuns, WhatIf
+from gpumem_tui.plan.injected import CommandChange
+from gpumem_tui.search.headless import CommandLog
+from gpumem_tui.search.process import ChildDied
+from gpumem_tui.search.runner import SearchConfig, Unusable
+
+
+def show(config: SearchConfig, batch_size: int, wanted: Sequence[str] | None, *, as_json: bool, quiet: bool) -> int:
+    """Trace, print, and return the exit code.
+
+    Args:
+        wanted: the changes to try, empty for all that can be made; None for none.
+        quiet: do not show what the command prints.
+    """
+    log = CommandLog(config, quiet=quiet)
+    runs = CommandRuns(config, batch_size, tuple(wanted or ()))
+    try:
+        predicted, changes, refused = runs.trace(None, log.show)
+    except Unusable as error:
+        print(f"gpumem-tui: {error}", file=sys.stderr)
+        return error.exit_code
+    except ChildDied as error:
+        print(f"gpumem-tui: tracing failed: {error}", file=sys.stderr)
+        return EXIT_FAILED
+    plan = CommandPlan(config, batch_size, predicted)
+    if wanted is not None:
+        plan = replace(plan, what_ifs=(*_tried(plan, runs, changes, quiet=quiet), *refused))
+    if as_json:
+        print(json.dumps(command_plan_json(plan)))
+    else:
+        print(command_plan_markdown(plan), end="")
+    return 0
+
+
+def _tried(plan: CommandPlan, runs: CommandRuns, changes: Sequence[CommandChange], *, quiet: bool) -> Iterator[WhatIf]:
+    """Every change, run; a line each on stderr. What the command prints is not shown again."""
+    for number, change in enumerate(changes, 1):
+        if not quiet:
+            print(f"what-if {number} of {len(changes)}: {change.name} …", end="", file=sys.stderr, flush=True)
+        found = runs.trace_change(change, plan.base, None, lambda _: None)
+        if not quiet:
+            print(f" {_outcome(plan, found)}", file=sys.stderr, flush=True)
+        yield found
+
+
+def _outcome(plan: CommandPlan, found: WhatIf) -> str:
+    if isinstance(found.traced, Unknown):
+        return found.traced.reason
+    return format_bytes(found.traced.at(plan.batch_size).peak_allocated_bytes)

@@ -1,0 +1,218 @@
+"""A plan for a command as a JSON object, and for a person to read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from gpumem_tui.memory import ALLOCATED_BUCKETS, Bucket, Unknown, format_bytes
+from gpumem_tui.plan.command import CommandAnswers, CommandPlan, GpuRow, TechniqueRow, gpu_rows
+from gpumem_tui.plan.markdown import bullets, table
+from gpumem_tui.search import report
+from gpumem_tui.workload.command import BATCH
+
+_PLACES = 12
+
+
+# JSON
+
+
+def command_plan_json(plan: CommandPlan) -> dict[str, Any]:
+    """The object that `plan --json -- COMMAND` prints: that of `predict --json`, and what follows from it."""
+    answers = CommandAnswers(plan)
+    tried, others = answers.techniques()
+    return {
+        **report.prediction_json(plan.config, plan.predicted.prediction, plan.batch_size),
+        "accumulation": report.accumulation_json(plan.accumulation),
+        "techniques": [_technique_json(row) for row in tried],
+        "not_applicable": [{"key": row.change.key, "name": row.change.name, "reason": row.reason} for row in others],
+        "gpus": [_gpu_json(plan, row) for row in gpu_rows(plan)],
+        "batch_sizes": [vars(row) for row in answers.batches()],
+        "ranks": {"ranks": plan.ranks, "sharded": plan.base.is_sharded, "note": ranks_line(plan)},
+    }
+
+
+def _technique_json(row: TechniqueRow) -> dict[str, Any]:
+    body: dict[str, Any] = {
+        "key": row.change.key,
+        "name": row.change.name,
+        "how": row.change.how,
+        "saved_bytes": row.saved_bytes,
+        "peak_bytes": row.peak_bytes,
+        "peak_reserved_bytes": row.reserved_bytes,
+        "buckets": None if row.buckets is None else row.buckets.as_json(),
+        "fits": row.fits,
+        "max_batch_size": row.largest if isinstance(row.largest, int) else None,
+        "cost": row.change.cost,
+        "cost_source": row.change.source,
+        "source": row.by,
+    }
+    if isinstance(row.largest, Unknown):
+        body["unavailable"] = row.largest.reason
+    return body
+
+
+def _gpu_json(plan: CommandPlan, row: GpuRow) -> dict[str, Any]:
+    return {
+        "name": row.gpu.name,
+        "title": row.gpu.title,
+        "total_bytes": row.gpu.total_bytes,
+        "fits": row.fits,
+        "free_bytes": row.free_bytes,
+        "max_batch_size": row.largest if isinstance(row.largest, int) else None,
+        "traced_on": plan.config.device.gpu.name,
+        "exact": row.is_exact,
+    }
+
+
+# For a person
+
+
+def ranks_line(plan: CommandPlan) -> str:
+    """What is known of other numbers of ranks."""
+    if plan.base.is_sharded:
+        return f"each of {plan.ranks} ranks holds its part; another number of ranks is another run (--gpus)"
+    if plan.ranks > 1:
+        return f"each rank holds the same, however many of them there are: {plan.ranks} or another number"
+    phases = plan.base.at(plan.batch_size).phases
+    gradients = max((phase.breakdown[Bucket.GRADIENTS] for phase in phases), default=0)
+    return (
+        f"one rank; under DistributedDataParallel each of several would hold this and its buckets: "
+        f"{format_bytes(gradients)} more, by formula (the gradients once more)"
+    )
+
+
+def verdict_line(answers: CommandAnswers, *, with_gpu: bool = True) -> str:
+    """Whether the command fits, and how large a batch would."""
+    free, gpu = answers.free_bytes, answers.gpu
+    left = f"{format_bytes(free)} of {format_bytes(gpu.cuda_total_bytes)} left"
+    room = left if answers.fits else f"{format_bytes(-free)} missing"
+    largest = answers.largest
+    most = f"; the largest that fits is {largest:,}" if isinstance(largest, int) else ""
+    said = "fits" if answers.fits else "does not fit"
+    where = f" on {gpu.title}" if with_gpu else ""
+    return f"{answers.plan.size} {said}{where}, {room}{most}"
+
+
+def batch_note(plan: CommandPlan) -> str:
+    """Why there is no other batch size; empty where there are."""
+    command = plan.config.workload.command
+    if not plan.base.only_at:
+        return ""
+    if command is None or command.takes_batch:
+        return f"only this batch size is known: {plan.base.not_affine}"
+    proposal = command.proposal
+    write = f"`{proposal.proposed}` instead of `{proposal.given}`" if proposal else f"{BATCH} where the batch size goes"
+    return f"only this batch size is known: write {write}, and every other one will be"
+
+
+def exactness(plan: CommandPlan, row: GpuRow) -> str:
+    """What a GPU's figures rest on."""
+    return "exact" if row.is_exact else f"traced on {plan.config.device.gpu.title}"
+
+
+def command_plan_markdown(plan: CommandPlan) -> str:
+    """The whole plan."""
+    answers = CommandAnswers(plan)
+    where = report.device_line(plan.config.device, plan.config.limit_bytes)
+    parts = [
+        f"# Plan: {report.workload_line(plan.config.workload)}",
+        f"On {where}; torch {plan.predicted.ready.torch_version}, "
+        f"profile {plan.base.profile}, traced in {plan.base.seconds:.0f} s",
+        f"## Memory at {plan.size}",
+        _ledger(answers),
+        bullets(_verdict(answers)),
+        "## What would help",
+        *_techniques(answers),
+        "## Batch sizes",
+        _batches(answers),
+        "## What holds the peak",
+        _places(answers),
+        "## GPUs",
+        _gpus(plan),
+        "## Ranks",
+        f"{ranks_line(plan)[:1].upper()}{ranks_line(plan)[1:]}.",
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _ledger(answers: CommandAnswers) -> str:
+    replay = answers.traced.at(answers.plan.batch_size)
+    rows = [(bucket.title, format_bytes(replay.breakdown[bucket])) for bucket in ALLOCATED_BUCKETS]
+    rows += [
+        ("= allocated", format_bytes(replay.peak_allocated_bytes)),
+        ("reserved", format_bytes(replay.peak_reserved_bytes)),
+        ("CUDA context", format_bytes(answers.traced.context_bytes)),
+        ("device used", format_bytes(answers.traced.device_used_bytes(answers.plan.batch_size))),
+    ]
+    return table(("bucket", "traced"), rows)
+
+
+def _verdict(answers: CommandAnswers) -> Iterator[str]:
+    plan, traced = answers.plan, answers.traced
+    yield f"{verdict_line(answers)}."
+    yield f"{report.peak_line(traced, plan.batch_size)}."
+    yield from report.assumed_lines(traced)
+    yield from traced.notes
+    if plan.config.target_batch is not None:
+        yield f"{report.accumulation_line(plan.config.workload, plan.accumulation)}."
+
+
+def _techniques(answers: CommandAnswers) -> Iterator[str]:
+    tried, others = answers.techniques()
+    rows = [
+        (
+            row.change.name,
+            format_bytes(row.saved_bytes),
+            format_bytes(row.peak_bytes),
+            "yes" if row.fits else "no",
+            f"{row.largest:,}" if isinstance(row.largest, int) else "–",
+            f"{row.change.cost} ({row.change.source})",
+            row.by,
+            row.change.how,
+        )
+        for row in tried
+    ]
+    columns = ("technique", "saves", "peak", "fits", "largest batch", "cost", "by", "how")
+    yield table(columns, rows) if rows else "Nothing was tried."
+    if others:
+        yield bullets(f"{row.change.name}: {row.reason}" for row in others)
+
+
+def _batches(answers: CommandAnswers) -> str:
+    rows = [
+        (
+            f"{row.batch_size:,}{' (here)' if row.batch_size == answers.plan.batch_size else ''}",
+            format_bytes(row.peak_allocated_bytes),
+            format_bytes(row.peak_reserved_bytes),
+            format_bytes(row.device_used_bytes),
+            "yes" if row.fits else "no",
+        )
+        for row in answers.batches()
+    ]
+    found = table(("batch", "peak", "reserved", "device used", "fits"), rows)
+    note = batch_note(answers.plan)
+    return f"{found}\n\n{note[:1].upper()}{note[1:]}." if note else found
+
+
+def _places(answers: CommandAnswers) -> str:
+    rows = [
+        (place.bucket.title, place.module or "–", place.source or "–", format_bytes(place.size_bytes))
+        for place in answers.places()[:_PLACES]
+    ]
+    return table(("bucket", "module", "source", "size"), rows)
+
+
+def _gpus(plan: CommandPlan) -> str:
+    rows = [
+        (
+            row.gpu.title,
+            format_bytes(row.gpu.total_bytes),
+            "yes" if row.fits else "no",
+            format_bytes(row.free_bytes),
+            f"{row.largest:,}" if isinstance(row.largest, int) else "–",
+            exactness(plan, row),
+        )
+        for row in gpu_rows(plan)
+    ]
+    return table(("GPU", "memory", "fits", "free", "largest batch", "kernels"), rows)

@@ -1,0 +1,141 @@
+"""A change that a plan makes to a command gives, to the byte, what the same change written into the script gives."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.command.running import Project
+
+SCRIPT = """
+    import sys
+    from contextlib import nullcontext
+
+    import torch
+    from torch import nn
+    from torch.nn import functional as F
+    from torch.utils.checkpoint import checkpoint
+
+    changed = sys.argv[1] if len(sys.argv) > 1 else ""
+    WIDTH, CLASSES = 256, 8192
+
+
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+
+        def forward(self, x):
+            return x + self.down(F.gelu(self.up(x)))
+
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed = nn.Embedding(CLASSES, WIDTH)
+            self.blocks = nn.ModuleList(Block() for _ in range(4))
+            self.head = nn.Linear(WIDTH, CLASSES)
+
+        def forward(self, x):
+            x = self.embed(x)
+            for block in self.blocks:
+                x = checkpoint(block, x, use_reentrant=False) if changed == "checkpointing" else block(x)
+            return self.head(x)
+
+
+    class InPieces(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, logits, target):
+            ctx.save_for_backward(logits, target)
+            return sum(F.cross_entropy(a, b, reduction="sum") for a, b in zip(logits.chunk(8), target.chunk(8)))
+
+        @staticmethod
+        def backward(ctx, gradient):
+            logits, target = ctx.saved_tensors
+            found = torch.empty_like(logits)
+            for part, wanted, place in zip(logits.chunk(8), target.chunk(8), found.chunk(8)):
+                with torch.enable_grad():
+                    part = part.detach().requires_grad_()
+                    loss = F.cross_entropy(part, wanted, reduction="sum")
+                    place.copy_(torch.autograd.grad(loss, part, gradient)[0])
+            return found, None
+
+
+    def loss_of(logits, target):
+        if changed == "chunked-loss":
+            return InPieces.apply(logits, target) / target.numel()
+        return F.cross_entropy(logits, target)
+
+
+    model = Model().to("cuda")
+    options = {"fused": {"fused": True}, "no-foreach": {"foreach": False}}.get(changed, {})
+    if changed == "sgd":
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    elif changed == "sgd-momentum":
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
+    elif changed == "adafactor":
+        optimizer = torch.optim.Adafactor(model.parameters(), lr=1e-3)
+    else:
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, **options)
+    while True:
+        x = torch.randint(0, CLASSES, (512,), device="cuda")
+        with torch.autocast("cuda", dtype=torch.bfloat16) if changed == "autocast" else nullcontext():
+            loss = loss_of(model(x), x)
+        optimizer.zero_grad(set_to_none=changed == "set-to-none")
+        loss.backward()
+        optimizer.step()
+"""
+BY_HAND = (
+    "checkpointing", "autocast", "adafactor", "sgd-momentum", "sgd", "chunked-loss", "set-to-none", "fused",
+    "no-foreach",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def planned(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The plan of the script as it is, with every change."""
+    project = Project(tmp_path_factory.mktemp("planned"))
+    project.write("train.py", SCRIPT)
+    return project.plan("python", "train.py").json
+
+
+def _tried(planned: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {row["key"]: row for row in planned["techniques"]}
+
+
+@pytest.mark.parametrize("change", BY_HAND)
+def test_it_is_what_the_same_change_by_hand_gives(planned: dict[str, Any], change: str, tmp_path: Path) -> None:
+    project = Project(tmp_path)
+    project.write("train.py", SCRIPT)
+    by_hand = project.predict("python", "train.py", change).json["traced"]
+    row = _tried(planned)[change]
+    assert row["source"] == "traced"
+    assert row["peak_bytes"] == by_hand["peak_allocated_bytes"]
+    assert row["peak_reserved_bytes"] == by_hand["peak_reserved_bytes"]
+    assert row["peak_bytes"] + row["saved_bytes"] == planned["traced"]["peak_allocated_bytes"]
+
+
+def test_8_bit_adamw_keeps_two_bytes_a_value_and_two_scales_a_block(planned: dict[str, Any]) -> None:
+    quantized = [8192 * 256] * 2 + [1024 * 256] * 8 + [8192]
+    small = [1024] * 4 + [256] * 4
+    scales = sum(2 * _rounded(4 * values // 256) for values in quantized)
+    maps = 2 * 4 * 256
+    expected = sum(2 * values for values in quantized) + scales + sum(2 * 4 * values for values in small) + maps
+    row = _tried(planned)["adamw-8bit"]
+    assert row["source"] == "traced"
+    assert row["buckets"]["optimizer"] == expected
+
+
+def _rounded(size_bytes: int) -> int:
+    """As the caching allocator does."""
+    return -(-size_bytes // 512) * 512
+
+
+def test_the_progress_of_the_runs_is_told(tmp_path: Path) -> None:
+    project = Project(tmp_path)
+    project.write("train.py", SCRIPT)
+    done = project.plan("python", "train.py", options=("--what-if", "set-to-none"))
+    assert "what-if 1 of 1: gradients set to None … " in done.stderr
+    assert [row["key"] for row in done.json["techniques"] if row["source"] == "traced"] == ["set-to-none"]

@@ -1,0 +1,120 @@
+"""`plan` on a command: run once for each traced batch size, then answered for every GPU and batch."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpumem_tui.catalog.loader import gpus
+from tests.command.running import Finished, Project
+
+SCRIPT = """
+    import argparse
+    import torch
+    from torch import nn
+
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--batch-size", type=int, default=8)
+    parser.add_argument("--optimizer", default="AdamW")
+    arguments = parser.parse_args()
+
+    class Mine(torch.optim.AdamW):
+        pass
+
+    model = nn.Sequential(nn.Linear(1024, 4096), nn.GELU(), nn.Linear(4096, 1024)).to("cuda")
+    kind = {"AdamW": torch.optim.AdamW, "Mine": Mine, "SGD": torch.optim.SGD}[arguments.optimizer]
+    optimizer = kind(model.parameters(), lr=1e-3)
+    print("made a", type(optimizer).__name__)
+    if isinstance(optimizer, torch.optim.Adafactor):
+        raise RuntimeError("no Adafactor, please")
+    while True:
+        x = torch.randn(arguments.batch_size, 1024, device="cuda")
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+WEIGHTS = 4 * (2 * 1024 * 4096 + 4096 + 1024)
+
+
+def _reasons(done: Finished) -> dict[str, str]:
+    return {row["key"]: row["reason"] for row in done.json["not_applicable"]}
+
+
+def test_a_command_that_takes_a_batch_is_answered_for_all_of_them(project: Project) -> None:
+    project.write("train.py", SCRIPT)
+    done = project.plan(
+        "python", "train.py", "--batch-size", "{batch}",
+        options=("--batch-size", "64", "--target-batch", "1000", "--what-if", "sgd"),
+    )  # fmt: skip
+    body = done.json
+    assert [line for line in done.stderr.splitlines() if line.startswith("tracing")] == [
+        "tracing batch size 2", "tracing batch size 3", "tracing batch size 64",
+    ]  # fmt: skip
+    assert body["traced"]["buckets"]["parameters"] == WEIGHTS
+    here = next(row for row in body["batch_sizes"] if row["batch_size"] == 64)
+    assert here["peak_allocated_bytes"] == body["traced"]["peak_allocated_bytes"]
+    assert {row["name"] for row in body["gpus"]} == set(gpus())
+    largest = {row["name"]: row["max_batch_size"] for row in body["gpus"]}
+    assert largest["a100-80gb"] == body["traced"]["max_batch_size"]
+    assert largest["t4-16gb"] < largest["a100-40gb"] < largest["a100-80gb"]
+    assert body["accumulation"] == {"steps": 16, "global_batch_size": 1024, "target_batch": 1000}
+    sgd = next(row for row in body["techniques"] if row["key"] == "sgd")
+    assert sgd["max_batch_size"] > body["traced"]["max_batch_size"]
+    assert sgd["buckets"]["optimizer"] == 0
+
+
+def test_what_cannot_be_changed_is_not_run_and_a_run_that_fails_does_not_end_the_plan(project: Project) -> None:
+    project.write("train.py", SCRIPT)
+    options = ("--what-if", "adafactor", "--what-if", "autocast", "--what-if", "checkpointing", "--what-if", "chunked-loss")
+    done = project.plan("python", "train.py", "--batch-size", "8", options=options)
+    reasons = _reasons(done)
+    assert reasons["adafactor"] == "its run failed: train.py:19: RuntimeError: no Adafactor, please"
+    assert reasons["autocast"] == "the command uses autocast already"
+    assert reasons["checkpointing"].startswith("no repeated blocks")
+    assert reasons["chunked-loss"].startswith("no cross-entropy")
+    assert done.stderr.count("what-if ") == 1
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "said"),
+    [
+        ("Mine", "the command's optimizer is not torch's: __main__'s Mine"),
+        ("SGD", "the command's optimizer is SGD without momentum"),
+    ],
+)
+def test_an_optimizer_that_is_kept(project: Project, optimizer: str, said: str) -> None:
+    project.write("train.py", SCRIPT)
+    done = project.plan("python", "train.py", "--optimizer", optimizer, options=("--what-if", "sgd", "--quiet"))
+    assert done.stderr == ""
+    assert _reasons(done) == {"sgd": said}
+
+
+def test_without_what_ifs_the_command_runs_once(project: Project) -> None:
+    project.write("train.py", SCRIPT)
+    arguments = ("--gpu", "sim:h100-80gb", "--no-what-if", "--", "python", "train.py", "--batch-size", "8")
+    done = project.run("plan", *arguments)
+    assert done.code == 0
+    assert done.stderr.count("made a AdamW") == 1
+    assert "| = allocated |" in done.stdout
+    assert "| NVIDIA T4 |" in done.stdout
+    assert "write `--batch-size {batch}` instead of `--batch-size 8`" in done.stdout.lower()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--no-trace", "--", "python", "train.py"), "--no-trace: nothing but a trace knows a command"),
+        (("--extra", "chunked-loss", "--", "python", "train.py"), "--extra chunked-loss: is for models of the catalog"),
+        (("--what-if", "sgd"), "--what-if: is about a command"),
+        (("--what-if", "sgd", "--no-what-if", "--", "python", "train.py"), "give only one of them"),
+        (("--batch-size", "8", "--", "python", "train.py"), "--batch-size: the command has no {batch} to put it in"),
+        (("--", "python", "train.py"), "No such file or directory"),
+    ],
+)
+def test_what_is_wrong_is_one_line(project: Project, arguments: tuple[str, ...], said: str) -> None:
+    done = project.run("plan", "--json", *arguments)
+    assert done.code == 2
+    assert said in done.complaint
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""

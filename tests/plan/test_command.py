@@ -1,0 +1,138 @@
+"""A plan for a command answers from its traces: every GPU, every batch size, every change, without running again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from gpumem_tui.catalog.loader import find_gpu, gpus
+from gpumem_tui.memory import GIB, MIB, Bucket, Unknown
+from gpumem_tui.plan.command import CommandAnswers, CommandPlan, gpu_rows
+from gpumem_tui.plan.command_report import batch_note, command_plan_json, command_plan_markdown, ranks_line
+from gpumem_tui.plan.command_runs import WhatIf
+from gpumem_tui.search.prediction import Prediction, Traced
+from gpumem_tui.simulator.profile import CUBLAS_WORKSPACE, profile_for
+from gpumem_tui.simulator.replay import AffineTrace, replay
+from gpumem_tui.simulator.timeline import TimelineRecorder
+from gpumem_tui.step import Phase, Site
+from tests.tui.command_plan_scene import affine, base_predicted, change, changed, command_config
+
+
+def _plan(*what_ifs: WhatIf, batch_size: int = 8, gpu: str = "a100-80gb") -> CommandPlan:
+    config = command_config(gpu=gpu)
+    return CommandPlan(config, batch_size, base_predicted(config), what_ifs)
+
+
+def _with(plan: CommandPlan, **values: object) -> CommandPlan:
+    traced = replace(plan.base, **values, _replays={})  # type: ignore[arg-type]
+    return replace(plan, predicted=replace(plan.predicted, prediction=Prediction(plan.predicted.prediction.formula, traced)))
+
+
+def test_every_gpu_of_the_catalog_is_answered_by_replay() -> None:
+    plan = _plan()
+    rows = gpu_rows(plan)
+    assert {row.gpu.name for row in rows} == set(gpus())
+    for row in rows:
+        capacity = row.gpu.cuda_total_bytes - profile_for("2.13.0", row.gpu).context_bytes
+        assert row.fits == replay(affine().at(8), capacity).fits
+        assert isinstance(row.largest, int)
+        assert (row.largest >= 8) == row.fits
+        if row.largest:
+            assert replay(affine().at(row.largest), capacity).fits
+        assert not replay(affine().at(row.largest + 1), capacity).fits
+
+
+def test_only_gpus_of_the_same_kind_are_called_exact() -> None:
+    exact = {row.gpu.name for row in gpu_rows(_plan()) if row.is_exact}
+    assert {"a100-80gb", "a100-40gb"} <= exact
+    assert not exact & {"h100-80gb", "t4-16gb", "a30-24gb"}
+
+
+def test_another_gpus_cublas_workspace_takes_the_place_of_the_traced_one() -> None:
+    recorder = TimelineRecorder()
+    recorder.mark(0, Phase.BUILD)
+    h100 = find_gpu("h100-80gb")
+    workspace = profile_for("2.13.0", h100).cublas_workspace_bytes
+    recorder.allocate(10 * MIB, site=Site(), bucket=Bucket.PARAMETERS)
+    recorder.allocate(workspace, site=Site(CUBLAS_WORKSPACE), bucket=Bucket.TEMPORARY)
+    trace = AffineTrace.constant(recorder.finish())
+    plan = _with(_plan(batch_size=1, gpu="h100-80gb"), trace=trace, only_at=1, not_affine="one run")
+    a100 = find_gpu("a100-80gb")
+    expected = 10 * MIB + profile_for("2.13.0", a100).cublas_workspace_bytes
+    assert plan.on(h100).at(1).peak_allocated_bytes == 10 * MIB + workspace
+    assert plan.on(a100).at(1).peak_allocated_bytes == expected
+
+
+def test_batch_sizes_go_up_to_the_first_that_does_not_fit() -> None:
+    answers = CommandAnswers(_plan(batch_size=12))
+    rows = {row.batch_size: row for row in answers.batches()}
+    assert {1, 2, 4, 8, 12, 16, 32} <= rows.keys()
+    assert isinstance(answers.largest, int)
+    assert [size for size, row in rows.items() if not row.fits] == [answers.largest + 1]
+    assert rows[12].peak_allocated_bytes == replay(affine().at(12)).peak_allocated_bytes
+
+
+def test_changes_are_ordered_by_what_they_make_fit_then_by_what_they_save() -> None:
+    config = command_config()
+    plan = _plan(changed(config, "sgd", optimizer=1), changed(config, "checkpointing", activations=300))
+    tried, _ = CommandAnswers(plan).techniques()
+    traced = [row for row in tried if row.by == "traced"]
+    assert [row.change.key for row in traced] == ["checkpointing", "sgd"]
+    assert traced[1].saved_bytes == 949 * MIB
+    assert traced[0].largest == CommandAnswers(_with(plan, trace=affine(activations=300))).largest
+
+
+def test_a_change_is_judged_on_the_chosen_gpu() -> None:
+    config = command_config()
+    plan = _plan(changed(config, "checkpointing", activations=300))
+    small = find_gpu("rtx-4070-12gb")
+    row = next(row for row in CommandAnswers(plan, small).techniques()[0] if row.by == "traced")
+    assert not CommandAnswers(plan, small).fits
+    assert row.fits
+    assert CommandAnswers(plan, small).free_bytes < 0
+
+
+def test_state_that_leaves_the_gpu_is_worked_out_by_phase() -> None:
+    rows = {row.change.key: row for row in CommandAnswers(_plan()).techniques()[0]}
+    assert rows["offload-optimizer"].by == "formula"
+    assert rows["offload-optimizer"].saved_bytes == 950 * MIB
+    assert rows["zero1"].saved_bytes == 950 * MIB - 950 * MIB // 8
+    assert rows["zero3"].saved_bytes == 7 * (950 + 475 + 475) * MIB // 8
+
+
+def test_one_that_cannot_be_made_says_why() -> None:
+    config = command_config()
+    plan = _plan(WhatIf(change("autocast", config), Unknown("the command uses autocast already")))
+    _, others = CommandAnswers(plan).techniques()
+    assert [(row.change.key, row.reason) for row in others] == [("autocast", "the command uses autocast already")]
+    assert "autocast bfloat16: the command uses autocast already" in command_plan_markdown(plan)
+
+
+def test_one_run_knows_one_batch_size_and_says_how_to_know_more() -> None:
+    config = command_config("python", "train.py", "--batch-size", "8")
+    plan = _with(CommandPlan(config, 8, base_predicted(config)), only_at=8, not_affine="no {batch}")
+    body = command_plan_json(plan)
+    assert [row["batch_size"] for row in body["batch_sizes"]] == [8]
+    assert all(row["max_batch_size"] is None for row in body["gpus"])
+    assert "`--batch-size {batch}` instead of `--batch-size 8`" in batch_note(plan)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "sharded", "said"),
+    [(1, False, "DistributedDataParallel"), (4, False, "each rank holds the same"), (4, True, "another run (--gpus)")],
+)
+def test_what_is_known_of_ranks(ranks: int, sharded: bool, said: str) -> None:
+    config = command_config(ranks=ranks)
+    plan = _with(CommandPlan(config, 8, base_predicted(config)), is_sharded=sharded)
+    assert said in ranks_line(plan)
+
+
+def test_the_json_is_that_of_a_prediction_with_more() -> None:
+    body = command_plan_json(_plan())
+    assert body["traced"]["peak_allocated_bytes"] > 10 * GIB
+    assert body["accumulation"] == {"steps": 1, "global_batch_size": 8, "target_batch": 8}
+    a100 = next(row for row in body["gpus"] if row["name"] == "a100-80gb")
+    assert a100["max_batch_size"] == body["traced"]["max_batch_size"]
+    assert a100["exact"]
+    assert isinstance(_plan().base, Traced)

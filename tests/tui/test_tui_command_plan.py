@@ -1,0 +1,129 @@
+"""The Plan screen of a command, driven by its keys."""
+
+from __future__ import annotations
+
+import pytest
+from textual.pilot import Pilot
+
+from gpumem_tui.exit_codes import EXIT_BAD_INPUT
+from gpumem_tui.tui.app import GpuMemApp
+from gpumem_tui.tui.screens.plan_dialogs import PickScreen, TextScreen
+from gpumem_tui.tui.widgets.plan_rows import RowList
+from tests.tui.command_plan_scene import ScriptedRuns, command_app, command_config, plan_screen
+from tests.tui.pictures import until
+
+SIZES = [(80, 24), (120, 40)]
+
+
+def _text(app: GpuMemApp) -> str:
+    """The screen as it is drawn."""
+    return "\n".join("".join(part.text for part in strip) for strip in app.screen._compositor.render_strips())
+
+
+def _rows(app: GpuMemApp, name: str) -> str:
+    return "\n".join(row.text for row in plan_screen(app).query_one(f"#{name}", RowList).rows)
+
+
+async def _finished(pilot: Pilot[int], app: GpuMemApp) -> None:
+    await until(pilot, lambda: plan_screen(app).state.plan is not None and plan_screen(app).settled)
+
+
+@pytest.mark.parametrize("size", SIZES)
+async def test_ledger_verdict_and_what_ifs_at_once(size: tuple[int, int]) -> None:
+    runs = ScriptedRuns(command_config())
+    app = command_app(runs)
+    async with app.run_test(size=size) as pilot:
+        await _finished(pilot, app)
+        shown = _text(app)
+    assert runs.made == ["as it is", "checkpointing", "sgd", "fused"]
+    assert "batch 8 fits, 62.30 GiB of 79.15 GiB left; the largest that fits is 40" in shown
+    assert "parameters" in shown
+    assert "14.29" in shown
+    assert shown.index("checkpointed blocks") < shown.index("SGD")
+    assert "fused optimizer step: its run failed" in shown
+
+
+async def test_what_runs_is_said_and_can_be_stopped_and_gone_on_with() -> None:
+    runs = ScriptedRuns(command_config(), held=("sgd",))
+    app = command_app(runs)
+    async with app.run_test(size=(120, 40)) as pilot:
+        screen = plan_screen(app)
+        await until(pilot, lambda: "SGD: its run is under way" in _rows(app, "what-ifs"))
+        await until(pilot, lambda: "checkpointed blocks   " in _rows(app, "what-ifs"))
+        assert "what-if: SGD, 1 to go" in _text(app)
+        assert "step 0: loss 0.000" in _text(app)
+        await pilot.press("c")
+        await until(pilot, lambda: not screen.state.busy)
+        assert "2 what-ifs not run: r runs them" in _text(app)
+        runs.held = ()
+        await pilot.press("r")
+        await until(pilot, lambda: not screen.state.waiting and screen.settled)
+    assert runs.made == ["as it is", "checkpointing", "sgd", "sgd", "fused"]
+
+
+async def test_another_gpu_is_answered_without_running_again() -> None:
+    runs = ScriptedRuns(command_config())
+    app = command_app(runs)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await _finished(pilot, app)
+        made = list(runs.made)
+        await pilot.press("g")
+        await until(pilot, lambda: isinstance(app.screen, PickScreen))
+        await pilot.press(*"rtx-4070-12gb", "enter")
+        await until(pilot, lambda: plan_screen(app).settled and plan_screen(app).state.gpu.name == "rtx-4070-12gb")
+        await until(pilot, lambda: "does not fit" in _text(app))
+        assert "✓ checkpointed blocks" in _rows(app, "what-ifs")
+        assert "✗ SGD" in _rows(app, "what-ifs")
+    assert runs.made == made
+
+
+async def test_enter_plans_for_the_gpu_under_the_cursor() -> None:
+    app = command_app(ScriptedRuns(command_config()))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await _finished(pilot, app)
+        await pilot.press("u")
+        await until(pilot, lambda: plan_screen(app).query_one("#GPUs", RowList).has_focus)
+        await pilot.press("end", "enter")
+        await until(pilot, lambda: plan_screen(app).state.gpu.name == "b200-180gb" and plan_screen(app).settled)
+
+
+async def test_enter_on_a_what_if_says_all_of_it() -> None:
+    app = command_app(ScriptedRuns(command_config()))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await _finished(pilot, app)
+        await pilot.press("enter")
+        await until(pilot, lambda: isinstance(app.screen, TextScreen))
+        shown = _text(app)
+    assert "torch.utils.checkpoint.checkpoint(block, x," in shown
+    assert "7.26 GiB instead of 14.29 GiB" in shown
+    assert "traced: a run of the command with the change made to it" in shown
+
+
+@pytest.mark.parametrize(("key", "said"), [("b", "✗ 41"), ("u", "GeForce RTX 2060"), ("p", "optimizer state")])
+async def test_every_list_is_a_key_away(key: str, said: str) -> None:
+    app = command_app(ScriptedRuns(command_config()))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await _finished(pilot, app)
+        await pilot.press(key)
+        await until(pilot, lambda: said in _text(app))
+
+
+async def test_without_what_ifs_they_wait_to_be_asked_for() -> None:
+    runs = ScriptedRuns(command_config())
+    app = command_app(runs, run_all=False)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await _finished(pilot, app)
+        assert runs.made == ["as it is"]
+        assert "3 what-ifs not run: r runs them" in _text(app)
+
+
+async def test_a_command_that_fails_says_why_and_can_be_run_again() -> None:
+    runs = ScriptedRuns(command_config(), fails="train.py:3: NameError: name 'modle' is not defined")
+    app = command_app(runs)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await until(pilot, lambda: "NameError: name 'modle' is not defined" in _text(app))
+        assert plan_screen(app).state.leaving_code == EXIT_BAD_INPUT
+        runs.fails = ""
+        await pilot.press("r")
+        await _finished(pilot, app)
+        assert await plan_screen(app).end() == 0
