@@ -21,6 +21,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _device as default_devices
 from torch.utils._python_dispatch import _push_mode
 
+from gpumem_tui.simulator import host
 from gpumem_tui.simulator.backend import Backend, Event, Stream
 from gpumem_tui.simulator.device import DEVICE_TYPE, SimulatedGpu, backend
 from gpumem_tui.simulator.loading import Loading
@@ -311,8 +312,7 @@ def _follow_devices_in_python(replacements: _Replacements, gpu: SimulatedGpu) ->
     read: Any = real.fget
 
     def device(tensor: FakeTensor) -> torch.device:
-        found = read(tensor)
-        return found if gpu.mode.is_dispatching else presented(found)
+        return read(tensor) if gpu.mode.is_dispatching else presented(tensor.fake_device)
 
     replacements.set(FakeTensor, "device", property(device, real.fset))
     replacements.set(FakeTensor, "__repr__", lambda tensor, **_: _repr(tensor))
@@ -351,7 +351,7 @@ def _apply_keeping_parameters(module: nn.Module, move: Callable[[torch.Tensor], 
     for parameter in module._parameters.values():
         if parameter is None:
             continue
-        with torch.no_grad():
+        with torch.no_grad(), host.moving_model():
             moved = move(parameter)
             gradient = None if parameter.grad is None else move(parameter.grad)
         if moved is not parameter:

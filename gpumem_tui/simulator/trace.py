@@ -6,7 +6,7 @@ import os
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -82,8 +82,9 @@ class DeviceMode(FakeTensorMode):
     ) -> Any:
         kwargs = kwargs or {}
         if not self._concerns_device(types, kwargs):
-            if func in host.FACTORIES and not self._depth and host.ends_on_device(args, kwargs):
-                return self._work_out(func, types, args, kwargs)
+            if func in host.MAKERS and not self.is_dispatching and host.ends_on_device(func, args, kwargs):
+                with self._turn:
+                    return self._work_out(func, types, self._without_data(args), kwargs)
             return func(*args, **kwargs)
         with self._turn:
             return self._follow(func, types, args, kwargs)
@@ -119,6 +120,15 @@ class DeviceMode(FakeTensorMode):
         self._use_scratch(func, args)
         return result
 
+    def _without_data(self, args: Sequence[Any]) -> tuple[Any, ...]:
+        """Arguments whose tensors are fake ones, on the host."""
+        return tuple(
+            self.from_tensor(value) if isinstance(value, torch.Tensor)
+            else [self.from_tensor(one) for one in value] if isinstance(value, list) and isinstance(value[0], torch.Tensor)
+            else value
+            for value in args
+        )  # fmt: skip
+
     def _work_out(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """What the operator makes of fake tensors."""
         self._depth = 1
@@ -136,8 +146,8 @@ class DeviceMode(FakeTensorMode):
 
     @property
     def is_dispatching(self) -> bool:
-        """Whether torch is at work on fake tensors, and not the program."""
-        return self._depth > 0
+        """Whether torch is at work on fake tensors in this thread, and not the program."""
+        return self._depth > 0 and self._turn._is_owned()  # type: ignore[attr-defined]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> DeviceMode:
         """The copy of a tensor lies on the same device."""
