@@ -136,7 +136,7 @@ class _Simulated(_Trial):
         atexit.register(_quietly(stack.close))
         follow_launchers(ranks(gpus))
         self.follow(self.gpu, torch.cuda)
-        follow_libraries(self.program, self.gpu)
+        follow_libraries(self.program)
 
     def outcome(self) -> ChildEvent:
         from gpumem_tui.simulator.replay import AffineTrace
