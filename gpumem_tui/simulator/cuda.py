@@ -99,6 +99,9 @@ class _CudaNames(TorchFunctionMode):
         special = _SPECIAL.get(func)
         if special is not None:
             return special(*args, **(kwargs or {}))
+        if func is torch.Tensor.backward:  # its custom functions find CUDA's name too
+            with self:
+                return torch.autograd.backward(*args, **(kwargs or {}))
         for argument in args:
             kind = type(argument)
             if kind is torch.device or kind is str:
@@ -163,11 +166,19 @@ def _place(tensor: torch.Tensor) -> tuple[bool, torch.device]:
 
 
 def _repr(tensor: torch.Tensor) -> str:
-    if not _is_here(tensor):
-        with torch._C.DisableTorchFunction():
+    """As torch writes it; with the values where they are known, and none where there would be many."""
+    with torch._C.DisableTorchFunction():
+        if not _is_here(tensor):
             return torch._tensor_str._str(tensor)
-    shape = "" if tensor.dim() == 0 else f", size={tuple(tensor.shape)}"
-    return f"tensor({0 if tensor.dim() == 0 else '...'}, device='cuda:0'{shape}, dtype={tensor.dtype})"
+        values = backend._gpu.mode.values
+        shown = values.of(tensor.detach()) if tensor.dim() else values.copied_to_host(tensor)
+        text = f"tensor(..., size={tuple(tensor.shape)})" if shown is None else torch._tensor_str._str(shown)
+        head, separator, tail = text[:-1].partition(", dtype=")
+        grad = (
+            f", grad_fn=<{tensor.grad_fn.name()}>" if tensor.grad_fn else ", requires_grad=True" * tensor.requires_grad
+        )
+        dtype = f", dtype={tensor.dtype}" if shown is None and tensor.dtype != torch.float32 else separator + tail
+        return f"{head}, device='cuda:0'{dtype}{grad})"
 
 
 class _TensorType(type):
@@ -283,6 +294,7 @@ class _Guard:
 
 def _answer_for_accelerator(replacements: _Replacements, backend: Backend) -> None:
     accelerator: Any = torch.accelerator
+    replacements.set(torch._C, "_get_accelerator", lambda check=None: torch.device("cuda"))
     replacements.set(accelerator, "current_accelerator", lambda check_available=False: torch.device("cuda"))
     renamed = {
         "current_device_index": backend.current_device,
@@ -316,6 +328,8 @@ def _follow_devices_in_python(replacements: _Replacements, gpu: SimulatedGpu) ->
 
     replacements.set(FakeTensor, "device", property(device, real.fset))
     replacements.set(FakeTensor, "__repr__", lambda tensor, **_: _repr(tensor))
+    listed = FakeTensor.tolist
+    replacements.set(FakeTensor, "tolist", lambda tensor: tensor.cpu().tolist() if _is_here(tensor) else listed(tensor))
 
     def make_default(construct: Any, context: Any, device: Any) -> None:
         construct(context, _by_number(device))
@@ -340,7 +354,9 @@ def _follow_devices_in_python(replacements: _Replacements, gpu: SimulatedGpu) ->
     replacements.set(nn.Module, "cuda", lambda module, device=None: module.to("cuda" if device is None else device))
 
 
-def _apply_keeping_parameters(module: nn.Module, move: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
+def _apply_keeping_parameters(
+    module: nn.Module, move: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True
+) -> Any:
     """`Module._apply` whose parameters stay the same objects, as they do when they go from the CPU to CUDA.
 
     Torch would replace them, since a tensor without data cannot take the place of one with data.
@@ -417,7 +433,7 @@ def _follow_autocast(replacements: _Replacements) -> None:
         replacements.set(torch, name, asked)
     replacements.set(torch, "get_autocast_gpu_dtype", lambda: torch.get_autocast_dtype("cuda"))
     replacements.set(torch, "set_autocast_gpu_dtype", lambda dtype: torch.set_autocast_dtype("cuda", dtype))
-    replacements.wrap(torch.amp.autocast_mode, "is_autocast_available", lambda ask, device_type: ask(named(device_type)))
+    replacements.wrap(
+        torch.amp.autocast_mode, "is_autocast_available", lambda ask, device_type: ask(named(device_type))
+    )
     replacements.set(torch.amp, "is_autocast_available", torch.amp.autocast_mode.is_autocast_available)
-
-

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copyreg
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -49,4 +50,8 @@ def become(tensor: torch.Tensor, other: torch.Tensor) -> None:
     tensor.grad = None
     tensor.__class__, made.__class__ = made.__class__, tensor.__class__
     tensor.__dict__, made.__dict__ = made.__dict__, tensor.__dict__
+    for slot in set(copyreg._slotnames(type(tensor))):  # type: ignore[attr-defined]  # as DTensor has
+        here, there = getattr(tensor, slot), getattr(made, slot)
+        setattr(tensor, slot, there)
+        setattr(made, slot, here)
     torch._C._swap_tensor_impl(tensor, made)

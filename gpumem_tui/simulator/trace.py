@@ -6,10 +6,13 @@ import os
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch._higher_order_ops.utils import registered_hop_fake_fns
+from torch._ops import HigherOrderOperator
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -25,6 +28,7 @@ from gpumem_tui.simulator.answers import UNTOLD, Answers
 from gpumem_tui.simulator.blocks import Block
 from gpumem_tui.simulator.rules import Computed
 from gpumem_tui.simulator.scratch import MATRIX_PRODUCTS, Buffer, is_assumed, scratch
+from gpumem_tui.simulator.values import SHAPED_BY_VALUES, Uniform, Unknown, Values
 
 if TYPE_CHECKING:
     from gpumem_tui.simulator.device import SimulatedGpu
@@ -32,7 +36,11 @@ if TYPE_CHECKING:
 _DEVICE: Any = torch.ops.prim.device.default
 _TO_COPY: Any = torch.ops.aten._to_copy.default
 _COPY: Any = torch.ops.aten.copy_.default
+_NO_DISPATCH: Any = torch._C._disabled_torch_dispatch_impl
 _COPIES = (_TO_COPY, _COPY)
+_NONZERO: Any = torch.ops.aten.nonzero.default
+_MASKED_SELECT: Any = torch.ops.aten.masked_select.default
+_EQUAL: Any = torch.ops.aten.equal.default
 
 
 class Untraceable(RuntimeError):
@@ -40,14 +48,15 @@ class Untraceable(RuntimeError):
 
 
 class _StorageRef(weakref.ref[torch.UntypedStorage]):
-    """A live storage and what was allocated for it."""
+    """A live storage, what was allocated for it, and the values in it where they are known."""
 
-    __slots__ = ("block", "key", "number", "size_bytes")
+    __slots__ = ("block", "key", "number", "size_bytes", "values")
 
     key: int
     number: int
     block: Block
     size_bytes: int
+    values: torch.UntypedStorage | Uniform | None
 
 
 class DeviceMode(FakeTensorMode):
@@ -71,6 +80,10 @@ class DeviceMode(FakeTensorMode):
         self._answers = Answers(self, device_type)
         self._turn = threading.RLock()
         os.register_at_fork(after_in_child=_fresh_turn(weakref.ref(self)))
+        self.values = Values(self._live)
+        self._index_bytes: list[int] = []
+
+    supports_higher_order_operators = True
 
     @property
     def avoid_device_init(self) -> bool:
@@ -81,6 +94,13 @@ class DeviceMode(FakeTensorMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if isinstance(func, HigherOrderOperator):
+            return self._run_higher_order(func, args, kwargs)
+        if any(not issubclass(kind, FakeTensor) and kind.__torch_dispatch__ is not _NO_DISPATCH for kind in types):
+            return NotImplemented  # a kind of its own, as DTensor: what it does with the tensors in it comes here again
+        device = kwargs.get("device")
+        if device is not None and device.type == "cuda":  # asked for by torch itself, where nothing renames it
+            kwargs = {**kwargs, "device": torch.device(self._device_type, 0)}
         if not self._concerns_device(types, kwargs):
             if func in host.MAKERS and not self.is_dispatching and host.ends_on_device(func, args, kwargs):
                 with self._turn:
@@ -96,13 +116,15 @@ class DeviceMode(FakeTensorMode):
         if not _in_backward():
             self.raise_if_full()
         if func is torch.ops.aten._local_scalar_dense.default:
-            return _placeholder(args[0].dtype)
-        if func is torch.ops.aten.copy_.default and not isinstance(args[0], FakeTensor):
-            return args[0].zero_()
+            return self.values.read(args[0])
+        if func is _COPY and not isinstance(args[0], FakeTensor):
+            return args[0].copy_(self.values.copied_to_host(args[1]))
         if self._depth:
+            if func in SHAPED_BY_VALUES:
+                return self._shaped_by_values(func, types, args, kwargs)
             return super().__torch_dispatch__(func, types, args, kwargs)
         if func is _TO_COPY and _is_to_host(args[0], kwargs):
-            return torch.zeros(args[0].shape, dtype=kwargs.get("dtype") or args[0].dtype)
+            return self.values.copied_to_host(args[0], kwargs.get("dtype"))
         if kwargs.get("generator") is not None:
             kwargs = {**kwargs, "generator": None}
         self._operator = f"aten.{func._opname}"
@@ -115,6 +137,7 @@ class DeviceMode(FakeTensorMode):
             if key is not None:
                 self._answers.learn(key, func, args, result)
         self._record(result)
+        self.values.follow(func, args, kwargs, result)
         if func in _COPIES and _holds_values(args):
             self._note_copy_from_host(args[0] if func is _COPY else result)
         self._use_scratch(func, args)
@@ -129,10 +152,22 @@ class DeviceMode(FakeTensorMode):
             for value in args
         )  # fmt: skip
 
+    def _run_higher_order(self, func: HigherOrderOperator, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """An operator that calls others, which come here one by one."""
+        table: Any = func.python_key_table
+        with self:
+            if func in registered_hop_fake_fns:
+                return registered_hop_fake_fns[func](*args, **kwargs)
+            if FakeTensorMode in table:
+                return table[FakeTensorMode](self, *args, **kwargs)
+        raise Untraceable(f"{func.name()} does not say what shape its result has ({self._gpu.sites.calling_line()})")
+
     def _work_out(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """What the operator makes of fake tensors."""
         self._depth = 1
         try:
+            if func in SHAPED_BY_VALUES:
+                return self._shaped_by_values(func, types, args, kwargs)
             return super().__torch_dispatch__(func, types, args, kwargs)
         except Exception as error:
             failure = self._in_words(func, error)
@@ -143,6 +178,37 @@ class DeviceMode(FakeTensorMode):
             self._depth = 0
             # Left there, its weak references would keep `Module.half()` and the like from swapping parameters.
             self.fake_tensor_converter.meta_converter.tensor_memo.clear()
+
+    @contextmanager
+    def unrecorded(self) -> Iterator[None]:
+        """Within the context operators work on fake tensors without anything being allocated for them."""
+        self._depth += 1
+        try:
+            yield
+        finally:
+            self._depth -= 1
+
+    def _shaped_by_values(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """A result whose shape depends on values, where these are known; how index operators use masks, too."""
+        try:
+            known = self.values.result_on_host(func, args, kwargs)
+        except Unknown:
+            if func is _EQUAL:
+                return args[0].shape == args[1].shape
+            mask = self.values.of(args[1]) if func is _MASKED_SELECT else None
+            if mask is None:
+                return super().__torch_dispatch__(func, types, args, kwargs)
+            taken = int(mask.expand(torch.broadcast_shapes(mask.shape, args[0].shape)).sum())
+            known = torch.empty(taken, dtype=args[0].dtype, device="meta")
+        if func is _NONZERO and self._operator != "aten.nonzero":
+            self._index_bytes.append(known.nbytes)
+        return self._shaped_as(known)
+
+    def _shaped_as(self, known: Any) -> Any:
+        if isinstance(known, torch.Tensor):
+            elem = torch.empty_strided(known.shape, known.stride(), dtype=known.dtype, device="meta")
+            return FakeTensor(self, elem, torch.device(self._device_type, 0))
+        return tuple(self._shaped_as(one) for one in known) if isinstance(known, tuple) else known
 
     @property
     def is_dispatching(self) -> bool:
@@ -185,7 +251,10 @@ class DeviceMode(FakeTensorMode):
     def _in_words(self, func: Any, error: Exception) -> Exception:
         """What the fake tensors could not follow, naming the operator and the line; any other error as it is."""
         if isinstance(error, (DataDependentOutputException, DynamicOutputShapeException)):
-            problem = "gives a result whose shape or value depends on the data"
+            problem = (
+                "gives a result whose shape depends on what the GPU computes, and nothing is computed here: take it "
+                "from data of the CPU, keep the shape fixed (torch.where, a mask as factor), or run on a real GPU"
+            )
         elif isinstance(error, UnsupportedOperatorException):
             problem = "does not say what shape its result has (it has no meta kernel)"
         else:
@@ -233,7 +302,7 @@ class DeviceMode(FakeTensorMode):
         if block is None:
             return
         ref = _StorageRef(storage, self._release)
-        ref.key, ref.number, ref.block, ref.size_bytes = key, number, block, size_bytes
+        ref.key, ref.number, ref.block, ref.size_bytes, ref.values = key, number, block, size_bytes, None
         self._live[key] = ref
 
     def _allocate(self, size: Buffer, operator: str = "", bucket: Bucket | None = None) -> tuple[int, Block | None]:
@@ -267,6 +336,8 @@ class DeviceMode(FakeTensorMode):
         if is_assumed(func, self._gpu.gpu.compute_capability):
             self.assumed[func._opname] += 1
         buffers = scratch(func, args, self._gpu.profile)
+        if self._index_bytes:
+            buffers, self._index_bytes = [*buffers, *self._index_bytes], []
         if not self._gpu.unlimited:
             buffers = [size for buffer in buffers if (size := _size_bytes(buffer))]
         taken = [self._allocate(buffer, bucket=Bucket.TEMPORARY) for buffer in buffers]
@@ -313,10 +384,3 @@ def _size_bytes(buffer: Buffer) -> int:
 
 def _in_backward() -> bool:
     return torch._C._current_graph_task_id() != -1
-
-
-def _placeholder(dtype: torch.dtype) -> bool | int | float:
-    """What reading a value back gives, where there are no values: zero, so that "found inf" reads as no."""
-    if dtype == torch.bool:
-        return False
-    return 0.0 if dtype.is_floating_point else 0
