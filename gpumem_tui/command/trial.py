@@ -154,7 +154,7 @@ class _Simulated(_Trial):
         follow_launchers(ranks(gpus))
         self.follow(self.gpu, torch.cuda)
         stack.enter_context(Repeats(self.gpu, self.program.called).watching())
-        follow_libraries(self.program, self.gpu)
+        follow_libraries(self.program)
         self.changes: Changes | None = None
         if isinstance(self.request, TraceRequest) and self.request.change:
             from gpumem_tui.command.changes import Changes

@@ -21,6 +21,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _device as default_devices
 from torch.utils._python_dispatch import _push_mode
 
+from gpumem_tui.simulator import host
 from gpumem_tui.simulator.backend import Backend, SimulatedEvent, SimulatedStream
 from gpumem_tui.simulator.device import DEVICE_TYPE, SimulatedGpu, backend
 from gpumem_tui.simulator.loading import Loading
@@ -98,6 +99,9 @@ class _CudaNames(TorchFunctionMode):
         special = _SPECIAL.get(func)
         if special is not None:
             return special(*args, **(kwargs or {}))
+        if func is torch.Tensor.backward:  # its custom functions find CUDA's name too
+            with self:
+                return torch.autograd.backward(*args, **(kwargs or {}))
         for argument in args:
             kind = type(argument)
             if kind is torch.device or kind is str:
@@ -320,8 +324,7 @@ def _follow_devices_in_python(replacements: _Replacements, gpu: SimulatedGpu) ->
     read = real.fget
 
     def device(tensor: FakeTensor) -> torch.device:
-        found = read(tensor)
-        return found if gpu.mode.is_dispatching else presented(found)
+        return read(tensor) if gpu.mode.is_dispatching else presented(tensor.fake_device)
 
     replacements.set(FakeTensor, "device", property(device, real.fset))
     replacements.set(FakeTensor, "__repr__", lambda tensor, **_: _repr(tensor))
@@ -364,7 +367,7 @@ def _apply_keeping_parameters(
     for parameter in module._parameters.values():
         if parameter is None:
             continue
-        with torch.no_grad():
+        with torch.no_grad(), host.moving_model():
             moved = move(parameter)
             gradient = None if parameter.grad is None else move(parameter.grad)
         if moved is not parameter:

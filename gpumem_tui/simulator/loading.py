@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import serialization
 
+from gpumem_tui.simulator import host
+
 _MAPPED_FROM_BYTES = 16 << 20
 """From here on a file is mapped into memory, so that only what is read of it takes memory."""
 _FIRST = 0
@@ -41,6 +43,7 @@ class Loading:
             kwargs["mmap"] = True
         if is_named and kwargs.get("mmap"):
             self._mapped.add(os.path.realpath(f))
+            host.holds_data(f)
         before = self.is_loading
         self._thread.is_loading = True
         try:

@@ -6,7 +6,7 @@ import os
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -113,8 +113,9 @@ class DeviceMode(FakeTensorMode):
         if device is not None and device.type == "cuda":  # asked for by torch itself, where nothing renames it
             kwargs = {**kwargs, "device": torch.device(self._device_type, 0)}
         if not self._concerns_device(types, kwargs):
-            if func in host.FACTORIES and not self._depth and host.ends_on_device(args, kwargs):
-                return self._work_out(func, types, args, kwargs)
+            if func in host.MAKERS and not self.is_dispatching and host.ends_on_device(func, args, kwargs):
+                with self._turn:
+                    return self._work_out(func, types, self._without_data(args), kwargs)
             return func(*args, **kwargs)
         with self._turn:
             return self._follow(func, types, args, kwargs)
@@ -152,6 +153,15 @@ class DeviceMode(FakeTensorMode):
             self._note_copy_from_host(args[0] if func is _COPY else result)
         self._use_scratch(func, args)
         return result
+
+    def _without_data(self, args: Sequence[Any]) -> tuple[Any, ...]:
+        """Arguments whose tensors are fake ones, on the host."""
+        return tuple(
+            self.from_tensor(value) if isinstance(value, torch.Tensor)
+            else [self.from_tensor(one) for one in value] if isinstance(value, list) and isinstance(value[0], torch.Tensor)
+            else value
+            for value in args
+        )  # fmt: skip
 
     def _run_higher_order(self, func: HigherOrderOperator, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """An operator that calls others, which come here one by one."""
@@ -213,8 +223,8 @@ class DeviceMode(FakeTensorMode):
 
     @property
     def is_dispatching(self) -> bool:
-        """Whether torch is at work on fake tensors, and not the program."""
-        return self._depth > 0
+        """Whether torch is at work on fake tensors in this thread, and not the program."""
+        return self._depth > 0 and self._turn._is_owned()  # type: ignore[attr-defined]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> DeviceMode:
         """The copy of a tensor lies on the same device."""

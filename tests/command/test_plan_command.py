@@ -66,7 +66,16 @@ def test_a_command_that_takes_a_batch_is_answered_for_all_of_them(project: Proje
 
 def test_what_cannot_be_changed_is_not_run_and_a_run_that_fails_does_not_end_the_plan(project: Project) -> None:
     project.write("train.py", SCRIPT)
-    options = ("--what-if", "adafactor", "--what-if", "autocast", "--what-if", "checkpointing", "--what-if", "chunked-loss")
+    options = (
+        "--what-if",
+        "adafactor",
+        "--what-if",
+        "autocast",
+        "--what-if",
+        "checkpointing",
+        "--what-if",
+        "chunked-loss",
+    )
     done = project.plan("python", "train.py", "--batch-size", "8", options=options)
     reasons = _reasons(done)
     assert reasons["adafactor"] == "its run failed: train.py:19: RuntimeError: no Adafactor, please"
