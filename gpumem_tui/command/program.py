@@ -61,7 +61,9 @@ class Program:
         self._round: set[int] = set()
         self._missing: set[int] = set()
         self._trained: set[int] = set()
-        self._known: dict[Bucket, int] = {}
+        self._storages: dict[Bucket, dict[int, int]] = {}
+        """By bucket what is known by name: the bytes of each storage."""
+
         self._notes: dict[str, None] = {}
         self._next_sample = 0.0
         self._peaks = (0, 0)
@@ -158,6 +160,7 @@ class Program:
         elif not _in_backward():
             self._wait()
             gc.collect()
+            self._storages.pop(Bucket.GRADIENTS, None)
             self._enter(Phase.BATCH)
 
     def _finish(self) -> None:
@@ -205,6 +208,8 @@ class Program:
     def _tag(self, bucket: Bucket, tensors: Iterable[Any]) -> None:
         found = [local(tensor) for tensor in tensors if isinstance(tensor, torch.Tensor)]
         self._recorder.tag(bucket, found)
+        storages = [tensor.untyped_storage() for tensor in found if tensor.is_cuda]
+        self._storages.setdefault(bucket, {}).update((storage._cdata, storage.nbytes()) for storage in storages)
 
     def _enter(self, phase: Phase) -> None:
         self._sample(phase)
@@ -217,7 +222,8 @@ class Program:
             return
         self._next_sample = moment + _BETWEEN_SAMPLES_S
         allocated, reserved = self.memory.memory_allocated(), self.memory.memory_reserved()
-        self._report(MemorySample(self.steps, phase, allocated, reserved, {}))
+        known = {bucket: sum(storages.values()) for bucket, storages in self._storages.items()}
+        self._report(MemorySample.of(self.steps, phase, allocated, reserved, known))
 
 
 def _in_backward() -> bool:

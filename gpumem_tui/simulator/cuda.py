@@ -101,7 +101,7 @@ class _CudaNames(TorchFunctionMode):
             return special(*args, **(kwargs or {}))
         if func is torch.Tensor.backward:  # its custom functions find CUDA's name too
             with self:
-                return torch.autograd.backward(*args, **(kwargs or {}))
+                return _backward(*args, **(kwargs or {}))
         for argument in args:
             kind = type(argument)
             if kind is torch.device or kind is str:
@@ -113,6 +113,14 @@ class _CudaNames(TorchFunctionMode):
                 kwargs = {**kwargs, "device": _by_number(device)}
             return func(*args, **kwargs)
         return func(*args)
+
+
+def _backward(
+    tensor: torch.Tensor, gradient: Any = None, retain_graph: bool | None = None, create_graph: bool = False,
+    inputs: Any = None,
+) -> None:  # fmt: skip
+    """``tensor.backward()`` as torch has it, without asking the modes again."""
+    torch.autograd.backward(tensor, gradient, retain_graph, create_graph, inputs=inputs)
 
 
 def _to(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
