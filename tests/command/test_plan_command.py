@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from gpumem_tui.catalog.loader import gpus
@@ -66,7 +68,16 @@ def test_a_command_that_takes_a_batch_is_answered_for_all_of_them(project: Proje
 
 def test_what_cannot_be_changed_is_not_run_and_a_run_that_fails_does_not_end_the_plan(project: Project) -> None:
     project.write("train.py", SCRIPT)
-    options = ("--what-if", "adafactor", "--what-if", "autocast", "--what-if", "checkpointing", "--what-if", "chunked-loss")
+    options = (
+        "--what-if",
+        "adafactor",
+        "--what-if",
+        "autocast",
+        "--what-if",
+        "checkpointing",
+        "--what-if",
+        "chunked-loss",
+    )
     done = project.plan("python", "train.py", "--batch-size", "8", options=options)
     reasons = _reasons(done)
     assert reasons["adafactor"] == "its run failed: train.py:19: RuntimeError: no Adafactor, please"
@@ -92,7 +103,7 @@ def test_an_optimizer_that_is_kept(project: Project, optimizer: str, said: str) 
 
 def test_without_what_ifs_the_command_runs_once(project: Project) -> None:
     project.write("train.py", SCRIPT)
-    arguments = ("--gpu", "sim:h100-80gb", "--no-what-if", "--", "python", "train.py", "--batch-size", "8")
+    arguments = ("--gpu", "sim:h100-80gb", "--no-what-if", "--", sys.executable, "train.py", "--batch-size", "8")
     done = project.run("plan", *arguments)
     assert done.code == 0
     assert done.stderr.count("made a AdamW") == 1

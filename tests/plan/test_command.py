@@ -26,7 +26,9 @@ def _plan(*what_ifs: WhatIf, batch_size: int = 8, gpu: str = "a100-80gb") -> Com
 
 def _with(plan: CommandPlan, **values: object) -> CommandPlan:
     traced = replace(plan.base, **values, _replays={})  # type: ignore[arg-type]
-    return replace(plan, predicted=replace(plan.predicted, prediction=Prediction(plan.predicted.prediction.formula, traced)))
+    return replace(
+        plan, predicted=replace(plan.predicted, prediction=Prediction(plan.predicted.prediction.formula, traced))
+    )
 
 
 def test_every_gpu_of_the_catalog_is_answered_by_replay() -> None:
