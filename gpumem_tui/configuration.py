@@ -31,6 +31,7 @@ def configure(values: dict[str, Any]) -> tuple[WorkloadOptions, SearchConfig]:
         choose_device,
         share_limit_bytes,
         visible_gpus,
+        with_ranks,
     )
     from gpumem_tui.search.runner import SearchConfig
     from gpumem_tui.simulator.settings import AllocatorSettings, SettingsError
@@ -43,7 +44,10 @@ def configure(values: dict[str, Any]) -> tuple[WorkloadOptions, SearchConfig]:
     gpus = list_gpus()
     if not isinstance(gpus, Unknown):
         gpus = visible_gpus(gpus, os.environ.get("CUDA_VISIBLE_DEVICES"))
-    device = choose_device(values.pop("gpu", None), gpus, share=values.pop("share", False))
+    share = values.pop("share", False)
+    device = choose_device(values.pop("gpu", None), gpus, share=share)
+    if workload.command is not None:
+        device = with_ranks(device, workload.command.processes, gpus, share=share)
     values["limit_bytes"] = values.get("limit_bytes") or share_limit_bytes(device)
     if (values["limit_bytes"] or 0) > device.gpu.total_bytes:
         raise OptionError(f"--limit: the device has only {format_bytes(device.gpu.total_bytes)}")

@@ -106,8 +106,12 @@ class WorkloadOptions:
             option = next(iter(self.changes.given())).replace("_", "-")
             raise OptionError(f"--{option}: a command builds its own model; change it there")
         recipe = Recipe(gpus=self.gpus)
-        if replace(recipe, gpus=1) != Recipe(self.precision, self.optimizer, self.recompute, self.attention, self.sharding):
-            raise OptionError("-- COMMAND: it decides precision, optimizer and the rest itself; leave those options out")
+        if replace(recipe, gpus=1) != Recipe(
+            self.precision, self.optimizer, self.recompute, self.attention, self.sharding
+        ):
+            raise OptionError(
+                "-- COMMAND: it decides precision, optimizer and the rest itself; leave those options out"
+            )
         command = Command(self.command, os.getcwd())
         return WorkloadSpec(replace(recipe, gpus=max(self.gpus, command.processes)), command=command)
 
@@ -180,6 +184,25 @@ def _real(gpu: RealGpu, *, share: bool) -> Device:
     shared = share and not gpu.is_free
     others = gpu.used_bytes if shared else 0
     return Device(gpu.describe(shared=shared), simulated=False, uuid=gpu.uuid, others_bytes=others)
+
+
+def with_ranks(device: Device, ranks: int, gpus: tuple[RealGpu, ...] | Unknown, *, share: bool) -> Device:
+    """A device with as many GPUs beside it as a command starts ranks on this machine; a simulated one needs no more.
+
+    Raises:
+        OptionError: there are fewer here, or others use one of them and `share` is False.
+    """
+    if device.simulated or ranks == 1 or isinstance(gpus, Unknown):
+        return device
+    further = [gpu for gpu in gpus if gpu.uuid != device.uuid][: ranks - 1]
+    if len(further) < ranks - 1:
+        here = f"{len(gpus)} GPUs are here"
+        raise OptionError(f"-- COMMAND: starts {ranks} ranks, and {here}; --gpu sim:NAME simulates them")
+    busy = [gpu for gpu in further if not gpu.is_free]
+    if busy and not share:
+        raise OptionError(f"-- COMMAND: {_in_use(busy[0])}; --share searches in what they leave")
+    others = max([device.others_bytes, *(gpu.used_bytes for gpu in busy)])
+    return replace(device, more_uuids=tuple(gpu.uuid for gpu in further), others_bytes=others)
 
 
 def share_limit_bytes(device: Device) -> int | None:

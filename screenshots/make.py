@@ -7,11 +7,15 @@ and watch_scene.
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import sys
-from collections.abc import Callable
+import textwrap
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from gpumem_tui.catalog.loader import find_gpu, find_model
 from gpumem_tui.formula.recipe import Recipe
@@ -31,6 +35,59 @@ from tests.tui import monitor_scene, watch_scene  # noqa: E402  from the root of
 from tests.tui.pictures import stands_still  # noqa: E402
 
 SIZE = (120, 40)
+TRAIN = """
+    import argparse
+
+    import torch
+    from torch import nn
+
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--batch-size", type=int, default=8)
+    arguments = parser.parse_args()
+
+
+    class Block(nn.Module):
+        def __init__(self, width, heads):
+            super().__init__()
+            self.heads = heads
+            self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
+            self.projections = nn.ModuleList([nn.Linear(width, 3 * width), nn.Linear(width, width)])
+            self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+
+        def forward(self, x):
+            parts = self.projections[0](self.norms[0](x)).chunk(3, dim=-1)
+            query, key, value = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in parts)
+            mixed = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+            x = x + self.projections[1](mixed.transpose(1, 2).flatten(2))
+            return x + self.mlp(self.norms[1](x))
+
+
+    class GPT(nn.Module):
+        def __init__(self, vocabulary=50257, context=1024, width=768, depth=12, heads=12):
+            super().__init__()
+            self.tokens, self.positions = nn.Embedding(vocabulary, width), nn.Embedding(context, width)
+            self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(depth)), nn.LayerNorm(width))
+            self.head = nn.Linear(width, vocabulary, bias=False)
+
+        def forward(self, tokens):
+            places = torch.arange(tokens.shape[1], device=tokens.device)
+            return self.head(self.blocks(self.tokens(tokens) + self.positions(places)))
+
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model = GPT().to(device)
+    print(f"{sum(p.numel() for p in model.parameters()) / 1e6:.1f} M parameters on {torch.cuda.get_device_name()}")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, fused=True)
+    for step in range(600_000):
+        tokens = torch.randint(50257, (arguments.batch_size, 1025)).to(device)
+        with torch.autocast(device, torch.bfloat16):
+            loss = nn.functional.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        print(f"step {step}: loss {loss.item():.4f}")
+"""
+"""A user's script, as many are: nothing in it knows of this program."""
 CLOCK = datetime(2026, 1, 1, 12, 0)
 
 
@@ -44,6 +101,27 @@ def _well_under_way(state: SearchState) -> bool:
     return (
         state.stage is Stage.RUNNING and len(state.trials) >= 6 and running is not None and running.sample is not None
     )
+
+
+def _first_trial(state: SearchState) -> bool:
+    """The first trial has made a step."""
+    running = state.running
+    return running is not None and running.sample is not None and running.sample.step > 1
+
+
+@contextmanager
+def _project() -> Iterator[None]:
+    """In a folder with the script, where `python` is this interpreter."""
+    before, path = Path.cwd(), os.environ["PATH"]
+    with TemporaryDirectory() as folder:
+        Path(folder, "train.py").write_text(textwrap.dedent(TRAIN))
+        os.chdir(folder)
+        os.environ["PATH"] = os.pathsep.join((str(Path(sys.executable).parent), path))
+        try:
+            yield
+        finally:
+            os.chdir(before)
+            os.environ["PATH"] = path
 
 
 async def _picture(
@@ -111,7 +189,16 @@ async def _all() -> None:
     await _picture("search-finished", gpt2, SearchConfig(gpt2.spec(), a100), _ended)
     await _picture("search-running", mixed, SearchConfig(mixed.spec(), a100, strategy="ramp"), _well_under_way)
     await _picture("search-nothing-fits", llama, SearchConfig(llama.spec(), rtx4090), _ended)
+    await _command_picture()
     await _plans()
+
+
+async def _command_picture() -> None:
+    """A user's own command, in its first trial."""
+    with _project():
+        own = WorkloadOptions(command=("python", "train.py", "--batch-size", "{batch}"))
+        config = SearchConfig(own.spec(), simulated_device("h100-80gb"))
+        await _picture("search-command", own, config, _first_trial)
 
 
 async def _plans() -> None:

@@ -11,7 +11,14 @@ from gpumem_tui.errors import OptionError
 from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.memory import GIB, Unknown
 from gpumem_tui.monitor.devices import RealGpu
-from gpumem_tui.options import ModelChanges, WorkloadOptions, choose_device, share_limit_bytes, visible_gpus
+from gpumem_tui.options import (
+    ModelChanges,
+    WorkloadOptions,
+    choose_device,
+    share_limit_bytes,
+    visible_gpus,
+    with_ranks,
+)
 
 
 def _gpu(index: int = 0, used_gib: int = 0, pids: tuple[int, ...] = ()) -> RealGpu:
@@ -135,3 +142,27 @@ class TestDevice:
         shared = choose_device("0", (_gpu(0, used_gib=20, pids=(7,)),), share=True)
         assert share_limit_bytes(shared) == 58 * GIB
         assert share_limit_bytes(choose_device("0", (_gpu(0),), share=True)) is None
+
+
+class TestRanks:
+    GPUS = (_gpu(0), _gpu(1), _gpu(2, used_gib=4, pids=(7,)))
+
+    def test_the_gpus_beside_the_chosen_one_serve_the_other_ranks(self) -> None:
+        device = with_ranks(choose_device("1", self.GPUS, share=False), 2, self.GPUS, share=False)
+        assert (device.uuid, device.more_uuids) == ("GPU-11", ("GPU-00",))
+
+    def test_one_in_use_is_refused_unless_shared(self) -> None:
+        chosen = choose_device("0", self.GPUS, share=False)
+        with pytest.raises(OptionError, match=r"GPU 2 .* has 4\.00 GiB in use by process 7; --share"):
+            with_ranks(chosen, 3, self.GPUS, share=False)
+        shared = with_ranks(chosen, 3, self.GPUS, share=True)
+        assert shared.others_bytes == 4 * GIB
+        assert share_limit_bytes(shared) is not None
+
+    def test_too_few_gpus_are_said(self) -> None:
+        with pytest.raises(OptionError, match="starts 4 ranks, and 3 GPUs are here"):
+            with_ranks(choose_device("0", self.GPUS, share=False), 4, self.GPUS, share=False)
+
+    def test_a_simulated_gpu_needs_no_other(self) -> None:
+        device = choose_device("sim:h100-80gb", self.GPUS, share=False)
+        assert with_ranks(device, 64, self.GPUS, share=False) == device

@@ -37,9 +37,8 @@ def warnings(command: Sequence[str], directory: Path) -> list[str]:
         directory: where the probe is to publish.
     """
     found = []
-    option = _bypass(command)
-    if option:
-        found.append(f"`python -{option}` ({_IGNORES_SITE[option]}) keeps the probe out: leave -{option} away to watch")
+    if bypassed := bypass(command):
+        found.append(f"{bypassed} keeps the probe out: leave it out to watch")
     try:
         check_directory(directory, (os.getuid(),))
     except FileNotFoundError:
@@ -68,8 +67,11 @@ def execute(command: Sequence[str]) -> NoReturn:
         raise CannotRun(f"{command[0]} cannot be run: {error.strerror}", 126) from error
 
 
-def _bypass(command: Sequence[str]) -> str:
-    """The option of a Python in the command that makes it ignore PYTHONPATH or sitecustomize; empty if none does."""
+def bypass(command: Sequence[str]) -> str:
+    """The option of a Python in the command that makes it ignore PYTHONPATH or sitecustomize, with the reason.
+
+    Empty if there is none.
+    """
     words = iter(command)
     if not any(_PYTHON.fullmatch(os.path.basename(word)) for word in words):
         return ""
@@ -78,7 +80,7 @@ def _bypass(command: Sequence[str]) -> str:
             return ""
         for letter in word[1:]:
             if letter in _IGNORES_SITE:
-                return letter
+                return f"`python -{letter}` ({_IGNORES_SITE[letter]})"
             if letter in "cm":
                 return ""
             if letter in _TAKES_VALUE:

@@ -34,7 +34,8 @@ def search(as_json: bool, plain: bool, quiet: bool, **values: Any) -> int:
     """Ramp a real training step until it is out of memory, with the prediction beside it.
 
     The step is a catalog model's (--model), your file's (--workload), or your own command's, unchanged, after `--`:
-    `gpumem-tui search -- python train.py --batch-size {batch}`. {accumulation} is replaced by what reaches --target-batch.
+    `gpumem-tui search -- python train.py --batch-size {batch}`. {accumulation} is replaced by what reaches
+    --target-batch.
     """
     if as_json and plain:
         raise click.UsageError("--json and --plain: give only one of them")

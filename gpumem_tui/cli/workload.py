@@ -78,7 +78,9 @@ WORKLOAD_OPTIONS = [
     choice("--recompute", RECOMPUTES, "Activation checkpointing: of attention, or of whole layers."),
     choice("--attention", ATTENTIONS, "Kernel of scaled_dot_product_attention; auto: what torch picks."),
     choice("--sharding", SHARDINGS, "What is divided over the GPUs: optimizer state, gradients too, parameters too."),
-    click.option("--gpus", type=AT_LEAST_ONE, default=1, show_default=True, help="GPUs to shard over; of a command, its ranks."),
+    click.option(
+        "--gpus", type=AT_LEAST_ONE, default=1, show_default=True, help="GPUs to shard over; of a command, its ranks."
+    ),
 ]
 DEVICE_OPTIONS = [
     click.option("--gpu", metavar="DEVICE", help="0, a UUID or sim:NAME (default: a free GPU, else sim:a100-80gb)."),

@@ -35,14 +35,14 @@ def follow_launchers(world: int) -> None:
     if world > 1:
         _be_rank_0(world, local_gpus(world))
 
-    def become(config: Any, entrypoint: Any, arguments: list[Any]) -> dict[int, Any]:
+    def become(config: Any, entrypoint: Any, arguments: list[Any], **_: Any) -> Any:
         size = world if world > 1 else config.min_nodes * config.nproc_per_node
         _be_rank_0(size, config.nproc_per_node)
-        if not isinstance(entrypoint, str):
-            return {0: entrypoint(*arguments)}
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os.execvp(entrypoint, [entrypoint, *map(str, arguments)])
+        if isinstance(entrypoint, str):
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os.execvp(entrypoint, [entrypoint, *map(str, arguments)])
+        return {0: entrypoint(*arguments)}
 
     def launcher(module: Any) -> None:
         module.launch_agent = become

@@ -1,47 +1,59 @@
-"""What libraries do that a simulated GPU cannot follow, or that would do harm without values."""
+"""What libraries do that a simulated GPU cannot follow: compilation and kernels of their own."""
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
-from gpumem_tui.command.errors import is_users
+from gpumem_tui.command.checkpoints import write_no_checkpoint
 from gpumem_tui.importing import after_import
+from gpumem_tui.simulator.backend import Backend
+from gpumem_tui.simulator.device import backend
 
 if TYPE_CHECKING:
     from gpumem_tui.command.program import Program
-    from gpumem_tui.simulator.device import SimulatedGpu
+
+_WARP_SIZE = 32
 
 
-def follow_libraries(program: Program, gpu: SimulatedGpu) -> None:
+def follow_libraries(program: Program) -> None:
     """Replace compilation by eager execution, kernel launches by nothing, and writing checkpoints by a note."""
     _stay_eager(program)
-    _write_no_checkpoint(program)
+    write_no_checkpoint(program)
+    after_import("triton.runtime.driver", lambda module: module.driver.set_active(_TritonDriver(backend)))
     after_import("triton.runtime.jit", lambda module: _launch_nothing(program, module.JITFunction))
-    after_import("triton.runtime.autotuner", lambda module: _launch_nothing(program, module.Autotuner, module.Heuristics))
+    after_import(
+        "triton.runtime.autotuner", lambda module: _launch_nothing(program, module.Autotuner, module.Heuristics)
+    )
 
 
 def _stay_eager(program: Program) -> None:
-    whole: Any = torch
-
-    def compiled(model: Any = None, **_: Any) -> Any:
+    def note() -> None:
         program.note("torch.compile: traced as eager PyTorch, an upper bound of what the compiled step holds")
-        return (lambda function: function) if model is None else model
 
-    whole.compile = compiled
-    nn: Any = torch.nn.Module
-    nn.compile = lambda module, *_, **__: compiled(module) and None
+    def compiled(model: Any = None, **options: Any) -> Any:
+        if model is None:
+            return functools.partial(compiled, **options)
+        if isinstance(model, (nn.Module, type)):
+            note()
+            return model
 
+        @functools.wraps(model)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            note()  # libraries compile more than a program uses
+            return model(*args, **kwargs)
 
-def _write_no_checkpoint(program: Program) -> None:
+        return run
+
     whole: Any = torch
-
-    def save(obj: object, f: object, *_: Any, **__: Any) -> None:
-        program.note(f"a checkpoint is not written, as nothing was trained ({_calling_place()})")
-
-    whole.save = save
-    after_import("safetensors.torch", lambda module: setattr(module, "save_file", save))
+    whole.compile = compiled
+    module: Any = nn.Module
+    module.compile = lambda module, *_, **__: compiled(module) and None
 
 
 def _launch_nothing(program: Program, *kinds: Any) -> None:
@@ -54,15 +66,43 @@ def _launch_nothing(program: Program, *kinds: Any) -> None:
         kind.run = run
 
 
-def _calling_place() -> str:
-    import os
-    import sys
+class _TritonDriver:
+    """Triton's driver of the simulated GPU: what launchers ask it before they choose a kernel's shape.
 
-    frame = sys._getframe(2)
-    while frame is not None:
-        if is_users(frame.f_code.co_filename):
-            return f"{os.path.relpath(frame.f_code.co_filename)}:{frame.f_lineno}"
-        if frame.f_back is None:
-            break
-        frame = frame.f_back
-    return "by a library"
+    Args:
+        device: answers as `torch.cuda` does.
+    """
+
+    def __init__(self, device: Backend) -> None:
+        self._device = device
+        self.utils = SimpleNamespace(get_device_properties=self._properties)
+        self.get_current_device: Callable[[], int] = device.current_device
+        self.get_device_capability = device.get_device_capability
+
+    def get_current_stream(self, device: object = None) -> int:
+        return 0
+
+    def get_current_target(self) -> Any:
+        from triton.backends.compiler import GPUTarget
+
+        major, minor = self._device.get_device_capability()
+        return GPUTarget("cuda", 10 * major + minor, _WARP_SIZE)
+
+    def get_active_torch_device(self) -> torch.device:
+        return torch.device("cuda", 0)
+
+    def get_device_interface(self) -> Any:
+        return torch.cuda
+
+    def get_empty_cache_for_benchmark(self) -> torch.Tensor:
+        """There is nothing to measure."""
+        return torch.empty(0)
+
+    def _properties(self, device: object = None) -> dict[str, int]:
+        properties = self._device.get_device_properties()
+        return {
+            "multiprocessor_count": properties.multi_processor_count,
+            "max_shared_mem": properties.shared_memory_per_block_optin,
+            "max_num_regs": properties.regs_per_multiprocessor,
+            "warpSize": properties.warp_size,
+        }

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
+import select
 import socket
 import sys
 import threading
@@ -11,25 +11,21 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from gpumem_tui.search.events import Ended, Failed, Joined, StandsAt, encode
+from gpumem_tui.search.events import Ended, Failed, Joined, encode
 
 if TYPE_CHECKING:
-    from types import FrameType
-
     from gpumem_tui.search.events import ChildEvent
 
 REQUEST_FILE, SOCKET_FILE = "request.json", "events.sock"
 
 
 class Link:
-    """Events go out as JSON lines; ``pause``, ``resume`` and ``where`` come in, followed by a thread."""
+    """Events go out as JSON lines; ``pause`` and ``resume`` come in, and are read at the end of each step."""
 
     def __init__(self, directory: str) -> None:
         self._directory = directory
         self._socket: socket.socket | None = socket.socket(socket.AF_UNIX)
         self._lock = threading.Lock()
-        self.may_run = threading.Event()
-        self.may_run.set()
         self.is_concluded = False
         self.steps: Callable[[], int] = lambda: 0
         self.on_end: Callable[[], None] = lambda: None
@@ -40,8 +36,6 @@ class Link:
             return
         rank, ranks = (int(os.environ.get(name) or default) for name, default in (("RANK", 0), ("WORLD_SIZE", 1)))
         self.report(Joined(os.getpid(), rank, ranks, " ".join(sys.argv[:1])))
-        self._main = threading.main_thread().ident
-        threading.Thread(target=self._listen, args=(self._socket,), daemon=True).start()
 
     def request(self) -> bytes:
         """The request as it was written."""
@@ -81,24 +75,18 @@ class Link:
         self.on_end = lambda: None
         self._lock = threading.Lock()
 
-    def _listen(self, connection: socket.socket) -> None:
-        with suppress(OSError, ValueError), connection.makefile("r") as lines:
-            for line in lines:
-                word = json.loads(line)
-                if word == "where":
-                    self.report(StandsAt(self._place()))
-                elif word == "pause":
-                    self.may_run.clear()
-                elif word == "resume":
-                    self.may_run.set()
-
-    def _place(self) -> str:
-        """``file:line`` at which the main thread stands, the innermost that is no installed library's."""
-        from gpumem_tui.command.errors import is_users
-
-        frame: FrameType | None = sys._current_frames().get(self._main or 0)
-        innermost = frame
-        while frame is not None and not is_users(frame.f_code.co_filename):
-            frame = frame.f_back
-        found = frame or innermost
-        return "" if found is None else f"{os.path.relpath(found.f_code.co_filename)}:{found.f_lineno}"
+    def wait_while_paused(self) -> None:
+        """Come back at once, or after a pause when the run is resumed or ended."""
+        paused = False
+        while self._socket is not None:
+            if not paused and not select.select([self._socket], [], [], 0)[0]:
+                return
+            try:
+                words = self._socket.recv(1024)
+            except OSError:
+                return
+            if not words:
+                return
+            paused = words.rstrip().endswith(b"pause")
+            if not paused:
+                return

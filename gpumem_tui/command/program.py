@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import gc
 import os
-import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -20,9 +19,8 @@ from gpumem_tui.step import Phase
 from gpumem_tui.workload.base import local
 from gpumem_tui.workload.run import MemorySample, Recorder, state_of, tensors_in
 
+T = TypeVar("T")
 _BETWEEN_SAMPLES_S = 0.05
-_MOST_ROUNDS = 10
-"""Optimizers that step less often than the first one are waited for this many times the wanted steps."""
 
 
 class Program:
@@ -35,7 +33,7 @@ class Program:
         memory: the device module, as `torch.cuda`.
         steps: after so many steps `done` is called, within the last one's hook.
         report: called with the memory as phases begin, a few times a second.
-        may_run: waited for at the end of each step.
+        wait: called at the end of each step; may hold the program up.
     """
 
     def __init__(
@@ -45,7 +43,7 @@ class Program:
         steps: int,
         report: Callable[[MemorySample], None],
         done: Callable[[], None],
-        may_run: threading.Event,
+        wait: Callable[[], None],
     ) -> None:
         self.memory = memory
         self.steps = 0
@@ -54,14 +52,18 @@ class Program:
         self._wanted = steps
         self._report = report
         self._done = done
-        self._may_run = may_run
+        self._wait = wait
         self._pid = os.getpid()
         self._phase = Phase.BUILD
         self._depth = 0
         self._roots: weakref.WeakSet[nn.Module] = weakref.WeakSet()
-        self._stepped: dict[int, int] = {}
         self._first: int | None = None
-        self._known: dict[Bucket, int] = {}
+        self._round: set[int] = set()
+        self._missing: set[int] = set()
+        self._trained: set[int] = set()
+        self._storages: dict[Bucket, dict[int, int]] = {}
+        """By bucket what is known by name: the bytes of each storage."""
+
         self._notes: dict[str, None] = {}
         self._next_sample = 0.0
         self._peaks = (0, 0)
@@ -106,13 +108,19 @@ class Program:
 
     def _enter_module(self, module: nn.Module, *_: Any) -> None:
         self._depth += 1
-        if self._depth == 1 and self._is_followed and not _in_backward():
-            if module not in self._roots:
-                self._roots.add(module)
-                self._recorder.name_modules(module)
-                self._tag_module(module)
-            if self._phase is not Phase.FORWARD:
-                self._enter(Phase.FORWARD)
+        if self._depth == 1:
+            self.called(module)
+
+    def called(self, module: nn.Module) -> None:
+        """A module is called by no other one."""
+        if not self._is_followed or _in_backward():
+            return
+        if module not in self._roots:
+            self._roots.add(module)
+            self._recorder.name_modules(module)
+            self._tag_module(module)
+        if self._phase is not Phase.FORWARD:
+            self._enter(Phase.FORWARD)
 
     def _leave_module(self, *_: Any) -> None:
         self._depth = max(0, self._depth - 1)
@@ -120,9 +128,12 @@ class Program:
     def _enter_optimizer(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         if not self._is_followed:
             return
+        if id(optimizer) == self._first and self.steps >= self._wanted:
+            self._finish()
         for module in self._roots:
             self._tag_module(module)
-        parameters = [p for group in optimizer.param_groups for p in tensors_in(group["params"])]
+        parameters = _parameters(optimizer)
+        self._trained.update(map(id, parameters))
         self._tag(Bucket.PARAMETERS, parameters)
         gradients = [p.grad for p in parameters if p.grad is not None]
         self._tag(Bucket.GRADIENTS, gradients)
@@ -135,35 +146,41 @@ class Program:
         self._tag(Bucket.OPTIMIZER, state_of(optimizer))
         if self._first is None:
             self._first = id(optimizer)
-        made = self._stepped[id(optimizer)] = self._stepped.get(id(optimizer), 0) + 1
         if id(optimizer) == self._first:
-            self.steps = made
+            self.steps += 1
             now = time.perf_counter()
             self.step_seconds.append(now - self._step_began)
             self._step_began = now
-        if self._is_complete():
-            self._sample(Phase.BATCH, now=True)
-            self._done()
-            return
-        if not _in_backward():
-            self._may_run.wait()
+            self._missing, self._round = self._round, set()
+        else:
+            self._round.add(id(optimizer))
+            self._missing.discard(id(optimizer))
+        if self.steps >= self._wanted and not self._missing:
+            self._finish()
+        elif not _in_backward():
+            self._wait()
             gc.collect()
+            self._storages.pop(Bucket.GRADIENTS, None)
             self._enter(Phase.BATCH)
 
-    def _is_complete(self) -> bool:
-        """The first optimizer made its steps, and the others their part: those of one round step in turn."""
-        if self.steps < self._wanted:
-            return False
-        rounds = [made for optimizer, made in self._stepped.items() if optimizer != self._first]
-        return all(made >= min(self._wanted, made) for made in rounds)
+    def _finish(self) -> None:
+        """All steps were made: those, too, of optimizers that step in turn with the first one."""
+        self._sample(Phase.BATCH, now=True)
+        self._done()
 
     # What is known of its memory
 
     def name_what_lives(self) -> None:
         """Name the models and gradients there are now: those, too, that no optimizer trains and nobody has called."""
-        for module in _modules():
+        things = gc.get_objects()
+        for module in _outermost(things):
             self._tag_module(module)
             self._tag(Bucket.GRADIENTS, (p.grad for p in module.parameters() if p.grad is not None))
+        for optimizer in _of(torch.optim.Optimizer, things):
+            parameters = _parameters(optimizer)
+            if parameters and self._trained.isdisjoint(map(id, parameters)):
+                kind, made = type(optimizer).__name__, self.steps
+                self.note(f"an optimizer ({kind}) has not stepped within {made} steps of another: --steps runs more")
 
     def peaks(self) -> tuple[int, int]:
         """The highest (allocated, reserved) bytes, whenever the program has reset its own figures."""
@@ -185,17 +202,19 @@ class Program:
         return f"the command leaves the GPU empty ({where}): tell it to train on cuda"
 
     def _tag_module(self, module: nn.Module) -> None:
-        self._tag(Bucket.PARAMETERS, [*module.parameters(), *module.buffers()])
+        parameters = list(module.parameters())
+        self._tag(Bucket.PARAMETERS, [*parameters, *module.buffers(), *_scales(parameters)])
 
     def _tag(self, bucket: Bucket, tensors: Iterable[Any]) -> None:
         found = [local(tensor) for tensor in tensors if isinstance(tensor, torch.Tensor)]
         self._recorder.tag(bucket, found)
+        storages = [tensor.untyped_storage() for tensor in found if tensor.is_cuda]
+        self._storages.setdefault(bucket, {}).update((storage._cdata, storage.nbytes()) for storage in storages)
 
     def _enter(self, phase: Phase) -> None:
         self._sample(phase)
         self._phase = phase
-        step = self.steps if phase is Phase.OPTIMIZER and self.steps and self._depth else self.steps + 1
-        self._recorder.mark(step, phase)
+        self._recorder.mark(self.steps + 1, phase)
 
     def _sample(self, phase: Phase, *, now: bool = False) -> None:
         moment = time.monotonic()
@@ -203,17 +222,35 @@ class Program:
             return
         self._next_sample = moment + _BETWEEN_SAMPLES_S
         allocated, reserved = self.memory.memory_allocated(), self.memory.memory_reserved()
-        self._report(MemorySample(self.steps, phase, allocated, reserved, {}))
+        known = {bucket: sum(storages.values()) for bucket, storages in self._storages.items()}
+        self._report(MemorySample.of(self.steps, phase, allocated, reserved, known))
 
 
 def _in_backward() -> bool:
     return torch._C._current_graph_task_id() != -1
 
 
-def _modules() -> list[nn.Module]:
-    """Every module there is that no other one holds."""
-    found = [thing for thing in gc.get_objects() if issubclass(type(thing), nn.Module)]  # isinstance runs their code
+def _scales(parameters: Iterable[nn.Parameter]) -> Iterable[Any]:
+    """What quantized parameters keep beside their data, as the ``quant_state`` of bitsandbytes: scales and tables."""
+    for parameter in parameters:
+        if hasattr(parameter, "quant_state"):
+            state = parameter.quant_state
+            while state is not None:
+                yield from tensors_in(vars(state))
+                state = getattr(state, "state2", None)
+
+
+def _of(kind: type[T], things: Iterable[object]) -> list[T]:
+    """Those of one kind. By their type: `isinstance` would run code of lazy objects."""
+    return [thing for thing in things if issubclass(type(thing), kind)]  # type: ignore[misc]
+
+
+def _outermost(things: Iterable[object]) -> list[nn.Module]:
+    """Every module among them that no other one holds."""
+    found = _of(nn.Module, things)
     held = {id(child) for module in found for child in module._modules.values()}
     return [module for module in found if id(module) not in held]
 
 
+def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in tensors_in(group["params"])]

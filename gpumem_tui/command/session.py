@@ -6,7 +6,9 @@ Imports next to nothing before torch is imported: every Python process of the co
 from __future__ import annotations
 
 import atexit
+import faulthandler
 import os
+import signal
 import sys
 
 from gpumem_tui.importing import after_import
@@ -17,6 +19,11 @@ if TYPE_CHECKING:
 
     from gpumem_tui.command.link import Link
 
+STACK_FILE = "stack-"
+"""And the process id: where a process writes its stack."""
+
+STACK_SIGNAL = signal.SIGRTMAX - 1
+
 
 def begin(directory: str) -> None:
     """Follow this process: once it imports torch it is part of the trial, and an error that ends it is reported.
@@ -24,11 +31,18 @@ def begin(directory: str) -> None:
     Args:
         directory: where the request and the socket of who asked for it are.
     """
+    _tell_where(directory)
     session = _Session(directory)
     after_import("torch", lambda _: session.torch_imported())
     sys.excepthook = session.excepthook
     atexit.register(session.ended)
     os.register_at_fork(after_in_child=session.leave)
+
+
+def _tell_where(directory: str) -> None:
+    """At a signal, write down where the main thread stands."""
+    file = open(os.path.join(directory, f"{STACK_FILE}{os.getpid()}"), "w")  # noqa: SIM115  open as long as the process
+    faulthandler.register(STACK_SIGNAL, file, all_threads=False)
 
 
 class _Session:

@@ -1,7 +1,7 @@
 """Runs a command and ends everything it started when it is over, or when whoever asked for it is gone.
 
-A script of its own, run by path with the standard library alone: ``supervise.py LIFELINE_FD COMMAND...``. Processes that
-leave their group or outlive their parent become children of this one (a "child subreaper"), so none is lost.
+A script of its own, run by path with the standard library alone: ``supervise.py LIFELINE_FD COMMAND...``. Processes
+that leave their group or outlive their parent become children of this one (a "child subreaper"), so none is lost.
 """
 
 import ctypes
@@ -9,6 +9,7 @@ import os
 import select
 import signal
 import sys
+from contextlib import suppress
 
 _SET_CHILD_SUBREAPER = 36
 _NOT_FOUND, _NOT_RUNNABLE = 127, 126
@@ -16,7 +17,7 @@ _NOT_FOUND, _NOT_RUNNABLE = 127, 126
 
 def _processes_below(root: int) -> "list[int]":
     """Every process that `root` or one of its descendants started."""
-    children: "dict[int, list[int]]" = {}
+    children: dict[int, list[int]] = {}
     for name in filter(str.isdecimal, os.listdir("/proc")):
         try:
             with open(f"/proc/{name}/stat", "rb") as file:
@@ -39,10 +40,8 @@ def _end_all() -> None:
         if not living:
             return
         for pid in living:
-            try:
+            with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
         try:
             os.waitpid(-1, 0)
         except ChildProcessError:

@@ -45,7 +45,9 @@ def take_part(link: Link) -> None:
     version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
     if simulated and version < _OLDEST_SIMULATED:
         oldest = ".".join(map(str, _OLDEST_SIMULATED))
-        said = f"torch {torch.__version__} of {sys.executable} is too old to simulate a GPU: {oldest} or newer is needed"
+        said = (
+            f"torch {torch.__version__} of {sys.executable} is too old to simulate a GPU: {oldest} or newer is needed"
+        )
         link.conclude(Failed("torch", said))
         os._exit(1)
     profile = profile_for(torch.__version__, request.gpu)
@@ -73,7 +75,9 @@ class _Trial:
 
     def follow(self, recorder: Any, memory: Any) -> None:
         """Follow the program from now on."""
-        self.program = Program(recorder, memory, self.request.steps, self.sampled, self.done, self.link.may_run)
+        self.program = Program(
+            recorder, memory, self.request.steps, self.sampled, self.done, self.link.wait_while_paused
+        )
         self.program.start()
         self.link.steps = lambda: self.program.steps
         self.link.on_end = self._ended_early
@@ -135,6 +139,7 @@ class _Simulated(_Trial):
         from gpumem_tui.command.libraries import follow_libraries
         from gpumem_tui.simulator.cuda import presented_as_cuda
         from gpumem_tui.simulator.device import SimulatedGpu, simulate
+        from gpumem_tui.simulator.repeats import Repeats
 
         limit_bytes = self.request.limit_bytes if isinstance(self.request, TrialRequest) else None
         self.gpu = SimulatedGpu(
@@ -148,7 +153,8 @@ class _Simulated(_Trial):
         atexit.register(_quietly(stack.close))
         follow_launchers(ranks(gpus))
         self.follow(self.gpu, torch.cuda)
-        follow_libraries(self.program, self.gpu)
+        stack.enter_context(Repeats(self.gpu, self.program.called).watching())
+        follow_libraries(self.program)
         self.changes: Changes | None = None
         if isinstance(self.request, TraceRequest) and self.request.change:
             from gpumem_tui.command.changes import Changes
@@ -201,11 +207,12 @@ class _Real(_Trial):
 
         def initialized() -> None:
             """CUDA has just been initialized, by the program: launchers and data loaders never do."""
-            device = torch.device("cuda", torch.cuda.current_device())
+            device = torch.device("cuda", int(os.environ.get("LOCAL_RANK") or 0) % torch.cuda.device_count())
             self._cap(device)
             self.recorder = CudaRecorder(device)
             self.follow(self.recorder, torch.cuda)
-            torch._C._cuda_attach_out_of_memory_observer(self._out_of_memory)
+            internals: Any = torch._C
+            internals._cuda_attach_out_of_memory_observer(self._out_of_memory)
 
         cuda._lazy_call(initialized)
 

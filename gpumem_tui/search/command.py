@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import selectors
@@ -17,7 +16,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from gpumem_tui.attach.launch import bypass
 from gpumem_tui.command.link import REQUEST_FILE, SOCKET_FILE
+from gpumem_tui.command.session import STACK_FILE, STACK_SIGNAL
 from gpumem_tui.search.events import (
     ChildEvent,
     Ended,
@@ -26,14 +27,13 @@ from gpumem_tui.search.events import (
     Output,
     Ready,
     Request,
-    StandsAt,
     TraceDone,
     TrialDone,
     TrialRequest,
     decode_event,
     encode,
 )
-from gpumem_tui.search.process import ChildDied
+from gpumem_tui.search.process import CannotStart, ChildDied
 
 _PACKAGE = Path(__file__).parent.parent
 _SUPERVISOR = _PACKAGE / "command" / "supervise.py"
@@ -44,6 +44,8 @@ _EXIT_S = 5.0
 
 _ANSWER_S = 2.0
 _NOT_FOUND, _NOT_RUNNABLE = 127, 126
+_FRAME = re.compile(r'File "([^"]+)", line (\d+)')
+_INSTALLED = re.compile(r"^<|/lib/python[\d.]+/|-packages/|/gpumem_tui/")
 _ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 SWITCHED_OFF: Mapping[str, str] = {
@@ -69,13 +71,19 @@ class CommandProcess:
 
     Args:
         request: what to do; its workload is a command.
+        words: the command for the request's batch size.
         gpu_uuids: the only GPUs the command may see; empty hides all of them.
-        changes: environment variables of a change to be injected.
+
+    Raises:
+        CannotStart: a Python in the command ignores what follows it.
     """
 
     def __init__(self, request: Request, words: tuple[str, ...], gpu_uuids: tuple[str, ...]) -> None:
         command = request.workload.command
         assert command is not None
+        bypassed = bypass(words)
+        if bypassed:
+            raise CannotStart(f"-- COMMAND: {bypassed} keeps the command from being followed; leave it out")
         self._directory = Path(tempfile.mkdtemp(prefix="gpumem-tui-trial-"))
         try:
             (self._directory / REQUEST_FILE).write_bytes(encode(request))
@@ -104,6 +112,7 @@ class CommandProcess:
         assert self._process.stdout is not None
         self._simulated = not isinstance(request, TrialRequest) or request.simulated
         self._name = Path(words[0]).name
+        self._cwd = command.cwd
         self._output = _Lines()
         self._members: dict[socket.socket, _Member] = {}
         self._paused = False
@@ -177,7 +186,7 @@ class CommandProcess:
                             outcomes.append(event)
                         elif isinstance(event, Failed):
                             failure = failure or event
-                        elif not isinstance(event, Joined | StandsAt | Ended):
+                        elif not isinstance(event, Joined | Ended):
                             yield event
                 if end_by is None and self._is_concluded(outcomes, failure):
                     end_by = time.monotonic() + _EXIT_S
@@ -190,7 +199,7 @@ class CommandProcess:
                 if held() or steps != stepped:
                     stepped, heard = steps, time.monotonic()
                 elif end_by is None and time.monotonic() - heard > timeout_s:
-                    failure = Failed("workload", self._stuck(timeout_s, selector))
+                    failure = Failed("workload", self._stuck(timeout_s))
                     break
         for line in self._output.rest():
             yield Output(line)
@@ -208,7 +217,7 @@ class CommandProcess:
         self._members[connection] = _Member()
         selector.register(connection, selectors.EVENT_READ)
         if self._paused:
-            _send(connection, "pause")
+            _send(connection, b"pause\n")
 
     def _received(self, connection: socket.socket, selector: selectors.BaseSelector) -> Iterator[ChildEvent]:
         member = self._members[connection]
@@ -233,24 +242,31 @@ class CommandProcess:
             member.take(event)
             yield event
 
-    def _stuck(self, timeout_s: float, selector: selectors.BaseSelector) -> str:
+    def _stuck(self, timeout_s: float) -> str:
         """No step was made in time: where the program stands, as far as it answers."""
-        for connection in list(self._members):
-            _send(connection, "where")
-        until = time.monotonic() + _ANSWER_S
-        place = ""
-        while not place and time.monotonic() < until:
-            for key, _ in selector.select(_POLL_S):
-                if isinstance(key.fileobj, socket.socket) and key.fileobj in self._members:
-                    for event in self._received(key.fileobj, selector):
-                        if isinstance(event, StandsAt):
-                            place = event.place
+        place = self._place()
         at = f"; it stands at {place}" if place else ""
         steps = max((member.steps for member in self._members.values()), default=0)
         which = "no optimizer step" if steps < 1 else f"no optimizer step after number {steps}"
-        if not self._members:
-            which = "torch is not imported"
         return f"{which} within {timeout_s:g} s{at}; --timeout waits longer"
+
+    def _place(self) -> str:
+        """``file:line`` of the user's where a Python process stands, of one that has imported torch if any has."""
+        files = {int(path.name.removeprefix(STACK_FILE)): path for path in self._directory.glob(f"{STACK_FILE}*")}
+        for pid in files:
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, STACK_SIGNAL)
+        ranked = sorted(files, key=lambda pid: (pid in {member.pid for member in self._members.values()}, pid))
+        until = time.monotonic() + _ANSWER_S
+        while time.monotonic() < until:
+            for pid in reversed(ranked):
+                stack = _FRAME.findall(files[pid].read_text(errors="replace"))
+                frames = [(path, line) for path, line in stack if not _INSTALLED.search(path)] or stack
+                if frames:
+                    path, line = frames[0]
+                    return f"{os.path.relpath(path, self._cwd)}:{line}"
+            time.sleep(_POLL_S)
+        return ""
 
     def _without_outcome(self, code: int | None) -> Failed:
         """The command ended and told nothing."""
@@ -269,12 +285,12 @@ class CommandProcess:
     def pause(self) -> None:
         """Stop after the step that is running."""
         self._paused = True
-        self._tell("pause")
+        self._tell(b"pause\n")
 
     def resume(self) -> None:
         """Go on after a pause."""
         self._paused = False
-        self._tell("resume")
+        self._tell(b"resume\n")
 
     def end(self) -> None:
         """Kill the command and everything it started, if it still runs, and free what it held here."""
@@ -291,7 +307,7 @@ class CommandProcess:
             self._process.stdout.close()
         shutil.rmtree(self._directory, ignore_errors=True)
 
-    def _tell(self, word: str) -> None:
+    def _tell(self, word: bytes) -> None:
         for connection in list(self._members):
             _send(connection, word)
 
@@ -300,13 +316,14 @@ class CommandProcess:
 class _Member:
     """One process of the command."""
 
+    pid: int = 0
     ranks: int = 1
     steps: int = -1
     rest: list[bytes] = field(default_factory=list)
 
     def take(self, event: ChildEvent) -> None:
         if isinstance(event, Joined):
-            self.ranks = event.ranks
+            self.pid, self.ranks = event.pid, event.ranks
         else:
             self.steps = max(self.steps, getattr(event, "step", getattr(event, "steps", -1)))
 
@@ -336,9 +353,9 @@ class _Lines:
             yield text
 
 
-def _send(connection: socket.socket, word: str) -> None:
+def _send(connection: socket.socket, word: bytes) -> None:
     with suppress(OSError):
-        connection.sendall(json.dumps(word).encode() + b"\n")
+        connection.sendall(word)
 
 
 def _worst(outcomes: list[TrialDone | TraceDone]) -> TrialDone | TraceDone | None:

@@ -90,14 +90,6 @@ class Joined:
 
 
 @dataclass(frozen=True)
-class StandsAt:
-    """Where the main thread of a command's process stands, as ``file:line``; empty if that cannot be told."""
-
-    place: str
-    event: Literal["stands_at"] = "stands_at"
-
-
-@dataclass(frozen=True)
 class Ended:
     """A command's process ended by itself, after so many optimizer steps, with nothing to report."""
 
@@ -249,11 +241,10 @@ class Failed:
     event: Literal["failed"] = "failed"
 
 
-ChildEvent = Ready | Joined | StandsAt | Ended | Output | Sample | TrialDone | TraceDone | Failed
+ChildEvent = Ready | Joined | Ended | Output | Sample | TrialDone | TraceDone | Failed
 _BY_NAME: dict[str, type[ChildEvent]] = {
     "ready": Ready,
     "joined": Joined,
-    "stands_at": StandsAt,
     "ended": Ended,
     "output": Output,
     "sample": Sample,
@@ -269,9 +260,10 @@ class WireError(ValueError):
 
 def encode(message: Request | ChildEvent) -> bytes:
     """One JSON line."""
-    body = asdict(message)
     if isinstance(message, (TrialRequest, TraceRequest)):
-        body["action"] = "trial" if isinstance(message, TrialRequest) else "trace"
+        body = {**asdict(message), "action": "trial" if isinstance(message, TrialRequest) else "trace"}
+    else:
+        body = vars(message)  # of plain values only: a trace has hundreds of thousands
     return json.dumps({"schema": SCHEMA, **body}, separators=(",", ":")).encode() + b"\n"
 
 

@@ -7,7 +7,7 @@ version; only their grouping is written here (aten/src/ATen/autocast_mode.h, AT_
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch._C import DispatchKeySet
@@ -33,6 +33,22 @@ _OWN_RULES = {"binary_cross_entropy", "norm.Scalar", "norm.ScalarOpt_dim"}
 _HALF = (torch.float16, torch.bfloat16)
 _libraries: list[torch.library.Library] = []
 _weight_cache: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+
+class CacheObserver(Protocol):
+    """Told when the cached casts are dropped."""
+
+    def clearing(self) -> None: ...
+    def cleared(self) -> None: ...
+
+
+observers: list[CacheObserver] = []
+
+
+def state() -> tuple[bool, torch.dtype, int]:
+    """What decides how autocast treats the next operator: whether it is on, its type, how many casts are cached."""
+    kind = torch._C._get_privateuse1_backend_name()
+    return torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind), len(_weight_cache)
 
 
 def register(device_type: str) -> None:
@@ -136,7 +152,11 @@ def _clear_with_autocast() -> None:
     clear = torch.clear_autocast_cache
 
     def clear_both() -> None:
+        for observer in observers:
+            observer.clearing()
         _weight_cache.clear()
         clear()
+        for observer in observers:
+            observer.cleared()
 
     torch.clear_autocast_cache = clear_both

@@ -21,7 +21,7 @@ _ELAPSED_MS = 1.0
 """Between any two events: no device time passes, and programs divide by it."""
 
 
-class Stream:
+class SimulatedStream:
     """A stream that never has anything left to do."""
 
     stream_id = cuda_stream = device_index = 0
@@ -45,22 +45,22 @@ class Stream:
     def is_capturing(self) -> bool:
         return False
 
-    def record_event(self, event: Event | None = None) -> Event:
-        return event or Event()
+    def record_event(self, event: SimulatedEvent | None = None) -> SimulatedEvent:
+        return event or SimulatedEvent()
 
-    def __enter__(self) -> Stream:
+    def __enter__(self) -> SimulatedStream:
         return self
 
     def __exit__(self, *_: object) -> None: ...
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Stream)
+        return isinstance(other, SimulatedStream)
 
     def __hash__(self) -> int:
-        return hash(Stream)
+        return hash(SimulatedStream)
 
 
-class Event:
+class SimulatedEvent:
     """An event that has already happened."""
 
     def __init__(self, *_: object, **__: object) -> None: ...
@@ -222,9 +222,7 @@ class Backend:
     def memory_stats(self, device: object = None) -> OrderedDict[str, Any]:
         """The statistics this allocator keeps, under `torch.cuda.memory_stats`' keys."""
         stats = self._gpu.allocator.stats
-        values: OrderedDict[str, Any] = OrderedDict(
-            num_alloc_retries=stats.num_alloc_retries, num_ooms=stats.num_ooms
-        )
+        values: OrderedDict[str, Any] = OrderedDict(num_alloc_retries=stats.num_alloc_retries, num_ooms=stats.num_ooms)
         for name in ("requested", "allocated", "reserved", "inactive_split"):
             values[f"{name}_bytes.all.current"] = getattr(stats, f"{name}_bytes")
             values[f"{name}_bytes.all.peak"] = getattr(stats, f"peak_{name}_bytes")
@@ -249,16 +247,15 @@ class Backend:
 
     # Streams: one, on which everything has happened already.
 
-    Stream = Stream
-    ExternalStream = Stream
-    Event = Event
+    Stream = ExternalStream = SimulatedStream
+    Event = SimulatedEvent
 
-    def current_stream(self, device: object = None) -> Stream:
-        return Stream()
+    def current_stream(self, device: object = None) -> SimulatedStream:
+        return SimulatedStream()
 
     default_stream = current_stream
 
-    def stream(self, stream: Stream | None) -> AbstractContextManager[None]:
+    def stream(self, stream: SimulatedStream | None) -> AbstractContextManager[None]:
         return nullcontext()
 
     def set_stream(self, stream: object) -> None: ...

@@ -1,13 +1,14 @@
 """Presents the simulated GPU as CUDA: whatever a program asks of ``cuda`` gets the answer of that GPU.
 
-Programs name their device ("cuda", `torch.cuda`, `tensor.is_cuda`), so the simulated one must bear CUDA's name for them.
-For torch's C++ core it remains a device type of its own (see `device`); the two names are exchanged where Python code
-passes devices in and reads them back.
+Programs name their device ("cuda", `torch.cuda`, `tensor.is_cuda`), so the simulated one must bear CUDA's name for
+them. For torch's C++ core it remains a device type of its own (see `device`); the two names are exchanged where Python
+code passes devices in and reads them back.
 """
 
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from types import ModuleType
@@ -18,9 +19,13 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 from torch.utils import _device as default_devices
+from torch.utils._python_dispatch import _push_mode
 
-from gpumem_tui.simulator.backend import Backend, Event, Stream
+from gpumem_tui.simulator import host
+from gpumem_tui.simulator.backend import Backend, SimulatedEvent, SimulatedStream
 from gpumem_tui.simulator.device import DEVICE_TYPE, SimulatedGpu, backend
+from gpumem_tui.simulator.loading import Loading
+from gpumem_tui.simulator.subclasses import become, make_subclass
 
 _CUDA_VERSION = "12.8"
 _CUDNN_VERSION = 91002
@@ -94,6 +99,9 @@ class _CudaNames(TorchFunctionMode):
         special = _SPECIAL.get(func)
         if special is not None:
             return special(*args, **(kwargs or {}))
+        if func is torch.Tensor.backward:  # its custom functions find CUDA's name too
+            with self:
+                return _backward(*args, **(kwargs or {}))
         for argument in args:
             kind = type(argument)
             if kind is torch.device or kind is str:
@@ -105,6 +113,14 @@ class _CudaNames(TorchFunctionMode):
                 kwargs = {**kwargs, "device": _by_number(device)}
             return func(*args, **kwargs)
         return func(*args)
+
+
+def _backward(
+    tensor: torch.Tensor, gradient: Any = None, retain_graph: bool | None = None, create_graph: bool = False,
+    inputs: Any = None,
+) -> None:  # fmt: skip
+    """``tensor.backward()`` as torch has it, without asking the modes again."""
+    torch.autograd.backward(tensor, gradient, retain_graph, create_graph, inputs=inputs)
 
 
 def _to(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -127,7 +143,8 @@ def _type(tensor: torch.Tensor, dtype: Any = None, *args: Any, **kwargs: Any) ->
     if dtype is None and _is_here(tensor):
         suffix = next((suffix for suffix, kind in _SUFFIXED_TYPES.items() if kind is tensor.dtype), "Tensor")
         return f"torch.cuda.{suffix}"
-    return tensor.type(dtype, *args, **kwargs) if dtype is not None else tensor.type()
+    found: Any = tensor.type(dtype, *args, **kwargs) if dtype is not None else tensor.type()
+    return found
 
 
 _SPECIAL: dict[Any, Callable[..., Any]] = {
@@ -135,19 +152,42 @@ _SPECIAL: dict[Any, Callable[..., Any]] = {
     torch.Tensor.to: _to,
     torch.Tensor.cuda: _cuda,
     torch.Tensor.type: _type,
-    torch.Tensor.is_cuda.__get__: _is_here,
+    _BASE.is_cuda.__get__: _is_here,
     torch.Tensor.device.__get__: lambda tensor: presented(_BASE.device.__get__(tensor)),
+    torch.Tensor.data.__set__: lambda tensor, data: _set_data(tensor, data),
     torch.Tensor.is_pinned: lambda tensor, device=None: False,
     torch.Tensor.__repr__: lambda tensor, **_: _repr(tensor),
 }
 
 
+def _set_data(tensor: torch.Tensor, data: torch.Tensor) -> None:
+    """``tensor.data = data``, also from the host to the device."""
+    if _place(tensor) == _place(data):
+        tensor.data = data
+    else:
+        become(tensor, data)
+
+
+def _place(tensor: torch.Tensor) -> tuple[bool, torch.device]:
+    """Whether a tensor is without data, and where it lies."""
+    is_fake = isinstance(tensor, FakeTensor)
+    return is_fake, tensor.fake_device if is_fake else _BASE.device.__get__(tensor)
+
+
 def _repr(tensor: torch.Tensor) -> str:
-    if not _is_here(tensor):
-        with torch._C.DisableTorchFunction():
+    """As torch writes it; with the values where they are known, and none where there would be many."""
+    with torch._C.DisableTorchFunction():
+        if not _is_here(tensor):
             return torch._tensor_str._str(tensor)
-    shape = "" if tensor.dim() == 0 else f", size={tuple(tensor.shape)}"
-    return f"tensor({0 if tensor.dim() == 0 else '...'}, device='cuda:0'{shape}, dtype={tensor.dtype})"
+        values = backend._gpu.mode.values
+        shown = values.of(tensor.detach()) if tensor.dim() else values.copied_to_host(tensor)
+        text = f"tensor(..., size={tuple(tensor.shape)})" if shown is None else torch._tensor_str._str(shown)
+        head, separator, tail = text[:-1].partition(", dtype=")
+        grad = (
+            f", grad_fn=<{tensor.grad_fn.name()}>" if tensor.grad_fn else ", requires_grad=True" * tensor.requires_grad
+        )
+        dtype = f", dtype={tensor.dtype}" if shown is None and tensor.dtype != torch.float32 else separator + tail
+        return f"{head}, device='cuda:0'{dtype}{grad})"
 
 
 class _TensorType(type):
@@ -171,14 +211,14 @@ class _Generator(torch.Generator):
 
     def __new__(cls, device: Any = "cpu") -> _Generator:
         on_gpu = simulated(device) is not device
-        made = super().__new__(cls, device="cpu" if on_gpu else device)
+        made = super().__new__(cls, device="cpu" if on_gpu else device)  # type: ignore[call-arg]
         made.on_gpu = on_gpu
         return made
 
     on_gpu: bool
 
     @property
-    def device(self) -> torch.device:
+    def device(self) -> torch.device:  # type: ignore[override]
         return _CUDA if self.on_gpu else torch.device("cpu")
 
 
@@ -191,11 +231,13 @@ def presented_as_cuda(gpu: SimulatedGpu, devices: int = 1) -> Iterator[None]:
     """
     before, backend.devices = backend.devices, devices
     try:
-        with _Replacements() as replacements, _CudaNames():
+        with _Replacements() as replacements, _CudaNames() as names:
             _answer_for_cuda(replacements, backend)
             _answer_for_accelerator(replacements, backend)
             _follow_devices_in_python(replacements, gpu)
             _follow_autocast(replacements)
+            _follow_loading(replacements)
+            _follow_threads(replacements, gpu, names)
             yield
     finally:
         backend.devices = before
@@ -234,6 +276,19 @@ def _answer_for_cuda(replacements: _Replacements, backend: Backend) -> None:
     if version.cuda is None:
         replacements.set(version, "cuda", _CUDA_VERSION)
     replacements.set(torch, "Generator", _Generator)
+    _answer_in_c(replacements)
+
+
+def _answer_in_c(replacements: _Replacements) -> None:
+    """What libraries take from below `torch.cuda`: a build without CUDA lacks it, the others would initialize CUDA."""
+    answers = {
+        "_cuda_getCurrentRawStream": lambda device=0: 0,
+        "_cuda_getDevice": lambda: 0,
+        "_cuda_setDevice": lambda device: None,
+        "_cuda_getDeviceCount": lambda: backend.devices,
+    }
+    for name, answer in answers.items():
+        replacements.set(torch._C, name, answer)
 
 
 class _Guard:
@@ -248,6 +303,7 @@ class _Guard:
 
 def _answer_for_accelerator(replacements: _Replacements, backend: Backend) -> None:
     accelerator: Any = torch.accelerator
+    replacements.set(torch._C, "_get_accelerator", lambda check=None: torch.device("cuda"))
     replacements.set(accelerator, "current_accelerator", lambda check_available=False: torch.device("cuda"))
     renamed = {
         "current_device_index": backend.current_device,
@@ -260,8 +316,8 @@ def _answer_for_accelerator(replacements: _Replacements, backend: Backend) -> No
         answer = renamed.get(name) or getattr(backend, name, None)
         if answer is not None and not name.startswith("_") and not isinstance(vars(accelerator).get(name), ModuleType):
             replacements.set(accelerator, name, answer)
-    replacements.set(torch, "Stream", Stream)
-    replacements.set(torch, "Event", Event)
+    replacements.set(torch, "Stream", SimulatedStream)
+    replacements.set(torch, "Event", SimulatedEvent)
 
 
 def _do_nothing(replacements: _Replacements, owner: Any, *names: str) -> None:
@@ -272,16 +328,16 @@ def _do_nothing(replacements: _Replacements, owner: Any, *names: str) -> None:
 
 def _follow_devices_in_python(replacements: _Replacements, gpu: SimulatedGpu) -> None:
     """Where Python or C++ reads a device before `_CudaNames` sees it."""
-    real = FakeTensor.device
-    assert isinstance(real, property)
-    read: Any = real.fget
+    real: Any = vars(FakeTensor)["device"]
+    read = real.fget
 
     def device(tensor: FakeTensor) -> torch.device:
-        found = read(tensor)
-        return found if gpu.mode.is_dispatching else presented(found)
+        return read(tensor) if gpu.mode.is_dispatching else presented(tensor.fake_device)
 
     replacements.set(FakeTensor, "device", property(device, real.fset))
     replacements.set(FakeTensor, "__repr__", lambda tensor, **_: _repr(tensor))
+    listed = FakeTensor.tolist
+    replacements.set(FakeTensor, "tolist", lambda tensor: tensor.cpu().tolist() if _is_here(tensor) else listed(tensor))
 
     def make_default(construct: Any, context: Any, device: Any) -> None:
         construct(context, _by_number(device))
@@ -290,6 +346,8 @@ def _follow_devices_in_python(replacements: _Replacements, gpu: SimulatedGpu) ->
     replacements.set(default_devices.DeviceContext, "__init__", lambda c, device: make_default(construct, c, device))
     replacements.wrap(torch, "get_default_device", lambda read: presented(read()))
     replacements.set(torch.Tensor, "record_stream", lambda tensor, stream: None)
+    make: Any = torch.Tensor._make_subclass
+    replacements.set(torch.Tensor, "_make_subclass", staticmethod(functools.partial(make_subclass, make)))
     replacements.set(nn.Module, "_apply", _apply_keeping_parameters)
     module_to = nn.Module.to
 
@@ -304,7 +362,9 @@ def _follow_devices_in_python(replacements: _Replacements, gpu: SimulatedGpu) ->
     replacements.set(nn.Module, "cuda", lambda module, device=None: module.to("cuda" if device is None else device))
 
 
-def _apply_keeping_parameters(module: nn.Module, move: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
+def _apply_keeping_parameters(
+    module: nn.Module, move: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True
+) -> Any:
     """`Module._apply` whose parameters stay the same objects, as they do when they go from the CPU to CUDA.
 
     Torch would replace them, since a tensor without data cannot take the place of one with data.
@@ -315,11 +375,11 @@ def _apply_keeping_parameters(module: nn.Module, move: Callable[[torch.Tensor], 
     for parameter in module._parameters.values():
         if parameter is None:
             continue
-        with torch.no_grad():
+        with torch.no_grad(), host.moving_model():
             moved = move(parameter)
             gradient = None if parameter.grad is None else move(parameter.grad)
         if moved is not parameter:
-            _become(parameter, moved)
+            become(parameter, moved)
         if gradient is not None:
             parameter.grad = gradient
     for name, buffer in module._buffers.items():
@@ -328,14 +388,34 @@ def _apply_keeping_parameters(module: nn.Module, move: Callable[[torch.Tensor], 
     return module
 
 
-def _become(parameter: nn.Parameter, moved: torch.Tensor) -> None:
-    """Give a parameter another tensor's content, as `torch.utils.swap_tensors` does for those nobody refers to."""
-    made = nn.Parameter(moved, parameter.requires_grad)
-    made.__dict__.update({name: value for name, value in vars(parameter).items() if name not in vars(made)})
-    parameter.grad = None
-    parameter.__class__, made.__class__ = made.__class__, parameter.__class__
-    parameter.__dict__, made.__dict__ = made.__dict__, parameter.__dict__
-    torch._C._swap_tensor_impl(parameter, made)
+def _follow_loading(replacements: _Replacements) -> None:
+    loading = Loading(torch.device(DEVICE_TYPE, 0))
+
+    def save(save: Any, obj: object, f: Any, *args: Any, **kwargs: Any) -> None:
+        loading.make_room(f)
+        save(obj, f, *args, **kwargs)
+
+    replacements.wrap(torch, "load", loading.load)
+    replacements.wrap(torch, "save", save)
+    replacements.wrap(torch._guards, "detect_fake_mode", loading.fake_mode)
+    replacements.wrap(torch._guards, "active_fake_mode", loading.fake_mode)
+    replacements.wrap(torch._utils, "_rebuild_tensor", loading.rebuild)
+    replacements.set(torch.serialization, "_package_registry", loading.registry(torch.serialization._package_registry))
+    replacements.set(torch.UntypedStorage, "cuda", lambda storage, *_, **__: loading.to_device(storage))
+
+
+def _follow_threads(replacements: _Replacements, gpu: SimulatedGpu, names: _CudaNames) -> None:
+    """A program's threads find the device too: torch's modes are each thread's own."""
+
+    kind: Any = threading.Thread
+    bootstrap = kind._bootstrap_inner
+
+    def run(thread: threading.Thread) -> None:
+        _push_mode(gpu.mode)
+        with names:
+            bootstrap(thread)
+
+    replacements.set(kind, "_bootstrap_inner", run)
 
 
 def _follow_autocast(replacements: _Replacements) -> None:
@@ -361,7 +441,7 @@ def _follow_autocast(replacements: _Replacements) -> None:
         replacements.set(torch, name, asked)
     replacements.set(torch, "get_autocast_gpu_dtype", lambda: torch.get_autocast_dtype("cuda"))
     replacements.set(torch, "set_autocast_gpu_dtype", lambda dtype: torch.set_autocast_dtype("cuda", dtype))
-    replacements.wrap(torch.amp.autocast_mode, "is_autocast_available", lambda ask, device_type: ask(named(device_type)))
+    replacements.wrap(
+        torch.amp.autocast_mode, "is_autocast_available", lambda ask, device_type: ask(named(device_type))
+    )
     replacements.set(torch.amp, "is_autocast_available", torch.amp.autocast_mode.is_autocast_available)
-
-

@@ -127,8 +127,26 @@ class TimelineRecorder:
         self._end: int | None = None
         self._sites: list[int] = []
         self._site_numbers: dict[Site, int] = {}
-        self._computed: list[tuple[int, Computed]] = []
+        self._computed_sizes: dict[int, Computed] = {}
         self._from_host: set[int] = set()
+
+    @property
+    def position(self) -> int:
+        """How many allocations and releases were recorded."""
+        return len(self._events)
+
+    @property
+    def allocations(self) -> int:
+        """How many allocations were recorded: the number of the last one."""
+        return len(self._sizes)
+
+    def between(self, start: int, end: int) -> list[int]:
+        """The events from one position to another, as in `Timeline.events`."""
+        return self._events[start:end]
+
+    def size_bytes(self, number: int) -> int:
+        """What an allocation asked for."""
+        return self._sizes[number - 1]
 
     def allocate(
         self, size: int | Computed, recomputed: bool = False, site: Site | None = None, bucket: Bucket | None = None
@@ -140,7 +158,7 @@ class TimelineRecorder:
             bucket: what it is, if that is known at once.
         """
         if isinstance(size, Computed):
-            self._computed.append((len(self._sizes) + 1, size))
+            self._computed_sizes[len(self._sizes) + 1] = size
             self._sizes.append(size.size_bytes)
         else:
             self._sizes.append(size)
@@ -151,6 +169,13 @@ class TimelineRecorder:
         self._events.append(number)
         if bucket is not None:
             self.tag(number, bucket)
+        return number
+
+    def allocate_again(self, source: int) -> int:
+        """Record an allocation that is as number `source` was, and return its number."""
+        size: int | Computed = self._computed_sizes.get(source, self._sizes[source - 1])
+        number = self.allocate(size, self._recomputed[source - 1], bucket=self._tags.get(source))
+        self._sites[-1] = self._sites[source - 1]
         return number
 
     def release(self, number: int) -> None:
@@ -176,9 +201,10 @@ class TimelineRecorder:
     def finish(self, failed: bool = False) -> Timeline:
         """The run so far, or if it failed up to where memory ran out, with every allocation in its bucket.
 
-        Tagged allocations keep their tag. Of the rest, what came from the host is batch data; what forward made (or repeated) and a later phase, be it the
-        next forward, released is an activation; what lives to the end untagged is unexplained; all else is temporary.
-        If the run ended while the model was built, all that it held are parameters.
+        Tagged allocations keep their tag. Of the rest, what came from the host is batch data; what forward made (or
+        repeated) and a later phase, be it the next forward, released is an activation; what lives to the end untagged
+        is unexplained; all else is temporary. If the run ended while the model was built, all that it held are
+        parameters.
         """
         events = tuple(self._events[: self._end] if failed else self._events)
         released_in = self._marks_at_release(events)
@@ -205,7 +231,7 @@ class TimelineRecorder:
             marks=tuple(self._marks),
             sites=tuple(self._sites),
             site_table=tuple(self._site_numbers),
-            computed=tuple(self._computed),
+            computed=tuple(self._computed_sizes.items()),
         )
 
     def _phase(self, mark: int) -> Phase:

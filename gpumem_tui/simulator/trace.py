@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import threading
 import weakref
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch._higher_order_ops.utils import registered_hop_fake_fns
+from torch._ops import HigherOrderOperator
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -24,6 +29,7 @@ from gpumem_tui.simulator.blocks import Block
 from gpumem_tui.simulator.profile import CUBLAS_WORKSPACE
 from gpumem_tui.simulator.rules import Computed
 from gpumem_tui.simulator.scratch import MATRIX_PRODUCTS, Buffer, is_assumed, scratch
+from gpumem_tui.simulator.values import SHAPED_BY_VALUES, Uniform, Unknown, Values
 
 if TYPE_CHECKING:
     from gpumem_tui.simulator.device import SimulatedGpu
@@ -31,22 +37,32 @@ if TYPE_CHECKING:
 _DEVICE: Any = torch.ops.prim.device.default
 _TO_COPY: Any = torch.ops.aten._to_copy.default
 _COPY: Any = torch.ops.aten.copy_.default
+_NO_DISPATCH: Any = torch._C._disabled_torch_dispatch_impl
 _COPIES = (_TO_COPY, _COPY)
+_NONZERO: Any = torch.ops.aten.nonzero.default
+_MASKED_SELECT: Any = torch.ops.aten.masked_select.default
+_EQUAL: Any = torch.ops.aten.equal.default
 
 
 class Untraceable(RuntimeError):
     """The step does something that cannot be followed without values; one line naming the operator."""
 
 
-class _StorageRef(weakref.ref[torch.UntypedStorage]):
-    """A live storage and what was allocated for it."""
+_fake_dispatch: Any = FakeTensorMode.__torch_dispatch__
+_fake_dispatch = getattr(_fake_dispatch, "__wrapped__", _fake_dispatch)
+"""Without the wrapper that keeps torch.compile out of it, which costs each operator more than remembered answers do."""
 
-    __slots__ = ("block", "key", "number", "size_bytes")
+
+class _StorageRef(weakref.ref[torch.UntypedStorage]):
+    """A live storage, what was allocated for it, and the values in it where they are known."""
+
+    __slots__ = ("block", "key", "number", "size_bytes", "values")
 
     key: int
     number: int
     block: Block
     size_bytes: int
+    values: torch.UntypedStorage | Uniform | None
 
 
 class DeviceMode(FakeTensorMode):
@@ -68,6 +84,17 @@ class DeviceMode(FakeTensorMode):
         self.assumed: Counter[str] = Counter()
         self._has_workspace = {False: False, True: False}
         self._answers = Answers(self, device_type)
+        self._turn = threading.RLock()
+        os.register_at_fork(after_in_child=_fresh_turn(weakref.ref(self)))
+        self.values = Values(self._live)
+        self._index_bytes: list[int] = []
+
+    supports_higher_order_operators = True
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing is compiled here, and the wrapper that would skip it takes its time."""
+        return False
 
     @property
     def avoid_device_init(self) -> bool:
@@ -78,22 +105,37 @@ class DeviceMode(FakeTensorMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if isinstance(func, HigherOrderOperator):
+            return self._run_higher_order(func, args, kwargs)
+        if any(not issubclass(kind, FakeTensor) and kind.__torch_dispatch__ is not _NO_DISPATCH for kind in types):
+            return NotImplemented  # a kind of its own, as DTensor: what it does with the tensors in it comes here again
+        device = kwargs.get("device")
+        if device is not None and device.type == "cuda":  # asked for by torch itself, where nothing renames it
+            kwargs = {**kwargs, "device": torch.device(self._device_type, 0)}
         if not self._concerns_device(types, kwargs):
-            if func in host.FACTORIES and not self._depth and host.ends_on_device(args):
-                return self._work_out(func, types, args, kwargs)
+            if func in host.MAKERS and not self.is_dispatching and host.ends_on_device(func, args, kwargs):
+                with self._turn:
+                    return self._work_out(func, types, self._without_data(args), kwargs)
             return func(*args, **kwargs)
+        with self._turn:
+            return self._follow(func, types, args, kwargs)
+
+    def _follow(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """An operator that concerns the device; one thread at a time."""
         if func is _DEVICE:
             return args[0].fake_device
         if not _in_backward():
             self.raise_if_full()
         if func is torch.ops.aten._local_scalar_dense.default:
-            return _placeholder(args[0].dtype)
-        if func is torch.ops.aten.copy_.default and not isinstance(args[0], FakeTensor):
-            return args[0].zero_()
+            return self.values.read(args[0])
+        if func is _COPY and not isinstance(args[0], FakeTensor):
+            return args[0].copy_(self.values.copied_to_host(args[1]))
         if self._depth:
-            return super().__torch_dispatch__(func, types, args, kwargs)
+            if func in SHAPED_BY_VALUES:
+                return self._shaped_by_values(func, types, args, kwargs)
+            return _fake_dispatch(self, func, types, args, kwargs)
         if func is _TO_COPY and _is_to_host(args[0], kwargs):
-            return torch.zeros(args[0].shape, dtype=kwargs.get("dtype") or args[0].dtype)
+            return self.values.copied_to_host(args[0], kwargs.get("dtype"))
         if kwargs.get("generator") is not None:
             kwargs = {**kwargs, "generator": None}
         self._operator = f"aten.{func._opname}"
@@ -106,16 +148,38 @@ class DeviceMode(FakeTensorMode):
             if key is not None:
                 self._answers.learn(key, func, args, result)
         self._record(result)
+        self.values.follow(func, args, kwargs, result)
         if func in _COPIES and _holds_values(args):
             self._note_copy_from_host(args[0] if func is _COPY else result)
         self._use_scratch(func, args)
         return result
 
+    def _without_data(self, args: Sequence[Any]) -> tuple[Any, ...]:
+        """Arguments whose tensors are fake ones, on the host."""
+        return tuple(
+            self.from_tensor(value) if isinstance(value, torch.Tensor)
+            else [self.from_tensor(one) for one in value] if isinstance(value, list) and isinstance(value[0], torch.Tensor)
+            else value
+            for value in args
+        )  # fmt: skip
+
+    def _run_higher_order(self, func: HigherOrderOperator, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """An operator that calls others, which come here one by one."""
+        table: Any = func.python_key_table
+        with self:
+            if func in registered_hop_fake_fns:
+                return registered_hop_fake_fns[func](*args, **kwargs)
+            if FakeTensorMode in table:
+                return table[FakeTensorMode](self, *args, **kwargs)
+        raise Untraceable(f"{func.name()} does not say what shape its result has ({self._gpu.sites.calling_line()})")
+
     def _work_out(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """What the operator makes of fake tensors."""
         self._depth = 1
         try:
-            return super().__torch_dispatch__(func, types, args, kwargs)
+            if func in SHAPED_BY_VALUES:
+                return self._shaped_by_values(func, types, args, kwargs)
+            return _fake_dispatch(self, func, types, args, kwargs)
         except Exception as error:
             failure = self._in_words(func, error)
             if _in_backward():
@@ -126,10 +190,41 @@ class DeviceMode(FakeTensorMode):
             # Left there, its weak references would keep `Module.half()` and the like from swapping parameters.
             self.fake_tensor_converter.meta_converter.tensor_memo.clear()
 
+    @contextmanager
+    def unrecorded(self) -> Iterator[None]:
+        """Within the context operators work on fake tensors without anything being allocated for them."""
+        self._depth += 1
+        try:
+            yield
+        finally:
+            self._depth -= 1
+
+    def _shaped_by_values(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """A result whose shape depends on values, where these are known; how index operators use masks, too."""
+        try:
+            known = self.values.result_on_host(func, args, kwargs)
+        except Unknown:
+            if func is _EQUAL:
+                return args[0].shape == args[1].shape
+            mask = self.values.of(args[1]) if func is _MASKED_SELECT else None
+            if mask is None:
+                return super().__torch_dispatch__(func, types, args, kwargs)
+            taken = int(mask.expand(torch.broadcast_shapes(mask.shape, args[0].shape)).sum())
+            known = torch.empty(taken, dtype=args[0].dtype, device="meta")
+        if func is _NONZERO and self._operator != "aten.nonzero":
+            self._index_bytes.append(known.nbytes)
+        return self._shaped_as(known)
+
+    def _shaped_as(self, known: Any) -> Any:
+        if isinstance(known, torch.Tensor):
+            elem = torch.empty_strided(known.shape, known.stride(), dtype=known.dtype, device="meta")
+            return FakeTensor(self, elem, torch.device(self._device_type, 0))
+        return tuple(self._shaped_as(one) for one in known) if isinstance(known, tuple) else known
+
     @property
     def is_dispatching(self) -> bool:
-        """Whether torch is at work on fake tensors, and not the program."""
-        return self._depth > 0
+        """Whether torch is at work on fake tensors in this thread, and not the program."""
+        return self._depth > 0 and self._turn._is_owned()  # type: ignore[attr-defined]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> DeviceMode:
         """The copy of a tensor lies on the same device."""
@@ -153,6 +248,45 @@ class DeviceMode(FakeTensorMode):
         ref = self._live.get(tensor.untyped_storage()._cdata)
         return ref.number if ref is not None else None
 
+    def new_storage(self, size_bytes: int, source: int) -> torch.UntypedStorage:
+        """A storage on the device, recorded as the allocation `source` once more."""
+        storage = torch.UntypedStorage(size_bytes, device="meta")
+        number, block = self.allocate_again(source)
+        self._hold(storage, number, block)
+        return storage
+
+    def allocate_again(self, source: int) -> tuple[int, Block | None]:
+        """An allocation as number `source` was: its number and block (see `_allocate`)."""
+        recorder = self._gpu.recorder
+        block = self._take(recorder.size_bytes(source))
+        return (0, None) if self._full is not None else (recorder.allocate_again(source), block)
+
+    def free(self, number: int, block: Block | None) -> None:
+        """Release an allocation that no storage stands for."""
+        if block is not None:
+            self._gpu.allocator.free(block)
+        if number:
+            self._gpu.recorder.release(number)
+
+    def view_of(
+        self,
+        storage: torch.UntypedStorage,
+        dtype: torch.dtype,
+        shape: tuple[int, ...],
+        stride: tuple[int, ...],
+        offset: int,
+    ) -> torch.Tensor:
+        """A tensor on the device in a storage of it."""
+        elem = torch.empty(0, dtype=dtype, device="meta")
+        elem.set_(storage, offset, shape, stride)
+        return FakeTensor(self, elem, torch.device(self._device_type, 0))
+
+    def release(self, tensor: torch.Tensor) -> None:
+        """Count a tensor's storage as released, though something still holds it."""
+        ref = self._live.get(tensor.untyped_storage()._cdata)
+        if ref is not None:
+            self._release(ref)
+
     def resized(self, storage: torch.UntypedStorage) -> None:
         """Follow `storage.resize_`, with which FSDP takes and gives back its buffers."""
         self._tag_buffer(storage)
@@ -167,7 +301,10 @@ class DeviceMode(FakeTensorMode):
     def _in_words(self, func: Any, error: Exception) -> Exception:
         """What the fake tensors could not follow, naming the operator and the line; any other error as it is."""
         if isinstance(error, (DataDependentOutputException, DynamicOutputShapeException)):
-            problem = "gives a result whose shape or value depends on the data"
+            problem = (
+                "gives a result whose shape depends on what the GPU computes, and nothing is computed here: take it "
+                "from data of the CPU, keep the shape fixed (torch.where, a mask as factor), or run on a real GPU"
+            )
         elif isinstance(error, UnsupportedOperatorException):
             problem = "does not say what shape its result has (it has no meta kernel)"
         else:
@@ -212,31 +349,41 @@ class DeviceMode(FakeTensorMode):
         number, block = self._allocate(size_bytes)
         if known is not None:
             self._release(known)
+        self._hold(storage, number, block)
+
+    def _hold(self, storage: torch.UntypedStorage, number: int, block: Block | None) -> None:
+        """Release the allocation when the storage is gone."""
         if block is None:
             return
         ref = _StorageRef(storage, self._release)
-        ref.key, ref.number, ref.block, ref.size_bytes = key, number, block, size_bytes
-        self._live[key] = ref
+        ref.key, ref.number, ref.block = storage._cdata, number, block
+        ref.size_bytes, ref.values = storage.nbytes(), None
+        self._live[ref.key] = ref
 
     def _allocate(self, size: Buffer, operator: str = "", bucket: Bucket | None = None) -> tuple[int, Block | None]:
         """The number and the block of a new allocation.
 
         No block for no bytes, and neither number nor block once the device was found full in backward.
         """
+        block = self._take(_size_bytes(size))
         if self._full is not None:
             return 0, None
-        size_bytes = _size_bytes(size)
+        recomputed = _in_backward() and torch.is_grad_enabled()
+        site = self._gpu.sites.site(operator or self._operator)
+        return self._gpu.recorder.allocate(size, recomputed, site, bucket), block
+
+    def _take(self, size_bytes: int) -> Block | None:
+        """A block of the allocator's; None for no bytes, and once the device was found full in backward."""
+        if not size_bytes or self._full is not None:
+            return None
         try:
-            block = self._gpu.allocator.malloc(size_bytes) if size_bytes else None
+            return self._gpu.allocator.malloc(size_bytes)
         except OutOfMemory as error:
             self._gpu.recorder.cut()
             self._full = error
             if not _in_backward():
                 self.raise_if_full()
-            return 0, None
-        recomputed = _in_backward() and torch.is_grad_enabled()
-        site = self._gpu.sites.site(operator or self._operator)
-        return self._gpu.recorder.allocate(size, recomputed, site, bucket), block
+            return None
 
     def _release(self, ref: _StorageRef) -> None:
         if self._live.get(ref.key) is ref:
@@ -249,14 +396,13 @@ class DeviceMode(FakeTensorMode):
         if is_assumed(func, self._gpu.gpu.compute_capability):
             self.assumed[func._opname] += 1
         buffers = scratch(func, args, self._gpu.profile)
+        if self._index_bytes:
+            buffers, self._index_bytes = [*buffers, *self._index_bytes], []
         if not self._gpu.unlimited:
             buffers = [size for buffer in buffers if (size := _size_bytes(buffer))]
         taken = [self._allocate(buffer, bucket=Bucket.TEMPORARY) for buffer in buffers]
         for number, block in taken:
-            if block is not None:
-                self._gpu.allocator.free(block)
-            if number:
-                self._gpu.recorder.release(number)
+            self.free(number, block)
 
     def _take_workspace(self) -> None:
         """The first matrix product of the forward and of the autograd thread makes that thread's workspace."""
@@ -266,7 +412,18 @@ class DeviceMode(FakeTensorMode):
             self._allocate(self._gpu.profile.cublas_workspace_bytes, CUBLAS_WORKSPACE, Bucket.TEMPORARY)
 
 
-def _is_to_host(tensor: torch.Tensor, kwargs: Mapping[str, Any]) -> bool:
+def _fresh_turn(mode: weakref.ref[DeviceMode]) -> Callable[[], None]:
+    """For a forked child, in which the thread whose turn it was does not exist."""
+
+    def renew() -> None:
+        found = mode()
+        if found is not None:
+            found._turn = threading.RLock()
+
+    return renew
+
+
+def _is_to_host(tensor: FakeTensor, kwargs: Mapping[str, Any]) -> bool:
     """Whether a copy brings a tensor of the device to the host, where tensors have values."""
     device = kwargs.get("device")
     return device is not None and device.type == "cpu" and tensor.fake_device.type != "cpu"
@@ -284,10 +441,3 @@ def _size_bytes(buffer: Buffer) -> int:
 
 def _in_backward() -> bool:
     return torch._C._current_graph_task_id() != -1
-
-
-def _placeholder(dtype: torch.dtype) -> bool | int | float:
-    """What reading a value back gives, where there are no values: zero, so that "found inf" reads as no."""
-    if dtype == torch.bool:
-        return False
-    return 0.0 if dtype.is_floating_point else 0

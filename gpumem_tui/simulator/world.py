@@ -1,113 +1,207 @@
 """A world of several ranks of which only rank 0 exists: collectives do nothing, memory is real.
 
-PyTorch's own `fake` process group answers every collective at once. What reads results back from a collective is kept
-from doing so here.
+PyTorch's own `fake` process group answers every collective at once, as if all ranks held what rank 0 holds. What reads
+results back from a collective, and so would wait or see other values, is answered here.
 """
 
 from __future__ import annotations
 
+import functools
 import os
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any
+from urllib.parse import parse_qs, urlparse
 
 import torch
 import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
-from torch.nn.parallel import distributed as ddp_module
 
+from gpumem_tui.importing import after_import
+from gpumem_tui.simulator.device import backend
+from gpumem_tui.simulator.replicas import replicate_alone
 
-class _SteadyReducer:
-    """DDP's reducer, except that buckets stay as built: rebuilding them asks rank 0 for an order that nobody sends."""
+_NCCL_VERSION = (2, 27, 5)
+"""What the CUDA wheels of torch 2.9 and 2.10 come with (`nvidia-nccl-cu12` in their metadata)."""
 
-    def __init__(self, reducer: Any) -> None:
-        self._reducer = reducer
+_NCCL_TIMEOUT = timedelta(minutes=10)
+"""`kProcessGroupNCCLDefaultTimeout` (ProcessGroupNCCL.hpp), which a build without NCCL does not know."""
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._reducer, name)
-
-    def _rebuild_buckets(self) -> bool:
-        return False
+c10d: Any = dist.distributed_c10d
 
 
 @contextmanager
 def world(ranks: int) -> Iterator[None]:
     """Within the context, this process is rank 0 of `ranks`."""
-    ddp: Any = DistributedDataParallel
-    modules: Any = ddp_module
-    construct, verify = ddp.__init__, modules._verify_param_shape_across_processes
-    dist.init_process_group("fake", store=_store(), rank=0, world_size=ranks)
-    _replicate_alone()
+    _answer_once()
+    dist.init_process_group("fake", store=dist.HashStore(), rank=0, world_size=ranks)
     try:
         yield
     finally:
-        ddp.__init__, modules._verify_param_shape_across_processes = construct, verify
         dist.destroy_process_group()
 
 
 def answer_alone() -> None:
     """From now on every process group that the program makes is one of which only this process, rank 0, exists."""
-    c10d: Any = dist.distributed_c10d
-    start, group = c10d.init_process_group, c10d.new_group
+    _answer_once()
+    c10d.rendezvous = _rendezvous
+    _replace("is_nccl_available", lambda: True)
+    c10d.default_pg_nccl_timeout = c10d.default_pg_nccl_timeout or _NCCL_TIMEOUT
+    if not hasattr(c10d, "ProcessGroupNCCL"):
+        for module in (c10d, dist):
+            module.ProcessGroupNCCL = _NcclGroup
+    torch.cuda.nccl.version = lambda: _NCCL_VERSION  # type: ignore[attr-defined]
 
-    def init_process_group(
-        backend: object = None, init_method: object = None, timeout: object = None, world_size: int = -1,
-        rank: int = -1, store: object = None, **_: object,
-    ) -> None:  # fmt: skip
-        size = world_size if world_size > 0 else int(os.environ.get("WORLD_SIZE") or 1)
-        start("fake", store=_store(), rank=0, world_size=size)
 
-    def new_group(ranks: object = None, *_: object, **named: Any) -> Any:
-        kept = {name: named[name] for name in ("use_local_synchronization", "group_desc") if name in named}
-        return group(ranks, backend="fake", **kept)
+@functools.cache
+def _answer_once() -> None:
+    from torch.testing._internal.distributed import fake_pg  # registers the backend
 
-    def all_gather_object(object_list: list[Any], obj: Any, group: object = None) -> None:
-        object_list[:] = [obj] * len(object_list)
+    assert fake_pg
+    c10d._new_process_group_helper = functools.partial(_fake_group, c10d._new_process_group_helper)
+    for name, answer in _OBJECT_COLLECTIVES.items():
+        _replace(name, answer)
+    for name in ("all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor"):
+        _replace(name, _reducing(getattr(c10d, name)))
+    _replace("monitored_barrier", lambda *_, **__: None)
+    replicate_alone()
+    after_import("torch.distributed.tensor._sharding_prop", _propagate_without_memory)
 
-    def gather_object(obj: Any, object_gather_list: list[Any] | None = None, *_: object, **__: object) -> None:
-        if object_gather_list is not None:
-            object_gather_list[:] = [obj] * len(object_gather_list)
 
-    def scatter_object_list(output: list[Any], objects: list[Any], *_: object, **__: object) -> None:
+def _replace(name: str, answer: Callable[..., Any]) -> None:
+    """Replace a function of `torch.distributed` wherever torch's own modules have bound it by now."""
+    before = getattr(c10d, name)
+    for module in [module for key, module in sys.modules.items() if key.startswith("torch.")]:
+        if vars(module).get(name) is before:
+            setattr(module, name, answer)
+
+
+def _fake_group(
+    make: Callable[..., Any], size: int, rank: int, ranks: list[int], asked: Any, *args: Any, **kw: Any
+) -> Any:
+    """`_new_process_group_helper`, whose groups do not communicate but bear the name of the backend asked for."""
+    kw.update({name: None for name in ("backend_options", "device_id") if name in kw})
+    made = make(size, rank, ranks, c10d.Backend("fake"), *args, **kw)
+    group, store = made
+    if group in c10d._world.pg_map and asked != c10d.Backend.UNDEFINED:
+        c10d._world.pg_map[group] = (asked, store)
+    return made
+
+
+def _rendezvous(url: str, rank: int = -1, world_size: int = -1, **_: object) -> Iterator[tuple[dist.Store, int, int]]:
+    """Where ranks meet: this one is alone.
+
+    Raises:
+        ValueError: neither the call nor the environment says how many ranks there are.
+    """
+    query = parse_qs(urlparse(url).query)
+
+    def found(given: int, name: str) -> int:
+        value = str(given) if given >= 0 else query.get(name.lower(), [""])[0] or os.environ.get(name, "")
+        if not value:
+            raise ValueError(
+                f"init_process_group finds no {name}, which a launcher sets: start the command with `torchrun "
+                "--nproc-per-node N` or give --gpus N"
+            )
+        return int(value)
+
+    place, size = found(rank, "RANK"), found(world_size, "WORLD_SIZE")
+    if place > 0:
+        os._exit(0)  # rank 0 is the one that is followed
+    yield dist.HashStore(), place, size
+
+
+class _NcclGroup:
+    """Stands for `ProcessGroupNCCL` in a build without NCCL; its options change nothing here."""
+
+    class Options:
+        def __init__(self, *_: object, **__: object) -> None:
+            self.config = _NcclGroup.Config()
+
+    class Config: ...
+
+    NCCLConfig = Config
+
+
+# Collectives of objects: every rank has what rank 0 has.
+
+
+def _all_gather_object(object_list: list[Any], obj: Any, group: object = None) -> None:
+    object_list[:] = [obj] * len(object_list)
+
+
+def _gather_object(obj: Any, object_gather_list: list[Any] | None = None, *_: object, **__: object) -> None:
+    if object_gather_list is not None:
+        object_gather_list[:] = [obj] * len(object_gather_list)
+
+
+def _scatter_object_list(output: list[Any], objects: list[Any] | None = None, *_: object, **__: object) -> None:
+    if objects:
         output[0] = objects[0]
 
-    answers = {
-        "init_process_group": init_process_group,
-        "new_group": new_group,
-        "all_gather_object": all_gather_object,
-        "gather_object": gather_object,
-        "scatter_object_list": scatter_object_list,
-        "broadcast_object_list": lambda *_, **__: None,
-        "is_nccl_available": lambda: True,
-        "barrier": lambda *_, **__: None,
-    }
-    for name, answer in answers.items():
-        for module in (c10d, dist):
-            setattr(module, name, answer)
-    _replicate_alone()
+
+_OBJECT_COLLECTIVES: dict[str, Callable[..., Any]] = {
+    "all_gather_object": _all_gather_object,
+    "gather_object": _gather_object,
+    "scatter_object_list": _scatter_object_list,
+    "broadcast_object_list": lambda *_, **__: None,
+}
 
 
-def _store() -> Any:
-    from torch.testing._internal.distributed.fake_pg import FakeStore
+class _Done:
+    """A collective that is over, with its result; `FakeWork` has none."""
 
-    return FakeStore()
+    def __init__(self, result: torch.Tensor) -> None:
+        self._result = result
+
+    def wait(self, timeout: object = None) -> bool:
+        return True
+
+    def is_completed(self) -> bool:
+        return True
+
+    is_success = is_completed
+
+    def result(self) -> list[torch.Tensor]:
+        return [self._result]
+
+    def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
+        future: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future()
+        future.set_result([self._result])
+        return future
 
 
-def _replicate_alone() -> None:
-    """DistributedDataParallel that waits for nobody."""
-    ddp: Any = DistributedDataParallel
-    modules: Any = ddp_module
-    construct = ddp.__init__
+def _reducing(collective: Callable[..., Any]) -> Callable[..., Any]:
+    """A reducing collective whose result on the host, where tensors have values, is that of equal ranks."""
 
-    def construct_alone(self: Any, *args: Any, **kwargs: Any) -> None:
-        construct(self, *args, **kwargs)
-        self.register_comm_hook(None, lambda state, bucket: _reduced(bucket.buffer()))
-        self.reducer = _SteadyReducer(self.reducer)
+    @functools.wraps(collective)
+    def reduced(output: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        work = collective(output, *args, **kwargs)
+        group = kwargs.get("group")
+        operation = next(
+            (a for a in (*args, kwargs.get("op")) if isinstance(a, dist.ReduceOp | dist.ReduceOp.RedOpType)), None
+        )
+        ranks = dist.get_world_size(group)
+        if output.device.type == "cpu" and ranks > 1:
+            if operation is None or operation == dist.ReduceOp.SUM:
+                output.mul_(ranks)
+            elif operation == dist.ReduceOp.PRODUCT:
+                output.pow_(ranks)
+        return work if work is None else _Done(output)
 
-    ddp.__init__, modules._verify_param_shape_across_processes = construct_alone, lambda *_, **__: None
+    return reduced
 
 
-def _reduced(buffer: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
-    future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
-    future.set_result(buffer)
-    return future
+def _propagate_without_memory(module: Any) -> None:
+    """DTensor runs operators on fake tensors of the whole shape to learn what they answer: none of that is allocated."""
+    propagator = module.ShardingPropagator
+    propagate = propagator._propagate_tensor_meta_non_cached
+
+    def unrecorded(self: Any, schema: Any) -> Any:
+        if backend.current is None:
+            return propagate(self, schema)
+        with backend.current.mode.unrecorded():
+            return propagate(self, schema)
+
+    propagator._propagate_tensor_meta_non_cached = unrecorded

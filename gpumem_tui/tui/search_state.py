@@ -11,10 +11,12 @@ from gpumem_tui.memory import Unknown
 from gpumem_tui.search.events import Sample
 from gpumem_tui.search.prediction import Formula, Traced
 from gpumem_tui.search.runner import (
+    CommandOutput,
     Predicted,
     SearchConfig,
     SearchEvent,
     SearchFinished,
+    TraceStarted,
     TrialFinished,
     TrialProgress,
     TrialStarted,
@@ -65,6 +67,7 @@ class SearchState:
 
     Attributes:
         paused: the user holds the search. `cancelling`: the user ended it and its last event is not here yet.
+        tracing: the batch size at which a command is being traced; None while it is not.
         selected: the number of the trial the user chose to look at; None to follow the search.
         failure: why there is no verdict, when there is none.
     """
@@ -72,6 +75,7 @@ class SearchState:
     config: SearchConfig
     stage: Stage = Stage.IDLE
     predicted: Predicted | None = None
+    tracing: int | None = None
     trials: tuple[TrialFinished, ...] = ()
     running: RunningTrial | None = None
     paused: bool = False
@@ -144,8 +148,12 @@ def reduce(state: SearchState, event: SearchEvent) -> SearchState:
         TypeError: not an event of a search.
     """
     match event:
+        case CommandOutput():
+            return state  # the lines are kept beside it, see `Printed`
+        case TraceStarted(batch_size):
+            return replace(state, tracing=batch_size)
         case Predicted():
-            return replace(state, stage=Stage.RUNNING, predicted=event)
+            return replace(state, stage=Stage.RUNNING, predicted=event, tracing=None)
         case TrialStarted(number, batch_size):
             return replace(state, stage=Stage.RUNNING, running=RunningTrial(number, batch_size))
         case TrialProgress(number, batch_size, sample):
@@ -165,7 +173,7 @@ def started(state: SearchState) -> SearchState:
 
 def ended(state: SearchState) -> SearchState:
     """No search runs any more."""
-    return replace(state, running=None, paused=False, cancelling=False)
+    return replace(state, running=None, tracing=None, paused=False, cancelling=False)
 
 
 def held(state: SearchState, *, paused: bool) -> SearchState:

@@ -196,9 +196,17 @@ def _command_plan_screen(
 
 
 def _plan_of(config: SearchConfig) -> Plan:
-    """A search's settings as a plan; a workload file has no shape, so it is the default model's then."""
+    """A search's settings as a plan; a workload file has no shape, so it is the default model's then.
+
+    Raises:
+        Unavailable: a command is searched.
+    """
     from gpumem_tui.catalog.loader import DEFAULT_MODEL, find_model
     from gpumem_tui.plan.plan import Plan
+    from gpumem_tui.tui.app import Unavailable
+
+    if config.workload.command is not None:
+        raise Unavailable("a command has no formula to plan with; `gpumem-tui plan --model NAME` plans for a model")
 
     shape = config.workload.shape or find_model(DEFAULT_MODEL)
     return Plan(

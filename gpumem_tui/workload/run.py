@@ -29,6 +29,17 @@ class MemorySample:
     reserved_bytes: int
     buckets: dict[Bucket, int]
 
+    @classmethod
+    def of(
+        cls, step: int, phase: Phase, allocated_bytes: int, reserved_bytes: int, known: Mapping[Bucket, int]
+    ) -> MemorySample:
+        """A sample from the buckets known by name. What else is allocated was, after forward, kept for backward."""
+        buckets = dict(known)
+        rest = allocated_bytes - sum(buckets.values())
+        if rest > 0:
+            buckets[Bucket.ACTIVATIONS if phase is Phase.BACKWARD else Bucket.TEMPORARY] = rest
+        return cls(step, phase, allocated_bytes, reserved_bytes, buckets)
+
 
 class Recorder(Protocol):
     """What writes down a run: a simulated GPU, or a real one's allocator history."""
@@ -123,14 +134,10 @@ class StepRun:
         self._known[bucket] = sum(storages.values())
 
     def _sample(self, phase: Phase) -> None:
-        """Report memory as `phase` begins. What is not known by name is, after forward, kept for backward."""
+        """Report memory as `phase` begins."""
+        reserved = self._memory.memory_reserved(self.device)
         allocated = self._memory.memory_allocated(self.device)
-        buckets = dict(self._known)
-        rest = allocated - sum(buckets.values())
-        if rest > 0:
-            held = Bucket.ACTIVATIONS if phase is Phase.BACKWARD else Bucket.TEMPORARY
-            buckets[held] = rest
-        self.report(MemorySample(self._step, phase, allocated, self._memory.memory_reserved(self.device), buckets))
+        self.report(MemorySample.of(self._step, phase, allocated, reserved, self._known))
 
 
 def state_of(optimizer: torch.optim.Optimizer | None) -> Iterator[torch.Tensor]:

@@ -16,7 +16,7 @@ from gpumem_tui.simulator.profile import CUBLAS_WORKSPACE, profile_for
 from gpumem_tui.simulator.replay import AffineTrace, replay
 from gpumem_tui.simulator.timeline import TimelineRecorder
 from gpumem_tui.step import Phase, Site
-from tests.tui.command_scene import affine, base_predicted, change, changed, command_config
+from tests.tui.command_plan_scene import affine, base_predicted, change, changed, command_config
 
 
 def _plan(*what_ifs: WhatIf, batch_size: int = 8, gpu: str = "a100-80gb") -> CommandPlan:

@@ -81,12 +81,14 @@ def test_a_resized_storage_takes_its_new_size() -> None:
         assert memory.memory_allocated() == 0
 
 
-def test_the_cpu_keeps_its_values_and_the_device_has_none() -> None:
+def test_the_cpu_keeps_its_values_and_what_is_computed_from_weights_on_the_device_has_none() -> None:
     with on() as (device, memory):
         real = torch.arange(6, dtype=torch.float32).reshape(2, 3)
         assert real.sum().item() == 15
         moved = real.to(device)
         assert memory.memory_allocated() == 512
+        assert torch.equal(moved.cpu(), real)
+        moved += torch.nn.Linear(3, 3, device=device)(moved).detach()[:2]
         assert torch.equal(moved.cpu(), torch.zeros(2, 3))
         assert real.sum().item() == 15
         into = torch.full((2, 3), 7.0)
@@ -94,9 +96,15 @@ def test_the_cpu_keeps_its_values_and_the_device_has_none() -> None:
         assert torch.equal(into, torch.zeros(2, 3))
 
 
-def test_values_read_back_are_zero_of_their_kind() -> None:
+def _computed(device: torch.device) -> torch.Tensor:
+    """Three numbers that a model's weights have made, which nobody knows."""
+    made: torch.Tensor = nn.Linear(3, 3, device=device)(torch.ones(3, device=device))
+    return made.detach()
+
+
+def test_unknown_values_read_back_are_zero_of_their_kind() -> None:
     with on() as (device, _):
-        tensor = torch.ones(3, device=device)
+        tensor = _computed(device)
         assert tensor.sum().item() == 0.0
         assert tensor.tolist() == [0.0, 0.0, 0.0]
         assert (tensor > 0).any().item() is False
@@ -156,14 +164,14 @@ def test_a_shape_that_depends_on_values_is_refused_by_name(
     operation: Callable[[torch.Tensor], torch.Tensor], name: str
 ) -> None:
     with on() as (device, _), pytest.raises(Untraceable) as caught:
-        operation(torch.ones(3, device=device))
+        operation(_computed(device))
     assert str(caught.value).startswith(name)
     assert "\n" not in str(caught.value)
 
 
 def test_writing_through_a_mask_needs_no_values() -> None:
     with on() as (device, _):
-        tensor = torch.ones(3, device=device)
+        tensor = _computed(device)
         tensor[tensor > 0] = 0
         assert torch.where(tensor > 0, tensor, 0).shape == (3,)
 

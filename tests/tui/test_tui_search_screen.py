@@ -391,17 +391,18 @@ def given_app(tmp_path: Path) -> GpuMemApp:
     return GpuMemApp({"search": screen}, "search")
 
 
-async def test_a_workload_file_decides_its_recipe_and_stays_to_be_had(tmp_path: Path) -> None:
+async def test_a_workload_file_decides_its_recipe_and_can_be_chosen_again(tmp_path: Path) -> None:
     async with given_app(tmp_path).run_test(size=SIZE) as pilot:
         given = screen_of(pilot).state.config
         form = await edit(pilot)
-        assert form.query_one("#precision", Select).disabled
-        assert form.query_one("#seq_len", Input).disabled
+        assert not form.query_one("#precision-field").display
+        assert not form.query_one("#seq_len-field").display
         assert "the file decides" in str(form.query_one("#preview", Static).render())
+        form.query_one("#kind", Select).value = "model"
         form.query_one("#model", Select).value = "gpt2-medium"
         form.query_one("#gpu", Select).value = "sim:t4-16gb"
         await pilot.pause()
-        assert not form.query_one("#precision", Select).disabled
+        assert form.query_one("#precision-field").display
         form.query_one("#precision", Select).value = "amp-fp16"
         await pilot.pause()
         await pilot.press("ctrl+s")
@@ -410,7 +411,7 @@ async def test_a_workload_file_decides_its_recipe_and_stays_to_be_had(tmp_path: 
         assert (changed.workload.name, changed.device.gpu.name) == ("gpt2-medium", "t4-16gb")
         assert changed.limit_bytes is None, "a T4 has less than the cap"
         form = await edit(pilot)
-        form.query_one("#model", Select).value = "own"
+        form.query_one("#kind", Select).value = "file"
         form.query_one("#gpu", Select).value = "own"
         await pilot.pause()
         await pilot.press("ctrl+s")

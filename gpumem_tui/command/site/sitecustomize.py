@@ -12,16 +12,18 @@ _HERE = os.path.dirname(os.path.abspath(__file__))
 _PACKAGE = os.path.dirname(os.path.dirname(_HERE))
 
 
-def _take_part():
+def _take_part() -> None:
     """Load this very package, though it is not on the path: the path is that of the program's own environment."""
     directory = os.environ.get("GPUMEM_TUI_TRIAL")
     if not directory:
         return
     if sys.version_info < (3, 10):  # noqa: UP036  any interpreter may run the command
-        sys.exit("Python %d.%d is too old: the command needs 3.10 or newer to be followed" % sys.version_info[:2])
+        sys.exit("Python " + sys.version.split()[0] + " is too old: 3.10 or newer is needed to follow the command")
     spec = importlib.util.spec_from_file_location(
         "gpumem_tui", os.path.join(_PACKAGE, "__init__.py"), submodule_search_locations=[_PACKAGE]
     )
+    if spec is None or spec.loader is None:
+        return
     sys.modules["gpumem_tui"] = package = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(package)
     from gpumem_tui.command.session import begin
@@ -29,7 +31,7 @@ def _take_part():
     begin(directory)
 
 
-def _hand_over():
+def _hand_over() -> None:
     """Run the `sitecustomize` that would have run. What it raises, the interpreter reports as ever."""
     others = [entry for entry in sys.path if os.path.abspath(entry or os.curdir) != _HERE]
     spec = PathFinder.find_spec("sitecustomize", others)

@@ -20,6 +20,7 @@ from gpumem_tui.options import WorkloadOptions
 from gpumem_tui.plan.measured import MeasuredRate, rate_of
 from gpumem_tui.search.prediction import Prediction
 from gpumem_tui.search.runner import (
+    CommandOutput,
     Control,
     Predicted,
     SearchConfig,
@@ -29,6 +30,7 @@ from gpumem_tui.search.runner import (
     Unusable,
     search,
 )
+from gpumem_tui.tui.printed import Printed
 from gpumem_tui.tui.screens.edit import Edited, EditScreen
 from gpumem_tui.tui.screens.help import HelpScreen
 from gpumem_tui.tui.screens.main import MainScreen
@@ -46,6 +48,7 @@ from gpumem_tui.tui.views.plot import warm
 from gpumem_tui.tui.views.search_help import search_help
 from gpumem_tui.tui.widgets.header import HeaderLine
 from gpumem_tui.tui.widgets.memory_bar import MemoryBar
+from gpumem_tui.tui.widgets.output_pane import OutputPane
 from gpumem_tui.tui.widgets.panels import LedgerTable, ReasonPanel, VerdictPanel, WorkloadLine, WorkloadPanel
 from gpumem_tui.tui.widgets.trial_log import TrialLog
 
@@ -75,7 +78,7 @@ class SearchScreen(MainScreen):
     """
 
     CSS_PATH = "search.tcss"
-    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (110, "-normal")]  # noqa: RUF012  as Textual declares it
+    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (110, "-normal"), (160, "-wide")]  # noqa: RUF012  as Textual declares it
     VERTICAL_BREAKPOINTS = [(0, "-short"), (24, "-low"), (30, "-mid"), (36, "-tall"), (50, "-high")]  # noqa: RUF012
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("s", "start", "start", tooltip="Search the largest batch that fits"),
@@ -84,6 +87,10 @@ class SearchScreen(MainScreen):
         Binding("c", "cancel", "cancel", tooltip="End the search; the running trial is killed"),
         Binding("e", "edit", "edit", tooltip="Change model, GPU, recipe or strategy"),
         Binding("v", "switch", "plot/table", tooltip="Show the plot or the ledger table"),
+        Binding("o", "output", "output", tooltip="Show what the command prints"),
+        Binding("o", "trials", "trials", tooltip="Show the log of trials"),
+        Binding("z", "enlarge", "zoom", tooltip="Give the command's output the whole screen"),
+        Binding("z,escape", "shrink", "back", key_display="z", tooltip="The other panels again"),
         Binding("question_mark", "help", "help", key_display="?", tooltip="The keys and what the columns mean"),
         Binding("q", "app.quit", "quit", tooltip="Leave; a running search is cancelled"),
     ]
@@ -129,12 +136,15 @@ class SearchScreen(MainScreen):
         self._autostart = autostart
         self._search = search_function
         self._clock = clock
+        self._printed = Printed.of(config)
+        self._shows_output: bool | None = None  # as the user chose; None: until the first trial has ended
         self._control = Control()
         self._ended = threading.Event()
         self._ended.set()
         self._began = clock()
         self._drawn: SearchState | None = None
         self._plot: BatchPlot | None = None
+        self._focused_log: TrialLog | OutputPane | None = None
 
     @property
     def state(self) -> SearchState:
@@ -160,12 +170,12 @@ class SearchScreen(MainScreen):
             with VerticalScroll(id="ledger-pane"):
                 yield LedgerTable()
         yield MemoryBar()
-        log = TrialLog()
-        log.border_title = "Trials"
-        yield log
-        empty = Static("no trial yet", id="log-empty")
-        empty.border_title = "Trials"
-        yield empty
+        log, empty = TrialLog(), Static("no trial yet", id="log-empty")
+        log.border_title = empty.border_title = "Trials"
+        with Horizontal(id="logs"):
+            yield log
+            yield empty
+            yield OutputPane()
         yield ReasonPanel()
         yield VerdictPanel()
         yield Footer()
@@ -173,7 +183,6 @@ class SearchScreen(MainScreen):
 
     def on_mount(self) -> None:
         """Draw what is known without a search; numpy comes after the first frame."""
-        self.query_one(TrialLog).focus()
         self._redraws = self.set_interval(_REDRAW_S, self._redraw_if_dirty, pause=True)
         self.set_interval(_CLOCK_S, self._show_time)
         self._draw()
@@ -208,11 +217,17 @@ class SearchScreen(MainScreen):
         """Search something else, as if it had been opened with it; False while a search runs."""
         if self._state.busy:
             return False
-        self._options = options
-        self._notice = ""
-        self._enter(SearchState(config))
+        self._take(options, config)
         self.action_start()
         return True
+
+    def _take(self, options: WorkloadOptions, config: SearchConfig) -> None:
+        self._options = options
+        self._notice = ""
+        self._printed = Printed.of(config)
+        self._shows_output = None
+        self.remove_class("-large")
+        self._enter(SearchState(config))
 
     # Keys
 
@@ -229,7 +244,13 @@ class SearchScreen(MainScreen):
             case "cancel":
                 return state.busy and not state.cancelling
             case "switch":
-                return self.has_class("-narrow") and not self.has_class("-high")
+                return self.has_class("-narrow") and not self.has_class("-high") and not self.has_class("-large")
+            case "output" | "trials":
+                shared = not self.has_class("-wide") and not self.has_class("-large")
+                return self._is_command and shared and self.has_class("-output") is (action == "trials")
+            case "enlarge" | "shrink":
+                shown = self.has_class("-output") or self.has_class("-wide")
+                return self._is_command and shown and self.has_class("-large") is (action == "shrink")
             case _:
                 return True
 
@@ -238,9 +259,10 @@ class SearchScreen(MainScreen):
         self._control = Control()
         self._ended = threading.Event()
         self._began = self._clock()
+        self._printed = Printed.of(self._state.config)
         self._enter(started(self._state))
-        config, control, ended = self._state.config, self._control, self._ended
-        self.run_worker(lambda: self._drive(config, control, ended), thread=True, exit_on_error=False)
+        config, control, ended, printed = self._state.config, self._control, self._ended, self._printed
+        self.run_worker(lambda: self._drive(config, control, ended, printed), thread=True, exit_on_error=False)
 
     def action_pause(self) -> None:
         """Hold the search after the step that runs."""
@@ -261,18 +283,37 @@ class SearchScreen(MainScreen):
         """Plot or table, where there is room for one."""
         self.toggle_class("-plot")
 
+    def action_output(self) -> None:
+        """The command's output in the place of the trials."""
+        self._shows_output = True
+        self._draw()
+
+    def action_trials(self) -> None:
+        """The trials in the place of the command's output."""
+        self._shows_output = False
+        self._draw()
+
+    def action_enlarge(self) -> None:
+        """The output in the place of all panels."""
+        self.add_class("-large")
+        self._draw()
+
+    def action_shrink(self) -> None:
+        """The panels again."""
+        self.remove_class("-large")
+        self._draw()
+
     def action_help(self) -> None:
         """The keys and the columns."""
-        self.app.push_screen(HelpScreen(search_help(self._state.config.device.measured_title)))
+        tried_title = self._state.config.device.measured_title
+        self.app.push_screen(HelpScreen(search_help(tried_title, is_command=self._is_command)))
 
     def action_edit(self) -> None:
         """The form."""
 
         def edited(result: Edited | None) -> None:
             if result is not None:
-                self._options = result.options
-                self._notice = ""
-                self._enter(SearchState(result.config))
+                self._take(result.options, result.config)
 
         self.app.push_screen(EditScreen(Edited(self._options, self._state.config), self._given), edited)
 
@@ -282,11 +323,14 @@ class SearchScreen(MainScreen):
 
     # The search
 
-    def _drive(self, config: SearchConfig, control: Control, ended: threading.Event) -> None:
+    def _drive(self, config: SearchConfig, control: Control, ended: threading.Event, printed: Printed) -> None:
         """Run the search to its end, in a thread of its own."""
         prediction: Prediction | None = None
         try:
             for event in self._search(config, control):
+                printed.take(event)
+                if isinstance(event, CommandOutput):
+                    continue  # there may be many: the screen looks when it draws
                 if isinstance(event, Predicted):
                     prediction = event.prediction
                     warm(prediction)
@@ -344,6 +388,7 @@ class SearchScreen(MainScreen):
     def _redraw_if_dirty(self) -> None:
         if self._drawn is self._state:
             self._show_verdict()  # its seconds count
+            self.query_one(OutputPane).show(self._printed)
         else:
             self._draw()
 
@@ -365,6 +410,7 @@ class SearchScreen(MainScreen):
         self.query_one("#ledger-pane").border_title = ledger.title
         self.query_one(MemoryBar).show(state)
         self.query_one(TrialLog).show(state)
+        self._show_output()
         self.query_one(ReasonPanel).show(state)
         self._show_verdict()
         self.set_class(not state.trials, "-no-trials")
@@ -372,6 +418,24 @@ class SearchScreen(MainScreen):
         if self._plot is not None:
             self._plot.show(state)
         self._drawn = state
+
+    @property
+    def _is_command(self) -> bool:
+        return self._state.config.workload.command is not None
+
+    def _show_output(self) -> None:
+        """Where the output is, and who of the two logs has the arrow keys."""
+        chosen = self._shows_output
+        shown = self._is_command and (not self._state.trials if chosen is None else chosen)
+        self.set_class(self._is_command, "-command")
+        self.set_class(shown, "-output")
+        pane, log = self.query_one(OutputPane), self.query_one(TrialLog)
+        pane.show(self._printed)
+        wanted = pane if self.has_class("-large") or (shown and not self.has_class("-wide")) else log
+        if self._focused_log is not wanted:
+            self._focused_log = wanted
+            wanted.focus(scroll_visible=False)
+        self.refresh_bindings()
 
 
 def _new_plot() -> BatchPlot:

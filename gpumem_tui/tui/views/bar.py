@@ -32,7 +32,10 @@ def bar_view(state: SearchState) -> BarView:
     running, shown = state.running, state.shown
     if running is not None:
         context_bytes = state.predicted.ready.context_bytes if state.predicted is not None else 0
-        return _bar(state, running_title(running, state), *_live(running.sample), context_bytes)
+        title = running_title(running, state)
+        if running.sample is not None and not running.sample.buckets:
+            title += " · by bucket at its end"
+        return _bar(state, title, *_live(running.sample), context_bytes)
     batch_size = state.shown_batch_size
     if shown is not None:
         result, breakdown = shown.result, shown.result.breakdown
@@ -48,7 +51,7 @@ def bar_view(state: SearchState) -> BarView:
         return _bar(state, title, replay.breakdown, replay.peak_reserved_bytes, state.traced.context_bytes)
     formula = state.formula.at(batch_size)
     if isinstance(formula, Unknown):
-        return BarView(f"Device memory: {formula.reason}", {})
+        return BarView(f"Device memory: {state.traced.reason}", {})
     title = f"Peak by formula · batch {batch_size:,}"
     return _bar(state, title, formula.breakdown, formula.peak_bytes, 0)
 

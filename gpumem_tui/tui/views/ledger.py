@@ -54,7 +54,8 @@ class LedgerView:
         trial: the number of the trial in the third column, None before there is one.
         tried_title: the third column's heading. `error_title`: the last one's, which names the compared prediction.
         captions: of a trial that did not fit: what was missing, and what the columns mean then.
-        notes: when the peak is, why a dash stands where it does, all that a trial that did not fit said.
+        notes: when the peak is, what else is to be known of the figures, why a dash stands where it does, all that a
+            trial that did not fit said.
     """
 
     batch_size: int
@@ -97,7 +98,7 @@ def ledger_view(state: SearchState) -> LedgerView:
         error_title=f"{against} error",
         captions=_captions(state, shown),
         rows=tuple(LedgerRow(t, formula[t], traced[t], tried[t], *error_of(t)) for t in titles),
-        notes=(*filter(None, (doubt,)), *_moment(state, batch_size), *_reasons(headed), *said),
+        notes=(*filter(None, (doubt,)), *_moment(state, batch_size), *_noted(state, shown), *_reasons(headed), *said),
     )
 
 
@@ -117,6 +118,12 @@ def _moment(state: SearchState, batch_size: int) -> Iterable[str]:
         yield peak_line(state.traced, batch_size)
         if assumed := assumed_line(state.traced):
             yield assumed
+
+
+def _noted(state: SearchState, shown: TrialFinished | None) -> Iterable[str]:
+    """What else is to be known of the figures: the trace's notes and the shown trial's, each once."""
+    of_trace = () if isinstance(state.traced, Unknown) else state.traced.notes
+    return dict.fromkeys((*of_trace, *(shown.result.notes if shown is not None else ())))
 
 
 def _all(titles: Iterable[str], value: Value) -> Column:

@@ -19,6 +19,14 @@ _KEYS = (
     ("ctrl+p", "all commands by name"),
     ("q", "leave; a running search is cancelled"),
 )
+_OUTPUT_KEYS = (
+    ("o", "what the command prints, or the log of trials"),
+    ("z", "the output as large as the screen; z again, or esc, leads back"),
+    ("", "on a simulated GPU what the command computes, such as its loss, reads 0"),
+)
+_BEFORE_OUTPUT = 5
+"""Where they stand among the others."""
+
 _MEANINGS = {
     Bucket.ACTIVATIONS: "kept by forward for backward",
     Bucket.TEMPORARY: "workspaces, copies, what lives within one phase",
@@ -29,18 +37,22 @@ _MEANINGS = {
 }
 
 
-def search_help(tried_title: str) -> list[list[Span]]:
+def search_help(tried_title: str, *, is_command: bool = False) -> list[list[Span]]:
     """The lines of the help.
 
     Args:
         tried_title: what the third column is called here.
+        is_command: a command is searched: its output has keys, and there is no closed form of it.
     """
+    keys = [*_KEYS[:_BEFORE_OUTPUT], *_OUTPUT_KEYS, *_KEYS[_BEFORE_OUTPUT:]] if is_command else _KEYS
     simulated = tried_title == "Simulated"
+    formula = "the textbook's closed form; knows no cache and no context" if not is_command else "none for a command"
+    step = "the command's step" if is_command else "a real step"
     ran = "the traced step run once more" if simulated else "the step on this GPU"
-    compared = "formula" if simulated else "traced"
+    compared = "formula" if simulated and not is_command else "traced"
     columns = (
-        ("Formula", "the textbook's closed form; knows no cache and no context"),
-        ("Traced", "a real step recorded without a GPU, replayed at any size"),
+        ("Formula", formula),
+        ("Traced", f"{step} recorded without a GPU, replayed at any size"),
         (tried_title, f"{ran}, in a process of its own"),
         ("error", f"{compared} − {tried_title.lower()}, in bytes and of the trial's figure"),
     )
@@ -50,7 +62,7 @@ def search_help(tried_title: str) -> list[list[Span]]:
         (OUTCOME_SYMBOLS["error"], "a trial that failed for another reason"),
     )
     return [
-        heading("Keys"), *(entry(key, what) for key, what in _KEYS), [],
+        heading("Keys"), *(entry(key, what) for key, what in keys), [],
         heading("Columns"), *(entry(name, what) for name, what in columns),
         entry("", "figures without a unit are GiB; – is unknown, never 0"), [],
         heading("Chart"), *(entry(mark, what) for mark, what in marks), [],

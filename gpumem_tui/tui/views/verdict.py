@@ -12,6 +12,8 @@ from gpumem_tui.search.report import accumulation_line, gap_line, headroom_line,
 from gpumem_tui.search.verdict import Verdict
 from gpumem_tui.tui.search_state import SearchState, Stage
 from gpumem_tui.tui.views.bar import running_title
+from gpumem_tui.tui.views.workload import short_name
+from gpumem_tui.workload.command import BATCH
 
 Tone = Literal["calm", "busy", "good", "warning", "bad"]
 
@@ -44,15 +46,16 @@ def verdict_view(state: SearchState, notice: str = "", *, short: bool = False) -
         short: the bar has no heading, so say here what the running trial does.
     """
     if state.cancelling:
-        return VerdictView("CANCELLING", "busy", "ending the running trial")
+        what = "trial" if state.tracing is None else "command"
+        return VerdictView("CANCELLING", "busy", f"ending the running {what}")
     if state.paused:
-        where = "after the step that runs" if state.running is not None else "before the next trial"
+        runs = state.running is not None or state.tracing is not None
+        where = "after the step that runs" if runs else "before the next trial"
         return VerdictView("PAUSED", "warning", f"held {where} · p goes on · c cancels")
     if state.stage is Stage.IDLE:
         return _idle(state, notice)
     if state.stage is Stage.PREDICTING:
-        said = f"tracing one training step of {state.config.workload.name} without a GPU: some seconds"
-        return VerdictView("PREDICTING", "busy", said)
+        return VerdictView("PREDICTING", "busy", _tracing(state))
     if state.stage is Stage.RUNNING:
         if short and state.running is not None:
             return VerdictView("SEARCHING", "busy", running_title(state.running, state).lower())
@@ -63,16 +66,27 @@ def verdict_view(state: SearchState, notice: str = "", *, short: bool = False) -
     return _ended(state, state.verdict)
 
 
+def _tracing(state: SearchState) -> str:
+    workload = state.config.workload
+    if workload.command is None:
+        return f"tracing one training step of {workload.name} without a GPU: some seconds"
+    at = "" if state.tracing is None else f" batch size {state.tracing:,}"
+    return f"tracing{at}: the command runs on a simulated GPU"
+
+
 def _idle(state: SearchState, notice: str) -> VerdictView:
     config = state.config
     how = "simulated" if config.device.simulated else "run"
     where = notice or config.device.gpu.title
+    what, traced = f"batch of {short_name(config)}", "The step is traced once"
+    if config.workload.command is not None:
+        what, traced = BATCH, "The command is run to trace its step"
     return VerdictView(
         "READY",
         "calm",
-        f"s finds the largest batch of {config.workload.name} that fits · e edits first",
+        f"s finds the largest {what} that fits · e edits first",
         details=(
-            f"The step is traced once, then {how} at growing sizes until one fits and the next does not.",
+            f"{traced}, then {how} at growing sizes until one fits and the next does not.",
             f"On {where}.",
         ),
     )
@@ -112,8 +126,9 @@ def _nothing_fits(state: SearchState, message: str) -> VerdictView:
     """The obstacle, and what would help most, by the closed form."""
     config = state.config
     if config.workload.shape is None:
-        unknown = "no formula for a workload file: no remedy is known"
-        return VerdictView("NOTHING FITS", "bad", message, details=(unknown,))
+        counted = state.formula.max_batch_size
+        unknown = (f"{counted.reason}: no remedy is known",) if isinstance(counted, Unknown) else ()
+        return VerdictView("NOTHING FITS", "bad", message, details=unknown)
     return VerdictView("NOTHING FITS", "bad", obstacle(config) or message, advice=advise(config))
 
 
@@ -131,4 +146,6 @@ def _predictions(state: SearchState) -> str:
     traced = state.traced.max_batch_size if isinstance(state.traced, Traced) else state.traced
     formula = state.formula.max_batch_size
     said = [("formula", formula), ("traced", traced)]
+    if state.config.workload.shape is None:
+        del said[0]  # there is no closed form of it
     return ", ".join(f"{name} {'–' if isinstance(value, Unknown) else f'{value:,}'}" for name, value in said)

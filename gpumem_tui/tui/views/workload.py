@@ -11,14 +11,21 @@ from gpumem_tui.search.prediction import Traced
 from gpumem_tui.search.runner import SearchConfig
 from gpumem_tui.tui.search_state import SearchState
 
+_PANEL_CHARACTERS = 160
+_LINE_CHARACTERS = 60
+"""How much of a command is shown: in the panel, which has several lines for it, and within a line."""
+
 
 def workload_lines(config: SearchConfig) -> Iterator[tuple[str, str]]:
-    """Name and value, a line each."""
-    shape, recipe = config.workload.shape, config.workload.recipe
+    """Name and value, a line each; without a name, a sentence across the panel."""
+    shape, recipe, command = config.workload.shape, config.workload.recipe, config.workload.command
     if shape is None:
-        yield "file", _short_file(config)
-        yield "", "decides model, precision"
-        yield "", "and optimizer itself"
+        yield ("file", short_name(config)) if command is None else ("command", "")
+        if command is not None:
+            yield "", _shortened(command.text, _PANEL_CHARACTERS)
+        if recipe.gpus > 1:
+            yield "ranks", f"{recipe.gpus:,}"
+        yield "", "It decides model, precision and optimizer itself."
         return
     yield "model", shape.name
     yield "params", f"{count_parameters(shape):,}"
@@ -47,7 +54,8 @@ def strategy_lines(state: SearchState) -> Iterator[tuple[str, str]]:
         yield "cap", format_bytes(config.limit_bytes)
     if config.target_batch is not None:
         yield "target", f"{config.target_batch:,} a step"
-    yield "formula", _largest(state.formula.max_batch_size)
+    if config.workload.shape is not None:
+        yield "formula", _largest(state.formula.max_batch_size)
     yield "traced", _largest(state.traced.max_batch_size if isinstance(state.traced, Traced) else state.traced)
 
 
@@ -56,7 +64,8 @@ def workload_summary(config: SearchConfig) -> str:
     shape, recipe = config.workload.shape, config.workload.recipe
     target = "" if config.target_batch is None else f"target {config.target_batch:,}"
     if shape is None:
-        return " · ".join(filter(None, (_short_file(config), config.strategy, target)))
+        ranks = f"{recipe.gpus:,} ranks" if recipe.gpus > 1 else ""
+        return " · ".join(filter(None, (short_name(config), ranks, config.strategy, target)))
     size = f"seq {shape.seq_len:,}" if shape.seq_len else f"{shape.image_size} px" if shape.image_size else ""
     parts = [
         shape.name, f"{format_count(count_parameters(shape))} params", size, recipe.precision, recipe.optimizer,
@@ -74,8 +83,16 @@ def device_words(config: SearchConfig) -> tuple[str, str]:
     return f"{'SIMULATED ' if device.simulated else ''}{device.gpu.title}{cap}", device.reason
 
 
-def _short_file(config: SearchConfig) -> str:
-    return Path(config.workload.name).name
+def short_name(config: SearchConfig) -> str:
+    """The workload's name within a line: a file's without its folder, and no more than the beginning of a command."""
+    workload = config.workload
+    if workload.command is not None:
+        return _shortened(workload.command.text, _LINE_CHARACTERS)
+    return workload.name if workload.shape is not None else Path(workload.name).name
+
+
+def _shortened(text: str, characters: int) -> str:
+    return text if len(text) <= characters else f"{text[: characters - 1]}…"
 
 
 def _largest(value: int | Unknown) -> str:

@@ -104,7 +104,8 @@ class ReasonPanel(LinesPanel):
 
 
 def _pair(pair: tuple[str, str]) -> list[Span]:
-    return [(f"{pair[0]:<{_KEY_WIDTH}}", MUTED), (pair[1], "")]
+    name, value = pair
+    return [(f"{name:<{_KEY_WIDTH}}", MUTED), (value, "")] if name else [(value, "")]
 
 
 def _table(view: LedgerView) -> list[list[Span]]:

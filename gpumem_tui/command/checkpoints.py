@@ -1,0 +1,105 @@
+"""Checkpoints are not written while a GPU is simulated: nothing was trained. What the program saves of its own data is."""
+
+from __future__ import annotations
+
+import functools
+import os
+import pickle
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
+
+from gpumem_tui.command.errors import is_users
+from gpumem_tui.importing import after_import
+
+if TYPE_CHECKING:
+    from gpumem_tui.command.program import Program
+
+
+def write_no_checkpoint(program: Program) -> None:
+    """From now on whatever would write tensors without data writes nothing, and notes where it was asked to."""
+
+    def instead(write: Callable[..., Any], is_without_data: Callable[..., bool]) -> Callable[..., Any]:
+        @functools.wraps(write)
+        def checked(*args: Any, **kwargs: Any) -> Any:
+            if not is_without_data(*args, **kwargs):
+                return write(*args, **kwargs)
+            program.note(f"a checkpoint is not written, as nothing was trained ({_calling_place()})")
+            return None
+
+        return checked
+
+    def replace(owner: Any, name: str, is_without_data: Callable[..., bool]) -> None:
+        if hasattr(owner, name):
+            setattr(owner, name, instead(getattr(owner, name), is_without_data))
+
+    replace(torch, "save", lambda obj, *_, **__: _holds_no_data(obj))
+    after_import("safetensors.torch", lambda module: [
+        replace(module, "save_file", lambda tensors, *_, **__: _holds_no_data(tensors)),
+        replace(module, "save", lambda tensors, *_, **__: _holds_no_data(tensors)),
+        replace(module, "save_model", lambda model, *_, **__: _is_without_data(model)),
+    ])  # fmt: skip
+    for name, owner in (
+        ("transformers.modeling_utils", "PreTrainedModel"),
+        ("peft.peft_model", "PeftModel"),
+        ("diffusers.models.modeling_utils", "ModelMixin"),
+    ):
+        after_import(
+            name, _of(owner, lambda kind: replace(kind, "save_pretrained", lambda m, *_, **__: _is_without_data(m)))
+        )
+    always: Callable[..., bool] = lambda *_, **__: True  # noqa: E731
+    after_import("transformers.trainer", _of("Trainer", lambda kind: replace(kind, "_save_checkpoint", always)))
+    after_import("accelerate.accelerator", _of("Accelerator", lambda kind: replace(kind, "save_state", always)))
+
+
+def _of(name: str, change: Callable[[Any], None]) -> Callable[[Any], None]:
+    return lambda module: change(getattr(module, name))
+
+
+def _is_without_data(model: nn.Module) -> bool:
+    return any(isinstance(tensor, FakeTensor) for tensor in (*model.parameters(), *model.buffers()))
+
+
+class _Found(Exception):
+    """A tensor without data is part of an object."""
+
+
+class _Search(pickle.Pickler):
+    """Goes through an object as pickling does, which is how it would be saved."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, FakeTensor):
+            raise _Found
+        return (int, ()) if isinstance(obj, (torch.Tensor, torch.storage.UntypedStorage)) else NotImplemented
+
+
+class _Nowhere:
+    def write(self, data: Any) -> int:
+        return len(data)
+
+
+def _holds_no_data(obj: object) -> bool:
+    """Whether tensors without data are part of an object."""
+    sink: Any = _Nowhere()
+    try:
+        _Search(sink, protocol=5, buffer_callback=lambda _: False).dump(obj)
+    except _Found:
+        return True
+    except (pickle.PicklingError, TypeError, AttributeError, RecursionError):  # said again, by whoever saves it
+        return False
+    return False
+
+
+def _calling_place() -> str:
+    frame = sys._getframe(2)
+    while frame is not None:
+        if is_users(frame.f_code.co_filename):
+            return f"{os.path.relpath(frame.f_code.co_filename)}:{frame.f_lineno}"
+        if frame.f_back is None:
+            break
+        frame = frame.f_back
+    return "by a library"

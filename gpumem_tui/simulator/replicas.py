@@ -1,0 +1,83 @@
+"""DistributedDataParallel of which only rank 0 exists: it waits for nobody, and its buckets are those of a real run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parallel import distributed as ddp_module
+
+from gpumem_tui.memory import Bucket
+from gpumem_tui.simulator.device import backend
+
+
+class _Reducer:
+    """DDP's reducer. Rebuilding its buckets after the first step, it sends their order to the other ranks and reads it
+    back, which must give what was sent.
+    """
+
+    def __init__(self, reducer: Any) -> None:
+        self._reducer = reducer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._reducer, name)
+
+    def _rebuild_buckets(self) -> bool:
+        if backend.current is None:
+            return bool(self._reducer._rebuild_buckets())
+        with backend.current.mode.keeping_host_values():
+            return bool(self._reducer._rebuild_buckets())
+
+
+class _Communication:
+    """What a replica does with a bucket whose gradients are there: a hook of the program's, or nothing.
+
+    The reducer can only be given one hook, and without one expects results that the `fake` process group does not have.
+    """
+
+    def __init__(self, bucket: Bucket) -> None:
+        self._bucket = bucket
+        self.state: Any = None
+        self.hook: Any = None
+
+    def __call__(self, state: Any, bucket: Any) -> Any:
+        buffer = bucket.buffer()
+        if backend.current is not None:
+            backend.current.tag(self._bucket, [buffer])
+        if self.hook is not None:
+            return self.hook(self.state, bucket)
+        future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        future.set_result(buffer)
+        return future
+
+
+def replicate_alone() -> None:
+    """From now on a DistributedDataParallel waits for nobody."""
+    ddp: Any = DistributedDataParallel
+    modules: Any = ddp_module
+    construct = ddp.__init__
+
+    def construct_alone(self: Any, *args: Any, **kwargs: Any) -> None:
+        construct(self, *args, **kwargs)
+        # A gradient is a part of its bucket, or copied to and from it.
+        self._communication = _Communication(Bucket.GRADIENTS if self.gradient_as_bucket_view else Bucket.TEMPORARY)
+        dist._register_comm_hook(self.reducer, None, self._communication)
+        self.reducer = _Reducer(self.reducer)
+
+    def register_comm_hook(self: Any, state: object, hook: Any) -> None:
+        self._check_comm_hook(hook)
+        self._comm_hooks.append((hook, state))
+        self._communication.state, self._communication.hook = state, hook
+
+    def register_builtin(self: Any, kind: Any) -> None:
+        from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+
+        if kind == dist.BuiltinCommHookType.FP16_COMPRESS:
+            self._communication.hook = fp16_compress_hook
+
+    ddp.__init__ = construct_alone
+    ddp.register_comm_hook = register_comm_hook
+    ddp._register_builtin_comm_hook = register_builtin
+    modules._verify_param_shape_across_processes = lambda *_, **__: None

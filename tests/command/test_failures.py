@@ -1,0 +1,193 @@
+"""What can go wrong with a command: one clear line, the right exit code, and nothing left running."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.command.running import Project
+
+ROOT = str(Path(__file__).parents[2])
+
+
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        ("def f(:\n", "train.py:1: syntax error: invalid syntax"),
+        (
+            "import no_such_library\n",
+            "train.py:1: ModuleNotFoundError: No module named 'no_such_library'; install it for",
+        ),
+        ("import sys; sys.exit(1)\n", "the command ended (exit code 1) without importing torch"),
+        ("print('nothing to train')\n", "the command ended (exit code 0) without importing torch: nothing to train"),
+        ("import os; os.kill(os.getpid(), 9)\n", "the command ended (killed by signal 9"),
+        ("name = input('name? ')\n", "train.py:1: the command asks for input"),
+    ],
+    ids=["syntax", "missing library", "exit 1", "no torch", "killed", "input"],
+)
+def test_what_ends_a_command_before_torch(project: Project, script: str, said: str) -> None:
+    project.write("train.py", script)
+    done = project.predict("python", "train.py")
+    assert done.code == 2
+    assert done.stdout == ""
+    assert f"gpumem-tui: {said}" in done.complaint
+
+
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        ("import sys; sys.exit('no data')", "the command ended (exit code 1) before its first optimizer step: no data"),
+        ("raise ValueError('bad\\nnews')", "train.py:4: ValueError: bad news"),
+        ("net(torch.ones(2, 9))", "train.py:4: RuntimeError: "),
+        ("net(torch.ones(2, 8)).sum()", "before its first optimizer step"),
+        ("torch.optim.SGD(net.parameters(), 1.0).step()", "leaves the GPU empty"),
+        ("net.to('cuda:1')", "train.py:4: AcceleratorError: CUDA error: invalid device ordinal"),
+    ],
+    ids=["exit with a word", "error", "error in torch", "never steps", "trains on the CPU", "second GPU"],
+)
+def test_what_ends_a_command_before_its_first_step(project: Project, script: str, said: str) -> None:
+    project.write("train.py", f"import torch\n\nnet = torch.nn.Linear(8, 8)\n{script}\n")
+    done = project.predict("python", "train.py")
+    assert done.code == 2
+    assert said in done.complaint
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("no-such-program", "train.py"), "no-such-program: No such file or directory; check the command"),
+        (("python", "missing.py"), "can't open file"),
+        (("./train.txt",), "Permission denied; check the command"),
+        (("sh", "-c", "exit 3"), "the command ended (exit code 3) without importing torch"),
+        (("python", "-I", "train.py"), "`python -I` (isolated mode) keeps the command from being followed"),
+    ],
+    ids=["no program", "no script", "not a program", "shell", "isolated"],
+)
+def test_a_command_that_cannot_be_started(project: Project, words: tuple[str, ...], said: str) -> None:
+    project.write("train.txt", "not a program")
+    project.write("train.py", "")
+    done = project.predict(*words)
+    assert done.code == 2
+    assert said in done.complaint
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("search", "--"), "no command follows"),
+        (("search", "--", "python", "train.py", "--batch-size", "32"), "write `--batch-size {batch}` instead of"),
+        (("search", "--", "python", "train.py", "bs=32"), "write `bs={batch}` instead of `bs=32`"),
+        (("search", "--", "python", "train.py"), "has no {batch}; write it where the batch size goes"),
+        (("search", "--model", "gpt2", "--", "python", "train.py"), "--model and -- COMMAND: give only one of them"),
+        (("search", "--layers", "3", "--", "python", "{batch}"), "--layers: a command builds its own model"),
+        (("search", "--precision", "bf16", "--", "python", "{batch}"), "decides precision, optimizer and the rest"),
+        (("predict", "--", "python", "train.py", "{batch}"), "--batch-size: say which batch size to predict"),
+        (("predict", "--batch-size", "4", "--", "python", "x.py", "-b", "8"), "has no {batch} to put it in"),
+        (("predict", "gpt2"), "unexpected extra argument"),
+    ],
+)
+def test_options_that_do_not_go_together(project: Project, arguments: tuple[str, ...], said: str) -> None:
+    done = project.run(*arguments)
+    assert done.code == 2
+    assert len(done.stderr.splitlines()) == 1
+    assert said in done.stderr
+
+
+def test_a_command_that_hangs_says_where_it_stands(project: Project) -> None:
+    project.write(
+        "train.py",
+        """
+        import time
+
+        import torch
+
+
+        def fetch():
+            time.sleep(600)
+
+
+        fetch()
+        """,
+    )
+    done = project.predict("python", "train.py", options=("--timeout", "25"))
+    assert done.code == 2
+    assert "no optimizer step within 25 s; it stands at train.py:8; --timeout waits longer" in done.complaint
+    assert _left_over(project) == []
+
+
+FOREVER = """
+    import subprocess
+    import sys
+    import time
+
+    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+    print("started", flush=True)
+    time.sleep(600)
+"""
+
+
+def test_ctrl_c_leaves_nothing_running(project: Project) -> None:
+    project.write("train.py", FOREVER)
+    program = _start(project, "predict", "--", sys.executable, "train.py")
+    _wait_for(program, "started")
+    program.send_signal(signal.SIGINT)
+    assert program.wait(30) == 130
+    assert _left_over(project) == []
+
+
+def test_a_program_that_is_killed_takes_the_command_along(project: Project) -> None:
+    project.write("train.py", FOREVER)
+    program = _start(project, "predict", "--", sys.executable, "train.py")
+    _wait_for(program, "started")
+    program.kill()
+    program.wait()
+    deadline = time.monotonic() + 20
+    while _left_over(project) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert _left_over(project) == []
+
+
+def test_a_launcher_may_fail_after_the_script_did(project: Project) -> None:
+    project.write("train.py", "raise KeyError('column')\n")
+    project.write("run.sh", f"{sys.executable} train.py || {{ echo the script failed; exit 7; }}\n")
+    done = project.predict("sh", "run.sh")
+    assert done.code == 2
+    assert "train.py:1: KeyError: 'column'" in done.complaint
+
+
+def _start(project: Project, *arguments: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "gpumem_tui", *arguments],
+        cwd=project.folder,
+        env={**os.environ, "PYTHONPATH": ROOT},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+    )
+
+
+def _wait_for(program: subprocess.Popen[bytes], word: str) -> None:
+    assert program.stderr is not None
+    for line in program.stderr:
+        if word.encode() in line:
+            return
+    raise AssertionError(f"the command never printed {word!r}")
+
+
+def _left_over(project: Project) -> list[int]:
+    """Processes that still run in the project's folder."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.cwd() == str(project.folder) and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process.pid)
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+    return found

@@ -1,0 +1,112 @@
+"""What a program copies to the device it can read back: branches and shapes that depend on its data are a GPU's."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.command.running import Project
+
+MODEL = """
+    import torch
+    from torch.nn import functional as F
+
+    device = torch.device("cuda")
+    model = torch.nn.Linear(16, 4).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(batch):
+        loss = model(batch).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+"""
+
+
+def test_values_of_the_data_are_read_back(project: Project) -> None:
+    project.write(
+        "train.py",
+        MODEL
+        + """
+    lengths = torch.tensor([5, 3, 8])
+    mask = torch.arange(8)[None, :] < lengths[:, None]
+    labels = torch.tensor([3, 1, 7]).to(device)
+    for _ in range(3):
+        here = mask.to(device, non_blocking=True)
+        assert not here.all() and here.any() and here.sum().item() == 16
+        assert here.sum(1).tolist() == [5, 3, 8] and (here.cpu() == mask).all()
+        hidden = model(torch.randn(3, 8, 16, device=device))
+        assert hidden[here].shape == (16, 4)
+        assert torch.masked_select(hidden, here[..., None]).shape == (64,)
+        assert here.nonzero().shape == (16, 2) and torch.where(~here)[0].shape == (8,)
+        assert labels.max().item() == 7 and F.one_hot(labels).shape == (3, 8)
+        assert torch.unique(torch.stack([labels, labels])).tolist() == [1, 3, 7]
+        assert torch.repeat_interleave(labels, lengths.to(device)).shape == (16,)
+        assert [part.shape[0] for part in hidden[here].split(here.sum(1).tolist())] == [5, 3, 8]
+        count = torch.zeros((), dtype=torch.long, device=device)
+        count += (labels != 3).sum()
+        assert int(count) == 2 and f"{labels.float().mean():.2f}" == "3.67"
+        assert str(labels) == "tensor([3, 1, 7], device='cuda:0')"
+        masked = torch.rand(3, 8, device=device) < 0.5
+        assert 0 < hidden[masked].shape[0] < 24
+        step(torch.randn(8, 16, device=device))
+""",
+    )
+    done = project.predict("python", "train.py")
+    assert done.code == 0, done.stderr
+
+
+def test_what_the_model_computes_is_finite_and_reads_as_zero(project: Project) -> None:
+    project.write(
+        "train.py",
+        MODEL
+        + """
+    for _ in range(3):
+        known = torch.zeros(4, device=device)
+        out = model(torch.randn(8, 16, device=device))
+        loss = step(torch.randn(8, 16, device=device))
+        assert torch.isfinite(loss) and not torch.isnan(loss) and not torch.isinf(out).any() and not loss != loss
+        assert torch.isfinite(out).all() and out[torch.isfinite(out)].shape == (32,)
+        assert loss.item() == 0 and loss < 1e9 and not loss > 0.5 and (out >= 0).all()
+        known += out[0].detach()
+        assert known.tolist() == [0.0] * 4
+""",
+    )
+    assert project.predict("python", "train.py").code == 0
+
+
+@pytest.mark.parametrize(
+    ("line", "operator"),
+    [
+        ("hidden[hidden > 0.5]", "aten.index.Tensor"),
+        ("(hidden > 0.5).nonzero()", "aten.nonzero"),
+        ("torch.unique(hidden.argmax(-1))", "aten._unique2"),
+    ],
+)
+def test_a_shape_that_depends_on_what_the_model_computes_is_one_clear_line(
+    project: Project, line: str, operator: str
+) -> None:
+    project.write("train.py", f"{MODEL}\n    hidden = model(torch.randn(8, 16, device=device))\n    {line}\n")
+    done = project.predict("python", "train.py")
+    assert done.code != 0
+    assert done.complaint.startswith("gpumem-tui: train.py:17: ")
+    assert operator in done.complaint
+    assert "torch.where" in done.complaint
+
+
+def test_a_mask_as_index_is_allocated_as_its_values_say(project: Project) -> None:
+    project.write(
+        "train.py",
+        MODEL
+        + """
+    mask = torch.zeros(1 << 18, dtype=torch.bool)
+    mask[: 1 << 16] = True
+    here, rows = mask.to(device), torch.randn(1 << 18, 16, device=device)
+    for _ in range(3):
+        before = torch.cuda.memory_allocated()
+        taken = rows[here]
+        print("taken", torch.cuda.memory_allocated() - before)
+        step(taken)
+""",
+    )
+    assert f"taken {(1 << 16) * 16 * 4}" in project.predict("python", "train.py").stderr

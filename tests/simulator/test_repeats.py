@@ -1,0 +1,170 @@
+"""Calls that are answered from memory leave the same allocations behind as calls that run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from gpumem_tui.catalog.loader import find_gpu
+from gpumem_tui.memory import GIB
+from gpumem_tui.simulator.device import SimulatedGpu, simulate
+from gpumem_tui.simulator.profile import profile_for
+from gpumem_tui.simulator.repeats import Repeats
+
+Loop = Callable[["Training"], None]
+
+
+class Counted(nn.Module):
+    """A block that counts how often it really runs."""
+
+    runs = 0
+
+    def __init__(self, *, with_loss: bool) -> None:
+        super().__init__()
+        self.table = nn.Embedding(512, 64)
+        self.norm = nn.LayerNorm(64)
+        self.wide = nn.Linear(64, 256)
+        self.narrow = nn.Linear(256, 64)
+        self.head = nn.Linear(64, 512, bias=False)
+        self.head.weight = self.table.weight
+        self.with_loss = with_loss
+
+    def forward(
+        self, tokens: torch.Tensor, wanted: torch.Tensor | None = None
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        type(self).runs += 1
+        found = self.table(tokens)
+        found = found + self.narrow(
+            functional.dropout(functional.gelu(self.wide(self.norm(found))), 0.1, self.training)
+        )
+        scores: torch.Tensor = self.head(found)
+        if wanted is None:
+            return scores
+        return scores, functional.cross_entropy(scores.view(-1, 512), wanted.view(-1))
+
+
+@dataclass
+class Training:
+    """A model on the simulated GPU, and its parts of a training loop."""
+
+    device: torch.device
+    with_loss: bool = True
+    autocast: bool = False
+    samples: list[torch.Tensor] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.model = Counted(with_loss=self.with_loss).to(self.device)
+        self.optimizer = torch.optim.AdamW(self.model.parameters())
+
+    def batch(self, size: int = 4) -> tuple[torch.Tensor, torch.Tensor]:
+        tokens = torch.randint(512, (size, 129))
+        return tokens[:, :-1].to(self.device), tokens[:, 1:].to(self.device)
+
+    def loss(self, tokens: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+        with torch.autocast(self.device.type, dtype=torch.bfloat16) if self.autocast else nullcontext():
+            if self.with_loss:
+                found: torch.Tensor = self.model(tokens, wanted)[1]
+                return found
+            scores = self.model(tokens)
+            return functional.cross_entropy(scores.reshape(-1, 512), wanted.reshape(-1))
+
+    def evaluate(self, times: int) -> None:
+        self.model.eval()
+        with torch.no_grad():
+            for _ in range(times):
+                self.loss(*self.batch()).item()
+        self.model.train()
+
+    def accumulate(self, times: int, size: int = 4) -> None:
+        tokens, wanted = self.batch(size)
+        for _ in range(times):
+            loss = self.loss(tokens, wanted) / times
+            tokens, wanted = self.batch(size)  # fetched while the GPU is busy
+            loss.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+
+
+def _evaluation_and_accumulation(training: Training) -> None:
+    for _ in range(3):
+        training.evaluate(6)
+        training.accumulate(6)
+
+
+def _graph_is_dropped(training: Training) -> None:
+    for _ in range(6):
+        training.loss(*training.batch())
+    training.accumulate(5)
+
+
+def _two_calls_in_one_backward(training: Training) -> None:
+    for _ in range(6):
+        (training.loss(*training.batch()) + training.loss(*training.batch())).backward()
+    training.accumulate(5)
+
+
+def _sizes_change(training: Training) -> None:
+    for size in (2, 4, 2, 4, 2, 2, 2, 8):
+        training.accumulate(4, size)
+
+
+def _everything_is_kept(training: Training) -> None:
+    for _ in range(6):
+        training.samples.append(training.loss(*training.batch()))
+
+
+LOOPS: list[Loop] = [
+    _evaluation_and_accumulation, _graph_is_dropped, _two_calls_in_one_backward, _sizes_change, _everything_is_kept,
+]  # fmt: skip
+
+
+def _run(
+    loop: Loop, limit_bytes: int | None, answers: bool, with_loss: bool = True, autocast: bool = False
+) -> tuple[SimulatedGpu, int]:
+    gpu = find_gpu("a100-40gb")
+    simulated = SimulatedGpu(gpu, profile_for(torch.__version__, gpu), limit_bytes, unlimited=limit_bytes is None)
+    Counted.runs = 0
+    torch.manual_seed(0)
+    with simulate(simulated) as device, Repeats(simulated).watching() if answers else nullcontext():
+        loop(Training(device, with_loss, autocast))
+    return simulated, Counted.runs
+
+
+@pytest.mark.parametrize("autocast", [False, True], ids=["fp32", "autocast"])
+@pytest.mark.parametrize("with_loss", [False, True], ids=["loss outside", "loss inside"])
+@pytest.mark.parametrize("loop", LOOPS, ids=lambda loop: loop.__name__.strip("_"))
+def test_the_same_events_with_and_without(loop: Loop, with_loss: bool, autocast: bool) -> None:
+    ran, often = _run(loop, None, answers=False, with_loss=with_loss, autocast=autocast)
+    answered, seldom = _run(loop, None, answers=True, with_loss=with_loss, autocast=autocast)
+    assert seldom <= often
+    expected, found = ran.finish(), answered.finish()
+    assert found.sizes == expected.sizes
+    assert found.events == expected.events
+    assert found.buckets == expected.buckets
+
+
+@pytest.mark.parametrize("with_loss", [False, True], ids=["loss outside", "loss inside"])
+def test_the_allocator_ends_in_the_same_state(with_loss: bool) -> None:
+    ran, often = _run(_evaluation_and_accumulation, GIB, answers=False, with_loss=with_loss)
+    answered, seldom = _run(_evaluation_and_accumulation, GIB, answers=True, with_loss=with_loss)
+    assert seldom < often / 2
+    assert answered.allocator.stats == ran.allocator.stats
+
+
+def test_out_of_memory_in_a_call_that_is_not_run() -> None:
+    def loop(training: Training) -> None:
+        training.evaluate(6)
+        kept = []
+        with torch.no_grad():
+            training.model.eval()
+            while True:
+                kept.append(training.model(torch.zeros(64, 128, dtype=torch.long, device=training.device)))
+
+    with pytest.raises(torch.OutOfMemoryError, match="Tried to allocate"):
+        _run(loop, GIB, answers=True)

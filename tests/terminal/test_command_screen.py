@@ -1,0 +1,122 @@
+"""A search of a user's own command as a user sees it: the real program, a real terminal, real training scripts."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.terminal.terminal import Terminal, terminal
+
+_TRAIN = """
+    import sys, time
+    import torch
+
+    batch_size, pause_s = int(sys.argv[1]), float(sys.argv[2])
+    model = torch.nn.Linear(1024, 1024).cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(1000):
+        model(torch.randn(batch_size, 1024, device="cuda")).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        print(f"made step {step}")
+        time.sleep(pause_s)
+"""
+_DEVICE = ("--gpu", "sim:t4-16gb")
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    """A training script that takes the batch size, and seconds to wait after each step."""
+    path = tmp_path / "train.py"
+    path.write_text(textwrap.dedent(_TRAIN))
+    return path
+
+
+def _alive(processes: list[psutil.Process]) -> list[psutil.Process]:
+    _, left = psutil.wait_procs(processes, timeout=5)
+    return [process for process in left if process.status() != psutil.STATUS_ZOMBIE]
+
+
+def test_a_command_from_start_to_verdict(script: Path) -> None:
+    command = (sys.executable, str(script), "{batch}", "0")
+    with terminal("search", *_DEVICE, "--limit", "1GiB", "--", *command, columns=80, lines=24) as screen:
+        screen.wait_for("tracing batch size 2", "Output of the command", "telemetry are", "c cancel")
+        screen.wait_for("tracing batch size 3", "made step 1")
+        screen.wait_for("VERIFIED IN SIMULATION", "out of memory", "o output")
+        screen.press("o")
+        screen.wait_for("OutOfMemoryError", "o trials")
+        screen.press("z")
+        screen.wait_until(lambda text: "OutOfMemoryError" in text and "Ledger" not in text, "the large output")
+        screen.press("\x1b")
+        screen.wait_for("Ledger")
+        screen.press("3")
+        screen.wait_for("a command has no formula")
+        screen.press("q")
+        assert screen.exit_code() == 0
+
+
+def test_a_command_is_typed_into_the_form_and_searched(script: Path) -> None:
+    with terminal("search", *_DEVICE, "--limit", "1GiB", "--layers", "1") as screen:
+        screen.wait_for("c cancel")
+        screen.press("c")
+        screen.wait_for("CANCELLED", "e edit")
+        screen.press("e")
+        screen.wait_for("Train", "a model")
+        screen.press("\r\x1b[B\x1b[B\r\t")
+        screen.wait_for("Command", "Ranks")
+        screen.press(f"{shlex.quote(sys.executable)} {shlex.quote(str(script))} 32 0")
+        screen.wait_for("write {batch} where the batch size goes")
+        screen.press("\x7f" * 4 + "{batch} 0")
+        screen.wait_for("no formula for a command")
+        screen.press("\r")
+        screen.wait_for("READY", "Output of the command")
+        screen.press("s")
+        screen.wait_for("tracing batch size 2", "made step 1")
+        screen.press("q")
+        assert screen.exit_code() == 130
+
+
+def _press(keys: str) -> Callable[[Terminal], None]:
+    return lambda screen: screen.press(keys)
+
+
+def _kill(screen: Terminal) -> None:
+    os.kill(screen.pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize(
+    ("leave", "code"), [(_press("q"), 130), (_press("\x03"), 130), (_kill, -9)], ids=["q", "ctrl+c", "SIGKILL"]
+)
+def test_leaving_in_the_middle_of_a_command_leaves_no_process(
+    script: Path, leave: Callable[[Terminal], None], code: int
+) -> None:
+    with terminal("search", *_DEVICE, "--", sys.executable, str(script), "{batch}", "5") as screen:
+        screen.wait_for("made step 0")
+        children = screen.children()
+        assert any(str(script) in process.cmdline() for process in children)
+        leave(screen)
+        assert screen.exit_code() == code
+        assert _alive(children) == []
+
+
+def test_a_command_is_held_goes_on_and_is_cancelled(script: Path) -> None:
+    with terminal("search", *_DEVICE, "--", sys.executable, str(script), "{batch}", "1") as screen:
+        screen.wait_for("made step 0")
+        screen.press("p")
+        screen.wait_for("PAUSED", "held after the step that runs", "p go on")
+        screen.press("p")
+        screen.wait_for("tracing batch size 3", "p pause")
+        children = screen.children()
+        screen.press("c")
+        screen.wait_for("CANCELLED", "before any batch ran")
+        assert _alive(children) == []
+        screen.press("q")
+        assert screen.exit_code() == 130
