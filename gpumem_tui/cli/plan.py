@@ -60,11 +60,10 @@ def plan(as_json: bool, markdown: bool, **values: Any) -> int:
     on_screen = not as_json and not markdown and is_terminal()
     if command := trained_command():
         return _plan_command({**values, "command": command}, as_json=as_json, on_screen=on_screen)
-    for option in ("what_ifs", "no_what_if", "quiet"):
-        if values.pop(option):
-            name = option.removesuffix("s").replace("_", "-")
-            raise click.UsageError(f"--{name}: is about a command; write one after `--`")
-    no_trace = values.pop("no_trace")
+    for option, given in (("--what-if", values.pop("what_ifs")), ("--no-what-if", values.pop("no_what_if"))):
+        if given:
+            raise click.UsageError(f"{option}: is about a command; write one after `--`")
+    no_trace, _ = values.pop("no_trace"), values.pop("quiet")
     wanted, config = _parsed(values)
     if on_screen:
         from gpumem_tui.tui.start import open_plan

@@ -47,7 +47,7 @@ class Changes:
         self._wanted = wanted
         self._dtype = torch.bfloat16 if gpu.compute_capability >= BF16_SINCE else torch.float16
         self._made = 0
-        self._seen = _Seen()
+        self._seen = _Observed()
         self._autocast: Any = None
 
     def start(self) -> None:
@@ -186,7 +186,7 @@ def _alike(container: nn.Module) -> list[nn.Module]:
     return [child for child in children if classes[type(child)] > 1 and next(child.children(), None) is not None]
 
 
-class _Seen:
+class _Observed:
     """What the program does by itself."""
 
     def __init__(self) -> None:
@@ -257,7 +257,7 @@ class _Seen:
 # Why a change cannot be made; empty where it can
 
 
-def _no_checkpoint(seen: _Seen) -> str:
+def _no_checkpoint(seen: _Observed) -> str:
     if seen.checkpoints:
         return "the command checkpoints already"
     if any(next(repeated_blocks(root), None) is not None for root in seen.roots):
@@ -265,7 +265,7 @@ def _no_checkpoint(seen: _Seen) -> str:
     return "no repeated blocks: no list or sequence has two modules of one class"
 
 
-def _no_replacement(key: str, seen: _Seen) -> str:
+def _no_replacement(key: str, seen: _Observed) -> str:
     if not seen.torchs:
         return _foreign(seen)
     if all(REPLACEMENTS[key].is_like(optimizer) for optimizer in seen.torchs):
@@ -273,12 +273,12 @@ def _no_replacement(key: str, seen: _Seen) -> str:
     return ""
 
 
-def _foreign(seen: _Seen) -> str:
+def _foreign(seen: _Observed) -> str:
     names = sorted({f"{type(one).__module__.partition('.')[0]}'s {type(one).__name__}" for one in seen.optimizers})
     return f"the command's optimizer is not torch's: {', '.join(names) or 'none stepped'}"
 
 
-def _no_options(option: str, seen: _Seen) -> str:
+def _no_options(option: str, seen: _Observed) -> str:
     if not seen.torchs:
         return _foreign(seen)
     named = type(seen.torchs[0]).__name__
@@ -291,11 +291,11 @@ def _no_options(option: str, seen: _Seen) -> str:
     return "" if fusable else f"torch has no fused {named}"
 
 
-def _no_set_to_none(seen: _Seen) -> str:
+def _no_set_to_none(seen: _Observed) -> str:
     return "" if seen.zeroes else "the command sets gradients to None already, as torch does by default"
 
 
-def _no_autocast(seen: _Seen) -> str:
+def _no_autocast(seen: _Observed) -> str:
     if seen.uses_autocast:
         return "the command uses autocast already"
     kinds: Counter[torch.dtype] = Counter()
@@ -306,13 +306,13 @@ def _no_autocast(seen: _Seen) -> str:
     return "" if most is torch.float32 else f"its weights are {str(most).removeprefix('torch.')} already"
 
 
-def _no_chunks(seen: _Seen) -> str:
+def _no_chunks(seen: _Observed) -> str:
     if not seen.losses:
         return f"no cross-entropy of torch over {CHUNKED_FROM:,} classes or more"
     return "" if "" in seen.losses else next(reversed(seen.losses))
 
 
-_WHY_NOT: Mapping[str, Callable[[_Seen], str]] = {
+_WHY_NOT: Mapping[str, Callable[[_Observed], str]] = {
     "checkpointing": _no_checkpoint,
     **{key: functools.partial(_no_replacement, key) for key in REPLACEMENTS},
     "autocast": _no_autocast,

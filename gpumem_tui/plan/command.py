@@ -311,18 +311,10 @@ class CommandFigures:
     places: tuple[Place, ...]
     tried: tuple[TechniqueRow, ...]
     not_tried: tuple[NotTried, ...]
-    gpus: tuple[GpuRow, ...]
 
     @classmethod
-    def of(cls, plan: CommandPlan, gpu: Gpu, gpus: tuple[GpuRow, ...] = ()) -> CommandFigures:
-        """Of a GPU. `gpus`: the catalog's rows, where they are known: they depend on the command's own trace only."""
+    def of(cls, plan: CommandPlan, gpu: Gpu) -> CommandFigures:
+        """Of a GPU."""
         answers = CommandAnswers(plan, gpu)
         tried, not_tried = answers.techniques()
-        return cls(
-            answers,
-            tuple(answers.batches()),
-            tuple(answers.places()),
-            tuple(tried),
-            tuple(not_tried),
-            gpus or tuple(gpu_rows(plan)),
-        )
+        return cls(answers, tuple(answers.batches()), tuple(answers.places()), tuple(tried), tuple(not_tried))

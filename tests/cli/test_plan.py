@@ -27,7 +27,7 @@ def parsed(line: str) -> Plan:
     program, command, *arguments = shlex.split(line)
     assert (program, command) == ("gpumem-tui", "plan")
     values = plan.make_context("plan", arguments).params
-    for name in ("as_json", "markdown", "no_trace"):
+    for name in ("as_json", "markdown", "no_trace", "what_ifs", "no_what_if", "quiet"):
         values.pop(name)
     wanted, _ = _parsed(values)
     return wanted

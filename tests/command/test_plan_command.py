@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from gpumem_tui.catalog.loader import gpus
@@ -101,7 +103,7 @@ def test_an_optimizer_that_is_kept(project: Project, optimizer: str, said: str) 
 
 def test_without_what_ifs_the_command_runs_once(project: Project) -> None:
     project.write("train.py", SCRIPT)
-    arguments = ("--gpu", "sim:h100-80gb", "--no-what-if", "--", "python", "train.py", "--batch-size", "8")
+    arguments = ("--gpu", "sim:h100-80gb", "--no-what-if", "--", sys.executable, "train.py", "--batch-size", "8")
     done = project.run("plan", *arguments)
     assert done.code == 0
     assert done.stderr.count("made a AdamW") == 1

@@ -21,7 +21,7 @@ from textual.widgets import Footer, Static
 from gpumem_tui.catalog.shapes import Gpu
 from gpumem_tui.exit_codes import EXIT_FAILED
 from gpumem_tui.memory import Unknown
-from gpumem_tui.plan.command import CommandFigures
+from gpumem_tui.plan.command import CommandFigures, GpuRow, gpu_rows
 from gpumem_tui.plan.command_runs import Watch, WhatIf
 from gpumem_tui.plan.controls import Option
 from gpumem_tui.plan.injected import CommandChange
@@ -109,6 +109,7 @@ class CommandPlanScreen(MainScreen):
         self._clock = clock
         self._state = CommandPlanState(runs.config, runs.batch_size, runs.config.device.gpu)
         self._figures: CommandFigures | None = None
+        self._gpus: tuple[GpuRow, ...] = ()
         self._working = False
         self._pane = "what-ifs"
         self._control = Control()
@@ -172,7 +173,7 @@ class CommandPlanScreen(MainScreen):
             case "cancel":
                 return state.busy
             case "gpu":
-                return state.plan is not None
+                return bool(self._gpus)
             case _:
                 return True
 
@@ -202,9 +203,7 @@ class CommandPlanScreen(MainScreen):
 
     def action_gpu(self) -> None:
         """Pick a GPU; the trace answers for it."""
-        if self._figures is None:
-            return
-        rows = {row.gpu.name: row for row in self._figures.gpus}
+        rows = {row.gpu.name: row for row in self._gpus}
         options = [Option(name, views.gpu_details(self._state, row)) for name, row in rows.items()]
 
         def picked(name: str | None) -> None:
@@ -215,8 +214,7 @@ class CommandPlanScreen(MainScreen):
 
     @on(RowList.Chosen, "#GPUs")
     def _choose_gpu(self, message: RowList.Chosen) -> None:
-        if self._figures is not None:
-            self._plan_for(next(row.gpu for row in self._figures.gpus if row.gpu.name == message.key))
+        self._plan_for(next(row.gpu for row in self._gpus if row.gpu.name == message.key))
 
     @on(RowList.Chosen, "#what-ifs")
     def _explain(self, message: RowList.Chosen) -> None:
@@ -308,15 +306,19 @@ class CommandPlanScreen(MainScreen):
     @property
     def _is_worked_out(self) -> bool:
         state, figures = self._state, self._figures
-        return figures is not None and figures.answers.plan is state.plan and figures.answers.gpu == state.gpu
+        of_it = figures is not None and figures.answers.plan is state.plan and figures.answers.gpu == state.gpu
+        return of_it and bool(self._gpus)
 
     async def _work_out(self) -> None:
-        """Until the figures are those of the state, which may change meanwhile."""
+        """Until the figures are those of the state, which may change meanwhile; then those of every GPU, once."""
         try:
             while (plan := self._state.plan) is not None and not self._is_worked_out:
-                known = self._figures.gpus if self._figures is not None else ()
-                self._figures = await in_daemon_thread(partial(CommandFigures.of, plan, self._state.gpu, known))
+                self._figures = await in_daemon_thread(partial(CommandFigures.of, plan, self._state.gpu))
                 self._draw()
+                if not self._gpus:  # they depend on the trace of the command as it is only
+                    self._gpus = tuple(await in_daemon_thread(partial(gpu_rows, plan)))
+                    self._draw()
+                    self.refresh_bindings()
         finally:
             self._working = False
 
@@ -328,11 +330,11 @@ class CommandPlanScreen(MainScreen):
 
     def _draw(self) -> None:
         self._draw_top()
-        state, figures = self._state, self._figures
+        state, figures, gpus = self._state, self._figures, self._gpus
         self._show("ledger", lambda width, _: views.ledger_rows(state, figures, width))
         self._show("batches", lambda width, _: views.batch_list_rows(figures, width))
         self._show("what-ifs", lambda width, selected: views.technique_rows(state, figures, width, selected))
-        self._show("GPUs", lambda width, _: views.gpu_list_rows(state, figures, width))
+        self._show("GPUs", lambda width, _: views.gpu_list_rows(state, gpus, width))
         self._show("places", lambda width, _: views.place_rows(figures, width))
 
     def _show(self, name: str, rows: Rows) -> None:

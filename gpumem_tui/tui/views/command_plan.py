@@ -135,17 +135,17 @@ def _technique(tried: TechniqueRow, name: int, width: int, *, here: bool) -> lis
     return lines + (paragraph(f"{tried.by}; costs: {tried.change.cost}", width, indent=2) if here else [])
 
 
-def gpu_list_rows(state: CommandPlanState, figures: CommandFigures | None, width: int) -> list[Row]:
+def gpu_list_rows(state: CommandPlanState, gpus: Sequence[GpuRow], width: int) -> list[Row]:
     """Every GPU of the catalog; a tilde before a figure of one whose kernels may differ."""
-    if figures is None:
-        return []
+    if not gpus:
+        return [row((fit("  worked out once the command is traced", width), MUTED))]
     name = width - 2 - 3 * _NUMBER
     lines = [
         row(
             (f"{fit('  GiB', name + 2)}{'memory':>{_NUMBER}}{'free':>{_NUMBER}}{'largest':>{_NUMBER}}", f"bold {MUTED}")
         )
     ]
-    lines += [_gpu(state, found, name) for found in figures.gpus]
+    lines += [_gpu(state, found, name) for found in gpus]
     note = f"~ as traced on {state.config.device.gpu.title}: kernels there may take more or less scratch memory"
     return [*lines, *paragraph(note, width)]
 
