@@ -99,9 +99,6 @@ class _CudaNames(TorchFunctionMode):
         special = _SPECIAL.get(func)
         if special is not None:
             return special(*args, **(kwargs or {}))
-        if func is torch.Tensor.backward:  # its custom functions find CUDA's name too
-            with self:
-                return torch.autograd.backward(*args, **(kwargs or {}))
         for argument in args:
             kind = type(argument)
             if kind is torch.device or kind is str:
@@ -327,6 +324,7 @@ def _follow_devices_in_python(replacements: _Replacements, gpu: SimulatedGpu) ->
         return read(tensor) if gpu.mode.is_dispatching else presented(tensor.fake_device)
 
     replacements.set(FakeTensor, "device", property(device, real.fset))
+    replacements.set(FakeTensor, "is_cuda", property(_is_here))
     replacements.set(FakeTensor, "__repr__", lambda tensor, **_: _repr(tensor))
     listed = FakeTensor.tolist
     replacements.set(FakeTensor, "tolist", lambda tensor: tensor.cpu().tolist() if _is_here(tensor) else listed(tensor))
@@ -397,17 +395,28 @@ def _follow_loading(replacements: _Replacements) -> None:
 
 
 def _follow_threads(replacements: _Replacements, gpu: SimulatedGpu, names: _CudaNames) -> None:
-    """A program's threads find the device too: torch's modes are each thread's own."""
+    """A program's threads, and its functions in autograd's, find the device too: modes are each thread's own."""
 
     kind: Any = threading.Thread
     bootstrap = kind._bootstrap_inner
 
     def run(thread: threading.Thread) -> None:
         _push_mode(gpu.mode)
+        gpu.mode.prepare_thread()
         with names:
             bootstrap(thread)
 
     replacements.set(kind, "_bootstrap_inner", run)
+    function: Any = torch.autograd.function.BackwardCFunction
+    differentiate = function.apply
+
+    def apply(node: Any, *gradients: Any) -> Any:
+        if torch._C._len_torch_function_stack():
+            return differentiate(node, *gradients)
+        with names:
+            return differentiate(node, *gradients)
+
+    replacements.set(function, "apply", apply)
 
 
 def _follow_autocast(replacements: _Replacements) -> None:

@@ -78,12 +78,19 @@ class DeviceMode(FakeTensorMode):
         self.assumed: Counter[str] = Counter()
         self._has_workspace = {False: False, True: False}
         self._answers = Answers(self, device_type)
+        self._thread = threading.local()
         self._turn = threading.RLock()
         os.register_at_fork(after_in_child=_fresh_turn(weakref.ref(self)))
         self.values = Values(self._live)
         self._index_bytes: list[int] = []
 
     supports_higher_order_operators = True
+
+    def prepare_thread(self) -> None:
+        """Have `torch.tensor(..., device=...)` make its tensor on the host first, as `FakeTensorMode` does in its own thread."""
+        if not getattr(self._thread, "is_prepared", False):
+            torch._C._set_only_lift_cpu_tensors(True)
+            self._thread.is_prepared = True
 
     @property
     def avoid_device_init(self) -> bool:
@@ -111,6 +118,7 @@ class DeviceMode(FakeTensorMode):
 
     def _follow(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """An operator that concerns the device; one thread at a time."""
+        self.prepare_thread()
         if func is _DEVICE:
             return args[0].fake_device
         if not _in_backward():
