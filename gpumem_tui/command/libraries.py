@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from gpumem_tui.command.errors import is_users
+from gpumem_tui.command.graphs import follow_graphs
 from gpumem_tui.importing import after_import
 
 if TYPE_CHECKING:
@@ -18,8 +20,11 @@ def follow_libraries(program: Program, gpu: SimulatedGpu) -> None:
     """Replace compilation by eager execution, kernel launches by nothing, and writing checkpoints by a note."""
     _stay_eager(program)
     _write_no_checkpoint(program)
+    follow_graphs(program.note)
     after_import("triton.runtime.jit", lambda module: _launch_nothing(program, module.JITFunction))
-    after_import("triton.runtime.autotuner", lambda module: _launch_nothing(program, module.Autotuner, module.Heuristics))
+    after_import(
+        "triton.runtime.autotuner", lambda module: _launch_nothing(program, module.Autotuner, module.Heuristics)
+    )
 
 
 def _stay_eager(program: Program) -> None:
@@ -36,8 +41,12 @@ def _stay_eager(program: Program) -> None:
 
 def _write_no_checkpoint(program: Program) -> None:
     whole: Any = torch
+    saved = whole.save
 
-    def save(obj: object, f: object, *_: Any, **__: Any) -> None:
+    def save(obj: object, f: object, *args: Any, **kwargs: Any) -> None:
+        if isinstance(f, io.IOBase) and not isinstance(f, (io.FileIO, io.BufferedWriter, io.BufferedRandom)):
+            saved(obj, f, *args, **kwargs)  # in memory, as pickling a tensor does
+            return
         program.note(f"a checkpoint is not written, as nothing was trained ({_calling_place()})")
 
     whole.save = save
