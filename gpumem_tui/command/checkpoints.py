@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import io
 import os
 import pickle
 import sys
@@ -37,7 +38,7 @@ def write_no_checkpoint(program: Program) -> None:
         if hasattr(owner, name):
             setattr(owner, name, instead(getattr(owner, name), is_without_data))
 
-    replace(torch, "save", lambda obj, *_, **__: _holds_no_data(obj))
+    replace(torch, "save", lambda obj, f, *_, **__: not _is_in_memory(f) and _holds_no_data(obj))
     after_import("safetensors.torch", lambda module: [
         replace(module, "save_file", lambda tensors, *_, **__: _holds_no_data(tensors)),
         replace(module, "save", lambda tensors, *_, **__: _holds_no_data(tensors)),
@@ -56,6 +57,11 @@ def write_no_checkpoint(program: Program) -> None:
 
 def _of(name: str, change: Callable[[Any], None]) -> Callable[[Any], None]:
     return lambda module: change(getattr(module, name))
+
+
+def _is_in_memory(f: Any) -> bool:
+    """Whether what is written stays in this process, as in pickling a tensor."""
+    return isinstance(f, io.IOBase) and not isinstance(f, (io.FileIO, io.BufferedWriter, io.BufferedRandom))
 
 
 def _is_without_data(model: nn.Module) -> bool:

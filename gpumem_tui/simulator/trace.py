@@ -28,7 +28,8 @@ from gpumem_tui.simulator.answers import UNTOLD, Answers
 from gpumem_tui.simulator.blocks import Block
 from gpumem_tui.simulator.rules import Computed
 from gpumem_tui.simulator.scratch import MATRIX_PRODUCTS, Buffer, is_assumed, scratch
-from gpumem_tui.simulator.values import SHAPED_BY_VALUES, Uniform, Unknown, Values
+from gpumem_tui.simulator.shaped import PACK, TAKEN_FROM_VALUES, Shapes
+from gpumem_tui.simulator.values import Uniform, Unknown, Values
 
 if TYPE_CHECKING:
     from gpumem_tui.simulator.device import SimulatedGpu
@@ -39,8 +40,6 @@ _COPY: Any = torch.ops.aten.copy_.default
 _NO_DISPATCH: Any = torch._C._disabled_torch_dispatch_impl
 _COPIES = (_TO_COPY, _COPY)
 _NONZERO: Any = torch.ops.aten.nonzero.default
-_MASKED_SELECT: Any = torch.ops.aten.masked_select.default
-_EQUAL: Any = torch.ops.aten.equal.default
 
 
 class Untraceable(RuntimeError):
@@ -82,6 +81,7 @@ class DeviceMode(FakeTensorMode):
         self._turn = threading.RLock()
         os.register_at_fork(after_in_child=_fresh_turn(weakref.ref(self)))
         self.values = Values(self._live)
+        self._shapes = Shapes(self.values)
         self._index_bytes: list[int] = []
 
     supports_higher_order_operators = True
@@ -128,7 +128,7 @@ class DeviceMode(FakeTensorMode):
         if func is _COPY and not isinstance(args[0], FakeTensor):
             return args[0].copy_(self.values.copied_to_host(args[1]))
         if self._depth:
-            if func in SHAPED_BY_VALUES:
+            if func in TAKEN_FROM_VALUES:
                 return self._shaped_by_values(func, types, args, kwargs)
             return super().__torch_dispatch__(func, types, args, kwargs)
         if func is _TO_COPY and _is_to_host(args[0], kwargs):
@@ -144,7 +144,7 @@ class DeviceMode(FakeTensorMode):
             result = self._work_out(func, types, args, kwargs)
             if key is not None:
                 self._answers.learn(key, func, args, result)
-        self._record(result)
+        self._record(result if func is not PACK else result[:1])
         self.values.follow(func, args, kwargs, result)
         if func in _COPIES and _holds_values(args):
             self._note_copy_from_host(args[0] if func is _COPY else result)
@@ -174,7 +174,7 @@ class DeviceMode(FakeTensorMode):
         """What the operator makes of fake tensors."""
         self._depth = 1
         try:
-            if func in SHAPED_BY_VALUES:
+            if func in TAKEN_FROM_VALUES:
                 return self._shaped_by_values(func, types, args, kwargs)
             return super().__torch_dispatch__(func, types, args, kwargs)
         except Exception as error:
@@ -199,18 +199,12 @@ class DeviceMode(FakeTensorMode):
     def _shaped_by_values(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """A result whose shape depends on values, where these are known; how index operators use masks, too."""
         try:
-            known = self.values.result_on_host(func, args, kwargs)
+            known = self._shapes.of_result(func, args, kwargs)
         except Unknown:
-            if func is _EQUAL:
-                return args[0].shape == args[1].shape
-            mask = self.values.of(args[1]) if func is _MASKED_SELECT else None
-            if mask is None:
-                return super().__torch_dispatch__(func, types, args, kwargs)
-            taken = int(mask.expand(torch.broadcast_shapes(mask.shape, args[0].shape)).sum())
-            known = torch.empty(taken, dtype=args[0].dtype, device="meta")
+            return super().__torch_dispatch__(func, types, args, kwargs)
         if func is _NONZERO and self._operator != "aten.nonzero":
             self._index_bytes.append(known.nbytes)
-        return self._shaped_as(known)
+        return (self._shaped_as(known[0]), known[1]) if func is PACK else self._shaped_as(known)
 
     def _shaped_as(self, known: Any) -> Any:
         if isinstance(known, torch.Tensor):
@@ -244,6 +238,10 @@ class DeviceMode(FakeTensorMode):
             return None
         ref = self._live.get(tensor.untyped_storage()._cdata)
         return ref.number if ref is not None else None
+
+    def holds(self, storage: torch.UntypedStorage) -> bool:
+        """Whether a storage lies on the device."""
+        return storage._cdata in self._live
 
     def resized(self, storage: torch.UntypedStorage) -> None:
         """Follow `storage.resize_`, with which FSDP takes and gives back its buffers."""
