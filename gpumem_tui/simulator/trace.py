@@ -87,7 +87,7 @@ class DeviceMode(FakeTensorMode):
     supports_higher_order_operators = True
 
     def prepare_thread(self) -> None:
-        """Have `torch.tensor(..., device=...)` make its tensor on the host first, as `FakeTensorMode` does in its own thread."""
+        """Have `torch.tensor(..., device=...)` begin on the host, as `FakeTensorMode` does in the thread it is entered in."""
         if not getattr(self._thread, "is_prepared", False):
             torch._C._set_only_lift_cpu_tensors(True)
             self._thread.is_prepared = True
@@ -152,13 +152,12 @@ class DeviceMode(FakeTensorMode):
         return result
 
     def _without_data(self, args: Sequence[Any]) -> tuple[Any, ...]:
-        """Arguments whose tensors are fake ones, on the host."""
-        return tuple(
-            self.from_tensor(value) if isinstance(value, torch.Tensor)
-            else [self.from_tensor(one) for one in value] if isinstance(value, list) and isinstance(value[0], torch.Tensor)
-            else value
-            for value in args
-        )  # fmt: skip
+        """The arguments, with fake tensors for those on the host."""
+
+        def fake(value: Any) -> Any:
+            return self.from_tensor(value) if isinstance(value, torch.Tensor) else value
+
+        return tuple([fake(one) for one in value] if isinstance(value, list) else fake(value) for value in args)
 
     def _run_higher_order(self, func: HigherOrderOperator, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """An operator that calls others, which come here one by one."""
