@@ -104,8 +104,9 @@ class EditScreen(ModalScreen[Edited | None]):
                     yield Button("Cancel", id="leave", compact=True)
 
     def on_mount(self) -> None:
-        """The preview of what is set now."""
+        """The preview of what is set now, and the cursor where it is said what to train."""
         self._check()
+        self.query_one(f"#{self._chosen_kind}").focus()
 
     @on(Select.Changed)
     @on(Input.Changed)
