@@ -27,13 +27,14 @@ class Terminal:
         self._screen = pyte.Screen(columns, lines)
         self._stream = pyte.ByteStream(self._screen)
         self.pid, self._fd = pty.fork()
+        size = struct.pack("HHHH", lines, columns, 0, 0)
         if self.pid == 0:
-            for fixed_size in ("COLUMNS", "LINES"):
-                os.environ.pop(fixed_size, None)
-            os.environ.update({"TERM": "xterm-256color", "COLORTERM": "truecolor", **env})
-            os.execv(sys.executable, [sys.executable, "-m", "gpumem_tui", *arguments])
-        fcntl.ioctl(self._fd, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
-        os.kill(self.pid, signal.SIGWINCH)
+            fcntl.ioctl(0, termios.TIOCSWINSZ, size)  # before the program asks
+            # An environment of its own: GNU readline, which pytest imports, puts COLUMNS and LINES where os.environ
+            # does not see them, and they would count for more than the terminal's size.
+            own = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
+            own |= {"TERM": "xterm-256color", "COLORTERM": "truecolor", **env}
+            os.execve(sys.executable, [sys.executable, "-m", "gpumem_tui", *arguments], own)
 
     @property
     def text(self) -> str:

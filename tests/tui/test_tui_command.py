@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from textual.pilot import Pilot
+from textual.widget import Widget
 from textual.widgets import Button, Input, Select, Static
 
 from gpumem_tui.options import WorkloadOptions
@@ -43,6 +44,10 @@ def screen_of(pilot: Pilot[int]) -> SearchScreen:
 
 def pane_of(pilot: Pilot[int]) -> OutputPane:
     return screen_of(pilot).query_one(OutputPane)
+
+
+def shown(widget: Widget) -> bool:
+    return bool(widget.display)
 
 
 def keys(pilot: Pilot[int]) -> set[str]:
@@ -139,16 +144,14 @@ async def test_trials_take_the_place_of_the_output_or_stand_beside_it(size: tupl
         await until(pilot, lambda: screen.settled and screen.state.stage is Stage.FOUND and log.row_count == 2)
         await stands_still(pilot)
         beside = size[0] >= 160
-        assert log.display
-        assert pane.display is beside
+        assert (shown(log), shown(pane)) == (True, beside)
         assert ("output" in keys(pilot)) is not beside
         if beside:
             assert log.region.right < pane.region.x
             return
         await pilot.press("o")
         await stands_still(pilot)
-        assert pane.display
-        assert not log.display
+        assert (shown(log), shown(pane)) == (False, True)
         assert pane.has_focus
         await pilot.press("o")
         await stands_still(pilot)

@@ -104,8 +104,9 @@ class EditScreen(ModalScreen[Edited | None]):
                     yield Button("Cancel", id="leave", compact=True)
 
     def on_mount(self) -> None:
-        """The preview of what is set now."""
+        """The preview of what is set now, and the cursor where it is said what to train."""
         self._check()
+        self.query_one(f"#{self._chosen_kind}").focus()
 
     @on(Select.Changed)
     @on(Input.Changed)
@@ -182,7 +183,6 @@ class EditScreen(ModalScreen[Edited | None]):
     def _check(self) -> None:
         errors: dict[str, str] = {}
         kind = self._chosen_kind
-        self._proposal = None
         try:
             self._good = self._read()
         except OptionError as error:
@@ -214,6 +214,7 @@ class EditScreen(ModalScreen[Edited | None]):
         Raises:
             OptionError: they do not go together.
         """
+        self._proposal = None
         values = {select.id: select.value for select in self.query(Select) if select.id is not None}
         options = self._read_options(values)
         device = self._read_device(str(values["gpu"]))
