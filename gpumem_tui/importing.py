@@ -5,17 +5,17 @@ starts, so it imports next to nothing.
 from __future__ import annotations
 
 import sys
+from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 
 TYPE_CHECKING = False  # as type checkers read it; importing typing takes longer than all of the rest
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from importlib.machinery import ModuleSpec
     from types import ModuleType
 
 
 def after_import(name: str, call: Callable[[ModuleType], None]) -> None:
-    """Call `call` with the module once it has been imported; at once if it has been already.
+    """Call `call` with the module once it has been imported; at once if it has been already, to its end.
 
     Args:
         name: the module's full name.
@@ -23,9 +23,35 @@ def after_import(name: str, call: Callable[[ModuleType], None]) -> None:
     """
     module = sys.modules.get(name)
     if module is not None:
-        call(module)
+        spec = getattr(module, "__spec__", None)
+        if getattr(spec, "_initializing", False):  # it is being imported, and so far has imported who calls this
+            _BeingImported.tell(spec, call)
+        else:
+            call(module)
     else:
         sys.meta_path.insert(0, _AfterImport(name, call))
+
+
+class _BeingImported(ModuleSpec):
+    """The spec of a module that is being imported; the import system says there that it is done."""
+
+    _calls: list[Callable[[ModuleType], None]]
+
+    @classmethod
+    def tell(cls, spec: ModuleSpec, call: Callable[[ModuleType], None]) -> None:
+        """Make a module's spec one of these, and have it call `call`."""
+        if type(spec) is not cls:
+            spec.__class__ = cls
+            vars(spec)["_calls"] = []
+        vars(spec)["_calls"].append(call)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        super().__setattr__(name, value)
+        if name == "_initializing" and not value:
+            self.__class__ = ModuleSpec  # type: ignore[assignment]
+            calls, module = vars(self).pop("_calls"), sys.modules.get(self.name)
+            for call in calls if module is not None else ():
+                call(module)
 
 
 class _AfterImport:

@@ -1,8 +1,9 @@
-"""Checkpoints are not written while a GPU is simulated: nothing was trained. What the program saves of its own data is."""
+"""Checkpoints are not written while a GPU is simulated, as nothing was trained; a program's own data is."""
 
 from __future__ import annotations
 
 import functools
+import io
 import os
 import pickle
 import sys
@@ -37,7 +38,10 @@ def write_no_checkpoint(program: Program) -> None:
         if hasattr(owner, name):
             setattr(owner, name, instead(getattr(owner, name), is_without_data))
 
-    replace(torch, "save", lambda obj, *_, **__: _holds_no_data(obj))
+    def replace_later(module: str, owner: str, name: str, is_without_data: Callable[..., bool]) -> None:
+        after_import(module, lambda imported: replace(getattr(imported, owner), name, is_without_data))
+
+    replace(torch, "save", lambda obj, f, *_, **__: not _is_in_memory(f) and _holds_no_data(obj))
     after_import("safetensors.torch", lambda module: [
         replace(module, "save_file", lambda tensors, *_, **__: _holds_no_data(tensors)),
         replace(module, "save", lambda tensors, *_, **__: _holds_no_data(tensors)),
@@ -48,16 +52,19 @@ def write_no_checkpoint(program: Program) -> None:
         ("peft.peft_model", "PeftModel"),
         ("diffusers.models.modeling_utils", "ModelMixin"),
     ):
-        after_import(
-            name, _of(owner, lambda kind: replace(kind, "save_pretrained", lambda m, *_, **__: _is_without_data(m)))
-        )
-    always: Callable[..., bool] = lambda *_, **__: True  # noqa: E731
-    after_import("transformers.trainer", _of("Trainer", lambda kind: replace(kind, "_save_checkpoint", always)))
-    after_import("accelerate.accelerator", _of("Accelerator", lambda kind: replace(kind, "save_state", always)))
+        replace_later(name, owner, "save_pretrained", lambda model, *_, **__: _is_without_data(model))
+    replace_later("transformers.trainer", "Trainer", "_save_checkpoint", _always)
+    replace_later("accelerate.accelerator", "Accelerator", "save_state", _always)
 
 
-def _of(name: str, change: Callable[[Any], None]) -> Callable[[Any], None]:
-    return lambda module: change(getattr(module, name))
+def _always(*_: object, **__: object) -> bool:
+    """A training's whole state has the model's tensors in it."""
+    return True
+
+
+def _is_in_memory(f: Any) -> bool:
+    """Whether what is written stays in this process, as in pickling a tensor."""
+    return isinstance(f, io.IOBase) and not isinstance(f, (io.FileIO, io.BufferedWriter, io.BufferedRandom))
 
 
 def _is_without_data(model: nn.Module) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import sysconfig
 import traceback
@@ -11,6 +12,10 @@ _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _INSTALLED = tuple(
     os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "platstdlib", "purelib", "platlib")
 )
+
+_MOST_CHARACTERS = 300
+_OF_CUDA = re.compile(r"_cuda\b|^(amp_C|apex_C|flash_attn\w*|xformers)$|lib(cuda|cudart|cublas\w*|nvrtc)\.so")
+"""Modules that are compiled for CUDA, and the libraries that loading them looks for."""
 
 
 def is_users(path: str) -> bool:
@@ -31,12 +36,33 @@ def described(error: BaseException) -> str:
     """What went wrong, where, and what to do about it where that is plain, in one line."""
     if isinstance(error, SyntaxError) and error.filename is not None:
         return f"{os.path.relpath(error.filename)}:{error.lineno}: syntax error: {error.msg}"
-    words = " ".join(str(error).split())
+    words = _words(error)
     said = f"{type(error).__name__}: {words}" if words else type(error).__name__
     where = place(error)
     at = f"{where}: " if where else ""
     if isinstance(error, EOFError):
         return f"{at}the command asks for input, and there is nobody to answer: give it as an option ({said})"
-    if isinstance(error, ModuleNotFoundError):
-        return f"{at}{said}; install it for {sys.executable}"
+    if isinstance(error, ImportError):
+        return f"{at}{said}{_why_not_imported(error)}"
     return f"{at}{said}"
+
+
+def _words(error: BaseException) -> str:
+    """An error's text in one line that can be read at a glance."""
+    words = " ".join(str(error).split())
+    return words if len(words) <= _MOST_CHARACTERS else f"{words[:_MOST_CHARACTERS]}..."
+
+
+def _why_not_imported(error: ImportError) -> str:
+    """What lies behind a failed import, and what to do about it."""
+    root: BaseException = error
+    while root.__cause__ is not None:
+        root = root.__cause__
+    because = "" if root is error else f" ({type(root).__name__}: {_words(root)})"
+    name = root.name if isinstance(root, ModuleNotFoundError) else None
+    if _OF_CUDA.search(name or str(root)):
+        return (
+            f"{because}; it is compiled for CUDA, and without a GPU only what PyTorch computes itself can be followed: "
+            "choose PyTorch's own implementation (such as sdpa for attention), or run on a real GPU"
+        )
+    return f"{because}; install it for {sys.executable}" if name else because

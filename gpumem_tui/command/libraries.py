@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from gpumem_tui.command.checkpoints import write_no_checkpoint
+from gpumem_tui.command.graphs import follow_graphs
 from gpumem_tui.importing import after_import
 from gpumem_tui.simulator.backend import Backend
 from gpumem_tui.simulator.device import backend
@@ -25,6 +26,7 @@ def follow_libraries(program: Program) -> None:
     """Replace compilation by eager execution, kernel launches by nothing, and writing checkpoints by a note."""
     _stay_eager(program)
     write_no_checkpoint(program)
+    follow_graphs(program.note)
     after_import("triton.runtime.driver", lambda module: module.driver.set_active(_TritonDriver(backend)))
     after_import("triton.runtime.jit", lambda module: _launch_nothing(program, module.JITFunction))
     after_import(

@@ -159,7 +159,6 @@ class Program:
             self._finish()
         elif not _in_backward():
             self._wait()
-            gc.collect()
             self._storages.pop(Bucket.GRADIENTS, None)
             self._enter(Phase.BATCH)
 

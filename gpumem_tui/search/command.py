@@ -130,6 +130,7 @@ class CommandProcess:
             "GPUMEM_TUI_TRIAL": str(self._directory),
             "PYTHONPATH": os.pathsep.join(entry for entry in path if entry),
             "PYTHONUNBUFFERED": "1",
+            "PYTHONHASHSEED": os.environ.get("PYTHONHASHSEED", "0"),  # so that two traces order their sets alike
             "CUDA_VISIBLE_DEVICES": ",".join(gpu_uuids),
         }
         for name, value in SWITCHED_OFF.items():

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
@@ -108,10 +108,15 @@ class SearchConfig:
 
 @dataclass(frozen=True)
 class Predicted:
-    """Before the first trial: both predictions, and what the child's interpreter said of itself."""
+    """Before the first trial: both predictions, and what the child's interpreter said of itself.
+
+    Attributes:
+        guess: a largest batch size to try first, where a command's traces are no affine form; None for none.
+    """
 
     prediction: Prediction
     ready: Ready
+    guess: int | None = None
 
 
 @dataclass(frozen=True)
@@ -327,6 +332,7 @@ def _tracing_command(
         return Traced.of(ready, done, config.device.gpu, config.limit_bytes, config.allocator)
 
     found: Traced | Unknown
+    guess: int | None = None
     if not command.takes_batch or not_affine:
         size = batch_size or 1
         yield from run(size)
@@ -345,8 +351,17 @@ def _tracing_command(
             found = traced(second[0], trace, "")
         except NotAffine as error:
             found = Unknown(str(error)) if batch_size is None else traced(batch_size, None, str(error))
+            guess = _extrapolated([traced(size, None, "") for size in TRACED_BATCH_SIZES])
     ready = next(iter(runs.values()))[0]
-    yield Predicted(Prediction(config.formula, found), ready)
+    yield Predicted(Prediction(config.formula, found), ready, guess)
+
+
+def _extrapolated(runs: Sequence[Traced]) -> int | None:
+    """Where the line through two runs' allocated peaks meets the device's capacity; None if it does not rise."""
+    (size, peak), (other, other_peak) = ((run.only_at, run.at(run.only_at).peak_allocated_bytes) for run in runs)
+    slope = (other_peak - peak) / (other - size)
+    capacity = min(runs[0].capacity_bytes, runs[0].allowed_bytes or runs[0].capacity_bytes)
+    return size + max(0, int((capacity - peak) / slope)) if slope > 0 else None
 
 
 def _no_python(config: SearchConfig, death: str) -> Unusable:
@@ -481,7 +496,7 @@ def _strategy_settings(config: SearchConfig, predicted: Predicted) -> strategy.S
     capacity = config.device.gpu.cuda_total_bytes - predicted.ready.context_bytes
     return strategy.Settings(
         strategy=config.strategy,
-        predicted=predicted.prediction.best_max_batch_size,
+        predicted=predicted.prediction.best_max_batch_size or predicted.guess,
         capacity_bytes=min(capacity, config.limit_bytes or capacity),
         step=config.ramp_step,
     )

@@ -9,10 +9,12 @@ from collections import OrderedDict
 from contextlib import AbstractContextManager, nullcontext
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
 import torch
 
 from gpumem_tui.simulator.profile import THREADS_PER_BLOCK, WARP_SIZE
+from gpumem_tui.simulator.runtime import per_multiprocessor
 
 if TYPE_CHECKING:
     from gpumem_tui.simulator.device import SimulatedGpu
@@ -24,7 +26,7 @@ _ELAPSED_MS = 1.0
 class SimulatedStream:
     """A stream that never has anything left to do."""
 
-    stream_id = cuda_stream = device_index = 0
+    stream_id = cuda_stream = device_index = priority = 0
     device_type = 1
 
     def __init__(self, *_: object, **__: object) -> None: ...
@@ -32,6 +34,11 @@ class SimulatedStream:
     @property
     def device(self) -> torch.device:
         return torch.device("cuda", 0)
+
+    @staticmethod
+    def priority_range() -> tuple[int, int]:
+        """As CUDA's, from the lowest to the highest."""
+        return 0, -5
 
     def wait_stream(self, stream: object) -> None: ...
 
@@ -171,6 +178,11 @@ class Backend:
             is_integrated=0,
             is_multi_gpu_board=0,
             gcnArchName="",
+            pci_bus_id=0,
+            pci_device_id=0,
+            pci_domain_id=0,
+            uuid=UUID(int=0),
+            **per_multiprocessor(gpu.compute_capability),
         )
 
     def get_device_name(self, device: object = None) -> str:

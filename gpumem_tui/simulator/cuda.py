@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _device as default_devices
 from torch.utils._python_dispatch import _push_mode
 
-from gpumem_tui.simulator import host
+from gpumem_tui.simulator import host, runtime, transfer
 from gpumem_tui.simulator.backend import Backend, SimulatedEvent, SimulatedStream
 from gpumem_tui.simulator.device import DEVICE_TYPE, SimulatedGpu, backend
 from gpumem_tui.simulator.loading import Loading
@@ -99,9 +99,6 @@ class _CudaNames(TorchFunctionMode):
         special = _SPECIAL.get(func)
         if special is not None:
             return special(*args, **(kwargs or {}))
-        if func is torch.Tensor.backward:  # its custom functions find CUDA's name too
-            with self:
-                return _backward(*args, **(kwargs or {}))
         for argument in args:
             kind = type(argument)
             if kind is torch.device or kind is str:
@@ -111,16 +108,10 @@ class _CudaNames(TorchFunctionMode):
             device = kwargs.get("device")
             if device is not None:
                 kwargs = {**kwargs, "device": _by_number(device)}
+            if kwargs.get("pin_memory"):
+                return transfer.pin(func(*args, **{**kwargs, "pin_memory": False}))
             return func(*args, **kwargs)
         return func(*args)
-
-
-def _backward(
-    tensor: torch.Tensor, gradient: Any = None, retain_graph: bool | None = None, create_graph: bool = False,
-    inputs: Any = None,
-) -> None:  # fmt: skip
-    """``tensor.backward()`` as torch has it, without asking the modes again."""
-    torch.autograd.backward(tensor, gradient, retain_graph, create_graph, inputs=inputs)
 
 
 def _to(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -148,14 +139,14 @@ def _type(tensor: torch.Tensor, dtype: Any = None, *args: Any, **kwargs: Any) ->
 
 
 _SPECIAL: dict[Any, Callable[..., Any]] = {
-    torch.device: torch.device,
+    torch.device: lambda *named, **names: _CUDA if named == (0,) else torch.device(*named, **names),
     torch.Tensor.to: _to,
     torch.Tensor.cuda: _cuda,
     torch.Tensor.type: _type,
     _BASE.is_cuda.__get__: _is_here,
     torch.Tensor.device.__get__: lambda tensor: presented(_BASE.device.__get__(tensor)),
     torch.Tensor.data.__set__: lambda tensor, data: _set_data(tensor, data),
-    torch.Tensor.is_pinned: lambda tensor, device=None: False,
+    torch.Tensor.is_pinned: transfer.is_pinned,
     torch.Tensor.__repr__: lambda tensor, **_: _repr(tensor),
 }
 
@@ -235,6 +226,8 @@ def presented_as_cuda(gpu: SimulatedGpu, devices: int = 1) -> Iterator[None]:
             _answer_for_cuda(replacements, backend)
             _answer_for_accelerator(replacements, backend)
             _follow_devices_in_python(replacements, gpu)
+            for (owner, name), answer in transfer.answers(gpu).items():
+                replacements.set(owner, name, answer)
             _follow_autocast(replacements)
             _follow_loading(replacements)
             _follow_threads(replacements, gpu, names)
@@ -276,19 +269,8 @@ def _answer_for_cuda(replacements: _Replacements, backend: Backend) -> None:
     if version.cuda is None:
         replacements.set(version, "cuda", _CUDA_VERSION)
     replacements.set(torch, "Generator", _Generator)
-    _answer_in_c(replacements)
-
-
-def _answer_in_c(replacements: _Replacements) -> None:
-    """What libraries take from below `torch.cuda`: a build without CUDA lacks it, the others would initialize CUDA."""
-    answers = {
-        "_cuda_getCurrentRawStream": lambda device=0: 0,
-        "_cuda_getDevice": lambda: 0,
-        "_cuda_setDevice": lambda device: None,
-        "_cuda_getDeviceCount": lambda: backend.devices,
-    }
-    for name, answer in answers.items():
-        replacements.set(torch._C, name, answer)
+    for (owner, name), answer in runtime.answers(backend.device_count, backend.memory_stats).items():
+        replacements.set(owner, name, answer)
 
 
 class _Guard:
@@ -335,7 +317,13 @@ def _follow_devices_in_python(replacements: _Replacements, gpu: SimulatedGpu) ->
         return read(tensor) if gpu.mode.is_dispatching else presented(tensor.fake_device)
 
     replacements.set(FakeTensor, "device", property(device, real.fset))
-    replacements.set(FakeTensor, "__repr__", lambda tensor, **_: _repr(tensor))
+    replacements.set(FakeTensor, "is_cuda", property(_is_here))
+    plain_repr = FakeTensor.__repr__
+
+    def shown(tensor: FakeTensor, **_: Any) -> str:
+        return plain_repr(tensor) if gpu.mode.is_dispatching else _repr(tensor)
+
+    replacements.set(FakeTensor, "__repr__", shown)
     listed = FakeTensor.tolist
     replacements.set(FakeTensor, "tolist", lambda tensor: tensor.cpu().tolist() if _is_here(tensor) else listed(tensor))
 
@@ -405,17 +393,28 @@ def _follow_loading(replacements: _Replacements) -> None:
 
 
 def _follow_threads(replacements: _Replacements, gpu: SimulatedGpu, names: _CudaNames) -> None:
-    """A program's threads find the device too: torch's modes are each thread's own."""
+    """A program's threads, and its functions in autograd's, find the device too: modes are each thread's own."""
 
     kind: Any = threading.Thread
     bootstrap = kind._bootstrap_inner
 
     def run(thread: threading.Thread) -> None:
         _push_mode(gpu.mode)
+        gpu.mode.prepare_thread()
         with names:
             bootstrap(thread)
 
     replacements.set(kind, "_bootstrap_inner", run)
+    function: Any = torch.autograd.function.BackwardCFunction
+    differentiate = function.apply
+
+    def apply(node: Any, *gradients: Any) -> Any:
+        if torch._C._len_torch_function_stack():
+            return differentiate(node, *gradients)
+        with names:
+            return differentiate(node, *gradients)
+
+    replacements.set(function, "apply", apply)
 
 
 def _follow_autocast(replacements: _Replacements) -> None:

@@ -27,6 +27,9 @@ def register() -> None:
         for overload in (name, f"{name}.tensor_lr"):
             if not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{overload}", "Meta"):
                 aten.impl(overload, _in_place, "Meta")
+    for overload in ("_ctc_loss_backward", "_ctc_loss_backward.Tensor"):
+        if not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{overload}", "Meta"):
+            aten.impl(overload, _like_second, "Meta")
     _libraries.append(aten)
 
 
@@ -41,6 +44,11 @@ def convolution_layout(images: torch.Tensor, weight: torch.Tensor, backend: obje
 
 def _in_place(*_: Any, **__: Any) -> None:
     """The shape of nothing."""
+
+
+def _like_second(gradient: torch.Tensor, log_probabilities: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+    """`ctc_loss_backward` (aten/src/ATen/native/cuda/LossCTC.cu) gives the gradient of the log probabilities."""
+    return torch.empty_like(log_probabilities, memory_format=torch.contiguous_format)
 
 
 def _whole(op: torch._ops.OpOverload[..., Any]) -> Callable[..., Any]:

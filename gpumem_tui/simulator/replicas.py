@@ -13,24 +13,6 @@ from gpumem_tui.memory import Bucket
 from gpumem_tui.simulator.device import backend
 
 
-class _Reducer:
-    """DDP's reducer. Rebuilding its buckets after the first step, it sends their order to the other ranks and reads it
-    back, which must give what was sent.
-    """
-
-    def __init__(self, reducer: Any) -> None:
-        self._reducer = reducer
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._reducer, name)
-
-    def _rebuild_buckets(self) -> bool:
-        if backend.current is None:
-            return bool(self._reducer._rebuild_buckets())
-        with backend.current.mode.keeping_host_values():
-            return bool(self._reducer._rebuild_buckets())
-
-
 class _Communication:
     """What a replica does with a bucket whose gradients are there: a hook of the program's, or nothing.
 
@@ -64,7 +46,6 @@ def replicate_alone() -> None:
         # A gradient is a part of its bucket, or copied to and from it.
         self._communication = _Communication(Bucket.GRADIENTS if self.gradient_as_bucket_view else Bucket.TEMPORARY)
         dist._register_comm_hook(self.reducer, None, self._communication)
-        self.reducer = _Reducer(self.reducer)
 
     def register_comm_hook(self: Any, state: object, hook: Any) -> None:
         self._check_comm_hook(hook)

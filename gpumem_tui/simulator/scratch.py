@@ -225,10 +225,16 @@ def _efficient_backward(args: Sequence[Any], profile: Profile) -> list[Buffer]:
     return [delta]
 
 
+def _ctc_backward(args: Sequence[Any], profile: Profile) -> list[Buffer]:
+    """A table of paths from the end, as large as the forward's (aten/src/ATen/native/cuda/LossCTC.cu, `log_beta`)."""
+    return [args[6].numel() * args[6].element_size()]
+
+
 _SCRATCH: dict[str, Callable[[Sequence[Any], Profile], list[Buffer]]] = {
     "_scaled_dot_product_flash_attention_backward": _flash_backward,
     "_scaled_dot_product_efficient_attention_backward": _efficient_backward,
     "_safe_softmax": _safe_softmax,
+    "_ctc_loss_backward": _ctc_backward,
     "embedding_dense_backward": _embedding_backward,
     "native_layer_norm_backward": _layer_norm_backward,
     **dict.fromkeys(("sum", "mean", "prod"), _reduction),

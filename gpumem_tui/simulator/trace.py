@@ -29,7 +29,8 @@ from gpumem_tui.simulator.blocks import Block
 from gpumem_tui.simulator.profile import CUBLAS_WORKSPACE
 from gpumem_tui.simulator.rules import Computed
 from gpumem_tui.simulator.scratch import MATRIX_PRODUCTS, Buffer, is_assumed, scratch
-from gpumem_tui.simulator.values import SHAPED_BY_VALUES, Uniform, Unknown, Values
+from gpumem_tui.simulator.shaped import PACK, TAKEN_FROM_VALUES, Shapes
+from gpumem_tui.simulator.values import Uniform, Unknown, Values
 
 if TYPE_CHECKING:
     from gpumem_tui.simulator.device import SimulatedGpu
@@ -40,8 +41,6 @@ _COPY: Any = torch.ops.aten.copy_.default
 _NO_DISPATCH: Any = torch._C._disabled_torch_dispatch_impl
 _COPIES = (_TO_COPY, _COPY)
 _NONZERO: Any = torch.ops.aten.nonzero.default
-_MASKED_SELECT: Any = torch.ops.aten.masked_select.default
-_EQUAL: Any = torch.ops.aten.equal.default
 
 
 class Untraceable(RuntimeError):
@@ -84,9 +83,11 @@ class DeviceMode(FakeTensorMode):
         self.assumed: Counter[str] = Counter()
         self._has_workspace = {False: False, True: False}
         self._answers = Answers(self, device_type)
+        self._thread = threading.local()
         self._turn = threading.RLock()
         os.register_at_fork(after_in_child=_fresh_turn(weakref.ref(self)))
         self.values = Values(self._live)
+        self._shapes = Shapes(self.values)
         self._index_bytes: list[int] = []
 
     supports_higher_order_operators = True
@@ -95,6 +96,12 @@ class DeviceMode(FakeTensorMode):
     def _should_skip_dynamo(cls) -> bool:
         """Nothing is compiled here, and the wrapper that would skip it takes its time."""
         return False
+
+    def prepare_thread(self) -> None:
+        """Have `torch.tensor(..., device=...)` begin on the host, as `FakeTensorMode` does in the thread it is entered in."""
+        if not getattr(self._thread, "is_prepared", False):
+            torch._C._set_only_lift_cpu_tensors(True)
+            self._thread.is_prepared = True
 
     @property
     def avoid_device_init(self) -> bool:
@@ -122,6 +129,7 @@ class DeviceMode(FakeTensorMode):
 
     def _follow(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """An operator that concerns the device; one thread at a time."""
+        self.prepare_thread()
         if func is _DEVICE:
             return args[0].fake_device
         if not _in_backward():
@@ -131,7 +139,7 @@ class DeviceMode(FakeTensorMode):
         if func is _COPY and not isinstance(args[0], FakeTensor):
             return args[0].copy_(self.values.copied_to_host(args[1]))
         if self._depth:
-            if func in SHAPED_BY_VALUES:
+            if func in TAKEN_FROM_VALUES:
                 return self._shaped_by_values(func, types, args, kwargs)
             return _fake_dispatch(self, func, types, args, kwargs)
         if func is _TO_COPY and _is_to_host(args[0], kwargs):
@@ -147,7 +155,7 @@ class DeviceMode(FakeTensorMode):
             result = self._work_out(func, types, args, kwargs)
             if key is not None:
                 self._answers.learn(key, func, args, result)
-        self._record(result)
+        self._record(result if func is not PACK else result[:1])
         self.values.follow(func, args, kwargs, result)
         if func in _COPIES and _holds_values(args):
             self._note_copy_from_host(args[0] if func is _COPY else result)
@@ -155,13 +163,12 @@ class DeviceMode(FakeTensorMode):
         return result
 
     def _without_data(self, args: Sequence[Any]) -> tuple[Any, ...]:
-        """Arguments whose tensors are fake ones, on the host."""
-        return tuple(
-            self.from_tensor(value) if isinstance(value, torch.Tensor)
-            else [self.from_tensor(one) for one in value] if isinstance(value, list) and isinstance(value[0], torch.Tensor)
-            else value
-            for value in args
-        )  # fmt: skip
+        """The arguments, with fake tensors for those on the host."""
+
+        def fake(value: Any) -> Any:
+            return self.from_tensor(value) if isinstance(value, torch.Tensor) else value
+
+        return tuple([fake(one) for one in value] if isinstance(value, list) else fake(value) for value in args)
 
     def _run_higher_order(self, func: HigherOrderOperator, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """An operator that calls others, which come here one by one."""
@@ -177,7 +184,7 @@ class DeviceMode(FakeTensorMode):
         """What the operator makes of fake tensors."""
         self._depth = 1
         try:
-            if func in SHAPED_BY_VALUES:
+            if func in TAKEN_FROM_VALUES:
                 return self._shaped_by_values(func, types, args, kwargs)
             return _fake_dispatch(self, func, types, args, kwargs)
         except Exception as error:
@@ -202,18 +209,12 @@ class DeviceMode(FakeTensorMode):
     def _shaped_by_values(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """A result whose shape depends on values, where these are known; how index operators use masks, too."""
         try:
-            known = self.values.result_on_host(func, args, kwargs)
+            known = self._shapes.of_result(func, args, kwargs)
         except Unknown:
-            if func is _EQUAL:
-                return args[0].shape == args[1].shape
-            mask = self.values.of(args[1]) if func is _MASKED_SELECT else None
-            if mask is None:
-                return super().__torch_dispatch__(func, types, args, kwargs)
-            taken = int(mask.expand(torch.broadcast_shapes(mask.shape, args[0].shape)).sum())
-            known = torch.empty(taken, dtype=args[0].dtype, device="meta")
+            return super().__torch_dispatch__(func, types, args, kwargs)
         if func is _NONZERO and self._operator != "aten.nonzero":
             self._index_bytes.append(known.nbytes)
-        return self._shaped_as(known)
+        return (self._shaped_as(known[0]), known[1]) if func is PACK else self._shaped_as(known)
 
     def _shaped_as(self, known: Any) -> Any:
         if isinstance(known, torch.Tensor):
@@ -286,6 +287,10 @@ class DeviceMode(FakeTensorMode):
         ref = self._live.get(tensor.untyped_storage()._cdata)
         if ref is not None:
             self._release(ref)
+
+    def holds(self, storage: torch.UntypedStorage) -> bool:
+        """Whether a storage lies on the device."""
+        return storage._cdata in self._live
 
     def resized(self, storage: torch.UntypedStorage) -> None:
         """Follow `storage.resize_`, with which FSDP takes and gives back its buffers."""

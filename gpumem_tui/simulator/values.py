@@ -45,6 +45,7 @@ _OVERWRITING = frozenset(("copy_", "zero_", "fill_", "normal_", "uniform_", "ran
 _COMPARISONS: dict[str, Callable[[float, float], bool]] = {
     name: getattr(operator, name) for name in ("eq", "ne", "lt", "le", "gt", "ge")
 }
+_CHECKED_FOR_INF = "_amp_foreach_non_finite_check_and_unscale_"
 _ARE_NO_NUMBERS = ("isnan", "isinf", "isposinf", "isneginf")
 _KEPT_TYPES = frozenset(
     {
@@ -185,6 +186,9 @@ class Values:
     def _follow_change(self, rule: _Rule, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         changed = [args[at] if isinstance(at, int) else kwargs.get(at) for at in rule.writes if _is_given(at, args)]
         tensors = list(_tensors(changed))
+        if func._opname == _CHECKED_FOR_INF:
+            self._forget(list(_tensors(args[:1])))  # what was found stays: nothing is infinite
+            return
         if not rule.is_computed:
             self._forget(tensors)
             return
@@ -296,8 +300,8 @@ class Values:
 
     def _argument_on_host(self, value: Any) -> Any:
         kind = type(value)
-        if kind is FakeTensor:
-            known = self.of(value)
+        if isinstance(value, FakeTensor):
+            known = self.of(value) if kind is FakeTensor else None
             if known is None:
                 raise Unknown
             return known

@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 
 from gpumem_tui.importing import after_import
+from gpumem_tui.simulator.collectives import OF_OBJECTS, OF_TENSORS, among_equals
 from gpumem_tui.simulator.device import backend
 from gpumem_tui.simulator.replicas import replicate_alone
 
@@ -60,10 +61,10 @@ def _answer_once() -> None:
 
     assert fake_pg
     c10d._new_process_group_helper = functools.partial(_fake_group, c10d._new_process_group_helper)
-    for name, answer in _OBJECT_COLLECTIVES.items():
+    for name, answer in OF_OBJECTS.items():
         _replace(name, answer)
-    for name in ("all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor"):
-        _replace(name, _reducing(getattr(c10d, name)))
+    for name, follow in OF_TENSORS.items():
+        _replace(name, among_equals(getattr(c10d, name), follow))
     _replace("monitored_barrier", lambda *_, **__: None)
     replicate_alone()
     after_import("torch.distributed.tensor._sharding_prop", _propagate_without_memory)
@@ -122,75 +123,6 @@ class _NcclGroup:
     class Config: ...
 
     NCCLConfig = Config
-
-
-# Collectives of objects: every rank has what rank 0 has.
-
-
-def _all_gather_object(object_list: list[Any], obj: Any, group: object = None) -> None:
-    object_list[:] = [obj] * len(object_list)
-
-
-def _gather_object(obj: Any, object_gather_list: list[Any] | None = None, *_: object, **__: object) -> None:
-    if object_gather_list is not None:
-        object_gather_list[:] = [obj] * len(object_gather_list)
-
-
-def _scatter_object_list(output: list[Any], objects: list[Any] | None = None, *_: object, **__: object) -> None:
-    if objects:
-        output[0] = objects[0]
-
-
-_OBJECT_COLLECTIVES: dict[str, Callable[..., Any]] = {
-    "all_gather_object": _all_gather_object,
-    "gather_object": _gather_object,
-    "scatter_object_list": _scatter_object_list,
-    "broadcast_object_list": lambda *_, **__: None,
-}
-
-
-class _Done:
-    """A collective that is over, with its result; `FakeWork` has none."""
-
-    def __init__(self, result: torch.Tensor) -> None:
-        self._result = result
-
-    def wait(self, timeout: object = None) -> bool:
-        return True
-
-    def is_completed(self) -> bool:
-        return True
-
-    is_success = is_completed
-
-    def result(self) -> list[torch.Tensor]:
-        return [self._result]
-
-    def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
-        future: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future()
-        future.set_result([self._result])
-        return future
-
-
-def _reducing(collective: Callable[..., Any]) -> Callable[..., Any]:
-    """A reducing collective whose result on the host, where tensors have values, is that of equal ranks."""
-
-    @functools.wraps(collective)
-    def reduced(output: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        work = collective(output, *args, **kwargs)
-        group = kwargs.get("group")
-        operation = next(
-            (a for a in (*args, kwargs.get("op")) if isinstance(a, dist.ReduceOp | dist.ReduceOp.RedOpType)), None
-        )
-        ranks = dist.get_world_size(group)
-        if output.device.type == "cpu" and ranks > 1:
-            if operation is None or operation == dist.ReduceOp.SUM:
-                output.mul_(ranks)
-            elif operation == dist.ReduceOp.PRODUCT:
-                output.pow_(ranks)
-        return work if work is None else _Done(output)
-
-    return reduced
 
 
 def _propagate_without_memory(module: Any) -> None:

@@ -18,8 +18,15 @@ _BATCH_FLAG = re.compile(
 )
 """Options and Hydra-like overrides that give a batch size, without their value."""
 
-_PROCESSES = re.compile(r"--?(?:nproc[_-]per[_-]node|num[_-]processes)(?:=(?P<value>\w+))?")
-_LAUNCHERS = ("torchrun", "accelerate", "torch.distributed.run", "torch.distributed.launch")
+_LAUNCHERS = {
+    "torchrun": ("nproc-per-node", "nnodes"),
+    "torch.distributed.run": ("nproc-per-node", "nnodes"),
+    "torch.distributed.launch": ("nproc-per-node", "nnodes"),
+    "accelerate": ("num-processes",),
+    "accelerate-launch": ("num-processes",),
+    "accelerate.commands.launch": ("num-processes",),
+}
+"""The options whose product is the number of processes that a launcher starts, on all machines."""
 
 
 @dataclass(frozen=True)
@@ -89,16 +96,23 @@ class Command:
 
     @property
     def processes(self) -> int:
-        """How many training processes its launcher starts on one machine, as far as the line says; else 1."""
-        if not any(os.path.basename(word) in _LAUNCHERS for word in self.words):
-            return 1
+        """How many training processes its launcher starts in all, as far as the line says; else 1."""
         for index, word in enumerate(self.words):
-            match = _PROCESSES.fullmatch(word)
-            if match is None:
-                continue
-            value = match["value"] or (self.words[index + 1] if index + 1 < len(self.words) else "")
-            return int(value) if value.isdecimal() and int(value) else 1
+            options = _LAUNCHERS.get(os.path.basename(word))
+            if options is not None:
+                return math.prod(_count(self.words[index + 1 :], option) for option in options)
         return 1
+
+
+def _count(words: tuple[str, ...], option: str) -> int:
+    """The number an option is given; 1 where it is none, as ``gpu`` and ``auto``. Of a range of nodes, the fewest."""
+    for index, word in enumerate(words):
+        name, equals, value = word.partition("=")
+        if name.startswith("-") and name.lstrip("-").replace("_", "-") == option:
+            given = value if equals else words[index + 1] if index + 1 < len(words) else ""
+            least = given.partition(":")[0]
+            return max(1, int(least)) if least.isdecimal() else 1
+    return 1
 
 
 def _quoted(word: str) -> str:

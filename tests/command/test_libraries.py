@@ -1,0 +1,114 @@
+"""What scripts take from libraries and cannot run without a GPU: operators of their own, compilation, saved files."""
+
+from __future__ import annotations
+
+from tests.command.running import Project
+
+CUSTOM_OPERATOR = """
+    import torch
+    from torch import nn
+
+    library = torch.library.Library("mine", "DEF")
+    library.define("scale(Tensor x, float by) -> Tensor")
+    library.impl("scale", lambda x, by: x * by, "CUDA")
+    %s
+
+    class Scale(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return torch.ops.mine.scale(x, 2.0)
+
+        @staticmethod
+        def backward(ctx, gradient):
+            assert gradient.is_cuda
+            return gradient * torch.tensor(2.0, device=gradient.device)
+
+    layer = nn.Linear(512, 512).cuda()
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    for step in range(10):
+        Scale.apply(layer(torch.randn(64, 512, device="cuda"))).sum().backward()
+        optimizer.step()
+"""
+LIKE_ITS_INPUT = 'torch.library.register_fake("mine::scale")(lambda x, by: torch.empty_like(x))'
+
+SAVING = """
+    import threading
+
+    import torch
+    from torch import nn
+
+    layer = nn.Linear(64, 64).cuda()
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1, momentum=0.9)
+    torch.save({"names": ["a", "b"], "means": torch.ones(3)}, "data.pt")
+    print("read", torch.load("data.pt")["means"].sum().item())
+    found = []
+    thread = threading.Thread(target=lambda: found.append(torch.ones(1000).to("cuda", non_blocking=True)))
+    thread.start()
+    thread.join()
+    print("thread", found[0].is_cuda, found[0].device)
+    for step in range(10):
+        layer(torch.randn(8, 64, device="cuda")).sum().backward()
+        optimizer.step()
+        torch.save({"model": layer.state_dict(), "optimizer": optimizer.state_dict(), "step": step}, "checkpoint.pt")
+"""
+
+COMPILED = """
+    import torch
+    from torch import nn
+
+    @torch.compile
+    def never_called(x):
+        return x
+
+    @torch.compile(dynamic=False)
+    def loss_of(found):
+        return found.square().mean()
+
+    layer = nn.Linear(64, 64).cuda()
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    for step in range(10):
+        found = layer(torch.randn(8, 64, device="cuda"))
+        (%s(found)).sum().backward()
+        optimizer.step()
+"""
+
+
+def test_an_operator_with_a_fake_implementation_is_followed(project: Project) -> None:
+    project.write("train.py", CUSTOM_OPERATOR % LIKE_ITS_INPUT)
+    buckets = project.predict("python", "train.py").json["traced"]["buckets"]
+    assert buckets["parameters"] == 4 * (512 * 512 + 512)
+
+
+def test_an_operator_without_one_is_one_line(project: Project) -> None:
+    project.write("train.py", CUSTOM_OPERATOR % "")
+    done = project.predict("python", "train.py")
+    assert done.code == 2
+    assert "mine.scale" in done.complaint
+    assert "train.py:13" in done.complaint
+
+
+def test_an_extension_compiled_for_cuda_is_named(project: Project) -> None:
+    project.write("train.py", "import torch\nimport flash_attn_2_cuda\n")
+    done = project.predict("python", "train.py")
+    assert done.code == 2
+    assert "train.py:2" in done.complaint
+    assert "flash_attn_2_cuda" in done.complaint
+    assert "compiled for CUDA" in done.complaint
+
+
+def test_data_is_saved_and_checkpoints_are_not(project: Project) -> None:
+    project.write("train.py", SAVING)
+    done = project.predict("python", "train.py")
+    assert "| read 3.0" in done.stderr
+    assert "| thread True cuda:0" in done.stderr
+    assert (project.folder / "data.pt").exists()
+    assert not (project.folder / "checkpoint.pt").exists()
+    assert any("checkpoint" in note and "train.py:20" in note for note in done.json["traced"]["notes"])
+
+
+def test_compilation_is_noted_where_it_is_used(project: Project) -> None:
+    project.write("train.py", COMPILED % "loss_of")
+    project.write("other.py", COMPILED % "torch.square")
+    used, unused = (project.predict("python", name).json["traced"]["notes"] for name in ("train.py", "other.py"))
+    assert any("torch.compile" in note for note in used)
+    assert not any("torch.compile" in note for note in unused)
