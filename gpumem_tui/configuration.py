@@ -13,7 +13,7 @@ from gpumem_tui.memory import Unknown, format_bytes
 
 if TYPE_CHECKING:
     from gpumem_tui.options import WorkloadOptions
-    from gpumem_tui.search.runner import SearchConfig
+    from gpumem_tui.search.config import SearchConfig
 
 
 def configure(values: dict[str, Any]) -> tuple[WorkloadOptions, SearchConfig]:
@@ -33,7 +33,7 @@ def configure(values: dict[str, Any]) -> tuple[WorkloadOptions, SearchConfig]:
         visible_gpus,
         with_ranks,
     )
-    from gpumem_tui.search.runner import SearchConfig
+    from gpumem_tui.search.config import SearchConfig
     from gpumem_tui.simulator.settings import AllocatorSettings, SettingsError
 
     changes = ModelChanges(**{field.name: values.pop(field.name, None) for field in fields(ModelChanges)})

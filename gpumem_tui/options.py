@@ -13,7 +13,7 @@ from gpumem_tui.memory import MIB, Unknown, format_bytes
 from gpumem_tui.monitor.devices import RealGpu
 from gpumem_tui.monitor.visible import Candidate, visible_devices
 from gpumem_tui.plan.draft import MOST_GPUS, SHAPE_LIMITS
-from gpumem_tui.search.runner import Device
+from gpumem_tui.search.config import Device
 from gpumem_tui.workload.command import Command
 from gpumem_tui.workload.spec import WorkloadSpec, split_file
 

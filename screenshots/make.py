@@ -21,7 +21,7 @@ from gpumem_tui.catalog.loader import find_gpu, find_model
 from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.options import WorkloadOptions, simulated_device
 from gpumem_tui.plan.plan import Plan
-from gpumem_tui.search.runner import SearchConfig
+from gpumem_tui.search.config import SearchConfig
 from gpumem_tui.tui.app import GpuMemApp
 from gpumem_tui.tui.screens.plan import PlanScreen
 from gpumem_tui.tui.screens.search import SearchScreen

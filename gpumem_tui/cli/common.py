@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from gpumem_tui.exit_codes import EXIT_FAILED
 
 if TYPE_CHECKING:
-    from gpumem_tui.search.runner import Predicted, SearchConfig
+    from gpumem_tui.search.config import SearchConfig
+    from gpumem_tui.search.predicting import Predicted
 
 
 def is_terminal() -> bool:
@@ -35,9 +36,10 @@ def predict_or_exit(config: SearchConfig, batch_size: int, *, quiet: bool = Fals
     Args:
         quiet: do not show what a command prints.
     """
+    from gpumem_tui.search.control import Unusable
     from gpumem_tui.search.headless import CommandLog
+    from gpumem_tui.search.predicting import predict
     from gpumem_tui.search.process import ChildDied
-    from gpumem_tui.search.runner import Unusable, predict
 
     try:
         return predict(config, batch_size=batch_size, watch=CommandLog(config, quiet=quiet).show)

@@ -27,8 +27,8 @@ from gpumem_tui.plan.injected import NAMES
 
 if TYPE_CHECKING:
     from gpumem_tui.plan.plan import Plan
+    from gpumem_tui.search.config import SearchConfig
     from gpumem_tui.search.prediction import Traced
-    from gpumem_tui.search.runner import SearchConfig
 
 _OF_A_SEARCH = frozenset({"limit_bytes", "share"})
 """Device options that a plan does not take: it has the whole GPU."""

@@ -20,7 +20,7 @@ from gpumem_tui.configuration import configure
 from gpumem_tui.search.strategy import MAX_BATCH_SIZE, NAMES
 
 if TYPE_CHECKING:
-    from gpumem_tui.search.runner import SearchConfig
+    from gpumem_tui.search.config import SearchConfig
 
 
 @click.command(cls=TakesCommand, short_help="Find the largest batch: ramp a real step until out of memory.")

@@ -17,8 +17,9 @@ from gpumem_tui.formula.recipe import Sharding
 from gpumem_tui.memory import Breakdown, Bucket, Unknown
 from gpumem_tui.plan.command_runs import WhatIf
 from gpumem_tui.plan.injected import OFFLOADED, CommandChange, sharded_over
+from gpumem_tui.search.config import SearchConfig
+from gpumem_tui.search.predicting import Predicted
 from gpumem_tui.search.prediction import Traced
-from gpumem_tui.search.runner import Predicted, SearchConfig
 from gpumem_tui.simulator.profile import CUBLAS_WORKSPACE, profile_for
 from gpumem_tui.simulator.replay import AffineTrace, BatchFinder, NotAffine
 

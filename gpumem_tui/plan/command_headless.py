@@ -14,9 +14,10 @@ from gpumem_tui.plan.command import CommandPlan
 from gpumem_tui.plan.command_report import command_plan_json, command_plan_markdown
 from gpumem_tui.plan.command_runs import CommandRuns, WhatIf
 from gpumem_tui.plan.injected import CommandChange
+from gpumem_tui.search.config import SearchConfig
+from gpumem_tui.search.control import Cancelled, Control, Unusable
 from gpumem_tui.search.headless import CommandLog
 from gpumem_tui.search.process import ChildDied
-from gpumem_tui.search.runner import Cancelled, Control, SearchConfig, Unusable
 
 
 def show(config: SearchConfig, batch_size: int, wanted: Sequence[str] | None, *, as_json: bool, quiet: bool) -> int:

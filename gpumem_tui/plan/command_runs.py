@@ -7,11 +7,13 @@ from dataclasses import dataclass, replace
 
 from gpumem_tui.memory import Unknown
 from gpumem_tui.plan.injected import MORE_RANKS, CommandChange, injected
-from gpumem_tui.search import runner
+from gpumem_tui.search import predicting
+from gpumem_tui.search.config import SearchConfig
+from gpumem_tui.search.control import Control, Unusable
 from gpumem_tui.search.events import PROPOSE
+from gpumem_tui.search.predicting import CommandOutput, Predicted, TraceStarted
 from gpumem_tui.search.prediction import Traced
 from gpumem_tui.search.process import ChildDied
-from gpumem_tui.search.runner import CommandOutput, Control, Predicted, SearchConfig, TraceStarted, Unusable
 
 Watch = Callable[[CommandOutput | TraceStarted], None]
 
@@ -40,9 +42,9 @@ class CommandRuns:
         """The command as it is, the changes that are worth a run, and those that cannot be made.
 
         Raises:
-            Unusable, ChildDied, Cancelled: as `runner.predict`.
+            Unusable, ChildDied, Cancelled: as `predicting.predict`.
         """
-        predicted = runner.predict(replace(self.config, change=PROPOSE), control, self.batch_size, watch=watch)
+        predicted = predicting.predict(replace(self.config, change=PROPOSE), control, self.batch_size, watch=watch)
         base = predicted.prediction.traced
         assert isinstance(base, Traced), "a command at a given batch size is traced or fails"
         reasons = {**dict(base.changes), MORE_RANKS: "" if base.is_sharded else "each rank holds the same"}
@@ -64,11 +66,11 @@ class CommandRuns:
         changed = self._changed(change)
         try:
             if base.only_at:
-                found = runner.predict(changed, control, base.only_at, base.not_affine, watch).prediction.traced
+                found = predicting.predict(changed, control, base.only_at, base.not_affine, watch).prediction.traced
             else:
-                found = runner.predict(changed, control, watch=watch).prediction.traced
+                found = predicting.predict(changed, control, watch=watch).prediction.traced
                 if isinstance(found, Unknown):
-                    found = runner.predict(changed, control, self.batch_size, found.reason, watch).prediction.traced
+                    found = predicting.predict(changed, control, self.batch_size, found.reason, watch).prediction.traced
         except Unusable as error:
             return WhatIf(change, Unknown(f"its run failed: {error}"))
         except ChildDied as error:

@@ -20,8 +20,8 @@ from gpumem_tui.plan.plan import Plan
 from gpumem_tui.plan.step_memory import memory_over_step
 from gpumem_tui.plan.techniques import Combination, Technique, cheapest_combination, techniques
 from gpumem_tui.search import report
+from gpumem_tui.search.config import Device, SearchConfig
 from gpumem_tui.search.prediction import Formula, Prediction, Traced
-from gpumem_tui.search.runner import Device, SearchConfig
 from gpumem_tui.workload.spec import WorkloadSpec
 
 # Command line

@@ -19,10 +19,12 @@ from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.memory import Unknown
 from gpumem_tui.plan.answers import TracedAnswer, traced_answer
 from gpumem_tui.plan.plan import Plan
-from gpumem_tui.search import runner
+from gpumem_tui.search import predicting
+from gpumem_tui.search.config import Device, SearchConfig
+from gpumem_tui.search.control import Cancelled, Control, Unusable
+from gpumem_tui.search.predicting import Predicted
 from gpumem_tui.search.prediction import Traced
 from gpumem_tui.search.process import ChildDied
-from gpumem_tui.search.runner import Cancelled, Control, Device, Predicted, SearchConfig, Unusable
 from gpumem_tui.simulator.replay import BatchFinder, NotAffine
 from gpumem_tui.simulator.settings import AllocatorSettings
 from gpumem_tui.workload.spec import WorkloadSpec
@@ -140,7 +142,7 @@ class Tracer:
 
     Args:
         on_change: called from that thread with every state that `want` did not return itself, unless overtaken.
-        predict: what traces; `search.runner.predict`.
+        predict: what traces; `search.predicting.predict`.
         settle_s: seconds of rest before a trace starts; an answer from one that is there waits for `REST_S` at most.
     """
 
@@ -149,7 +151,7 @@ class Tracer:
         on_change: Callable[[TraceState], None],
         options: TraceOptions | None = None,
         *,
-        predict: Predict = runner.predict,
+        predict: Predict = predicting.predict,
         settle_s: float = SETTLE_S,
     ) -> None:
         self._on_change = on_change

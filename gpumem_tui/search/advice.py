@@ -9,7 +9,7 @@ from gpumem_tui.formula.predict import largest_obstacle, predict
 from gpumem_tui.formula.recipe import NOT_IN_TORCH, Recipe
 from gpumem_tui.formula.remedies import remedies
 from gpumem_tui.memory import Unknown, format_bytes
-from gpumem_tui.search.runner import SearchConfig
+from gpumem_tui.search.config import SearchConfig
 
 _MOST_SINGLE = 3
 

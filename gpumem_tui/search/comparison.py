@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Literal
 
 from gpumem_tui.memory import Unknown, Value
+from gpumem_tui.search.config import SearchConfig
 from gpumem_tui.search.events import TrialDone
 from gpumem_tui.search.prediction import Formula, Traced
-from gpumem_tui.search.runner import SearchConfig
 
 
 def compared(config: SearchConfig, traced: Traced | Unknown) -> Literal["formula", "traced"]:

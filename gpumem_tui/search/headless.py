@@ -11,22 +11,13 @@ from typing import Any
 from gpumem_tui.search import report
 from gpumem_tui.search.command import SIDE_EFFECTS
 from gpumem_tui.search.comparison import caveat
+from gpumem_tui.search.config import SearchConfig
+from gpumem_tui.search.control import Control, Unusable
 from gpumem_tui.search.events import TrialDone
 from gpumem_tui.search.ledger import ledger_lines
+from gpumem_tui.search.predicting import CommandOutput, Predicted, TraceStarted
 from gpumem_tui.search.prediction import Prediction, Traced
-from gpumem_tui.search.runner import (
-    CommandOutput,
-    Control,
-    Predicted,
-    SearchConfig,
-    SearchFinished,
-    TraceStarted,
-    TrialFinished,
-    TrialProgress,
-    TrialStarted,
-    Unusable,
-    search,
-)
+from gpumem_tui.search.runner import SearchFinished, TrialFinished, TrialProgress, TrialStarted, search
 from gpumem_tui.search.verdict import Verdict
 
 

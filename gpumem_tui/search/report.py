@@ -14,11 +14,11 @@ from gpumem_tui.formula.recipe import Recipe, Sharding
 from gpumem_tui.memory import ALLOCATED_BUCKETS, Bucket, Unknown, format_bytes
 from gpumem_tui.search.advice import advise, obstacle
 from gpumem_tui.search.comparison import compared, peak_error
+from gpumem_tui.search.config import Device, SearchConfig
 from gpumem_tui.search.events import Outcome, TrialDone
 from gpumem_tui.search.headroom import WithHeadroom
 from gpumem_tui.search.ledger import signed
 from gpumem_tui.search.prediction import Formula, Prediction, Traced
-from gpumem_tui.search.runner import Device, SearchConfig
 from gpumem_tui.search.shortfall import shortfall
 from gpumem_tui.search.verdict import Verdict
 from gpumem_tui.simulator.replay import Replay

@@ -9,7 +9,8 @@ from gpumem_tui.exit_codes import EXIT_INTERRUPTED
 from gpumem_tui.plan.command import CommandPlan
 from gpumem_tui.plan.command_runs import WhatIf
 from gpumem_tui.plan.injected import CommandChange
-from gpumem_tui.search.runner import Predicted, SearchConfig
+from gpumem_tui.search.config import SearchConfig
+from gpumem_tui.search.predicting import Predicted
 
 
 @dataclass(frozen=True)

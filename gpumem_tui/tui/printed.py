@@ -10,7 +10,9 @@ from itertools import islice
 from typing import Literal
 
 from gpumem_tui.search.command import SIDE_EFFECTS
-from gpumem_tui.search.runner import CommandOutput, SearchConfig, SearchEvent, TraceStarted, TrialStarted
+from gpumem_tui.search.config import SearchConfig
+from gpumem_tui.search.predicting import CommandOutput, TraceStarted
+from gpumem_tui.search.runner import SearchEvent, TrialStarted
 
 KEPT_LINES = 2000
 _LONGEST_LINE = 2000

@@ -15,7 +15,7 @@ from gpumem_tui.settings import Settings, load
 if TYPE_CHECKING:
     from gpumem_tui.options import WorkloadOptions
     from gpumem_tui.plan.plan import Plan
-    from gpumem_tui.search.runner import SearchConfig
+    from gpumem_tui.search.config import SearchConfig
     from gpumem_tui.tui.app import ScreenName
     from gpumem_tui.tui.screens.main import MainScreen
 

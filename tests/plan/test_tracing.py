@@ -15,11 +15,13 @@ from gpumem_tui.memory import Unknown
 from gpumem_tui.plan.answers import traced_answer
 from gpumem_tui.plan.plan import Plan
 from gpumem_tui.plan.tracing import Failed, Pending, Ready, Tracer, TraceState, trace_key
+from gpumem_tui.search.config import SearchConfig
+from gpumem_tui.search.control import Cancelled, Control, Unusable
 from gpumem_tui.search.events import Failed as ChildFailed
 from gpumem_tui.search.events import Ready as ChildReady
+from gpumem_tui.search.predicting import Predicted
 from gpumem_tui.search.prediction import Formula, Prediction, Traced
 from gpumem_tui.search.process import ChildDied
-from gpumem_tui.search.runner import Cancelled, Control, Predicted, SearchConfig, Unusable
 from gpumem_tui.simulator.replay import AffineTrace
 from tests.plan.plans import GPT2, TRACED, timeline
 from tests.search.traces import CONTEXT_BYTES, PROFILE
@@ -28,7 +30,7 @@ DEADLINE_S = 30
 
 
 class Traces:
-    """Stands for `runner.predict`: gives the trace made by hand, and holds each one until told to finish."""
+    """Stands for `predicting.predict`: gives the trace made by hand, and holds each one until told to finish."""
 
     def __init__(self) -> None:
         self.started: queue.Queue[SearchConfig] = queue.Queue()

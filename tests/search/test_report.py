@@ -9,7 +9,7 @@ import pytest
 from gpumem_tui.catalog.loader import find_model
 from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.search import report
-from gpumem_tui.search.runner import SearchConfig
+from gpumem_tui.search.config import SearchConfig
 from gpumem_tui.workload.spec import WorkloadSpec
 from tests.search.trials import A100
 

@@ -18,22 +18,12 @@ from gpumem_tui.catalog.loader import find_gpu, find_model
 from gpumem_tui.catalog.shapes import Gpu
 from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.memory import MIB, Unknown
+from gpumem_tui.search.config import Device, SearchConfig
+from gpumem_tui.search.control import Control, Unusable
 from gpumem_tui.search.events import Failed, TrialDone
+from gpumem_tui.search.predicting import Predicted, predict
 from gpumem_tui.search.prediction import Traced
-from gpumem_tui.search.runner import (
-    Control,
-    Device,
-    Predicted,
-    SearchConfig,
-    SearchEvent,
-    SearchFinished,
-    TrialFinished,
-    TrialProgress,
-    TrialStarted,
-    Unusable,
-    predict,
-    search,
-)
+from gpumem_tui.search.runner import SearchEvent, SearchFinished, TrialFinished, TrialProgress, TrialStarted, search
 from gpumem_tui.search.strategy import Name
 from gpumem_tui.search.verdict import Verdict
 from gpumem_tui.simulator.replay import replay

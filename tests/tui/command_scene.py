@@ -5,18 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gpumem_tui.options import WorkloadOptions, simulated_device
+from gpumem_tui.search.config import SearchConfig
+from gpumem_tui.search.predicting import CommandOutput, Predicted, TraceStarted
 from gpumem_tui.search.prediction import Traced
-from gpumem_tui.search.runner import (
-    CommandOutput,
-    Predicted,
-    SearchConfig,
-    SearchEvent,
-    SearchFinished,
-    TraceStarted,
-    TrialFinished,
-    TrialProgress,
-    TrialStarted,
-)
+from gpumem_tui.search.runner import SearchEvent, SearchFinished, TrialFinished, TrialProgress, TrialStarted
 from gpumem_tui.search.verdict import Verdict
 from gpumem_tui.tui.app import GpuMemApp
 from gpumem_tui.tui.screens.search import SearchFunction, SearchScreen

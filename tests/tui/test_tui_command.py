@@ -13,16 +13,11 @@ from textual.widgets import Button, Input, Select, Static
 
 from gpumem_tui.options import WorkloadOptions
 from gpumem_tui.search.command import SIDE_EFFECTS
+from gpumem_tui.search.config import SearchConfig
+from gpumem_tui.search.control import Control, Unusable
 from gpumem_tui.search.events import Failed
-from gpumem_tui.search.runner import (
-    CommandOutput,
-    Control,
-    SearchConfig,
-    SearchEvent,
-    SearchFinished,
-    TraceStarted,
-    Unusable,
-)
+from gpumem_tui.search.predicting import CommandOutput, TraceStarted
+from gpumem_tui.search.runner import SearchEvent, SearchFinished
 from gpumem_tui.search.verdict import Verdict
 from gpumem_tui.tui.printed import KEPT_LINES, Printed, PrintedLine
 from gpumem_tui.tui.screens.edit import EditScreen

@@ -18,8 +18,10 @@ from gpumem_tui.plan.plan import Plan
 from gpumem_tui.plan.store import PlanStore
 from gpumem_tui.plan.techniques import cheapest_combination
 from gpumem_tui.plan.tracing import Failed, Pending, Ready, Tracer
+from gpumem_tui.search.config import SearchConfig
+from gpumem_tui.search.control import Control
+from gpumem_tui.search.predicting import Predicted
 from gpumem_tui.search.prediction import Formula, Prediction
-from gpumem_tui.search.runner import Control, Predicted, SearchConfig
 from gpumem_tui.tui.app import GpuMemApp
 from gpumem_tui.tui.figures import compact_bytes
 from gpumem_tui.tui.screens.help import HelpScreen

@@ -15,7 +15,9 @@ from textual.widgets._footer import FooterKey
 
 from gpumem_tui.memory import GIB
 from gpumem_tui.options import WorkloadOptions
-from gpumem_tui.search.runner import Control, SearchConfig, SearchEvent
+from gpumem_tui.search.config import SearchConfig
+from gpumem_tui.search.control import Control
+from gpumem_tui.search.runner import SearchEvent
 from gpumem_tui.tui.app import GpuMemApp
 from gpumem_tui.tui.screens.edit import EditScreen
 from gpumem_tui.tui.screens.help import HelpScreen

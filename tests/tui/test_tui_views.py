@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from gpumem_tui.memory import ALLOCATED_BUCKETS, GIB, MIB, Bucket, Unknown
 from gpumem_tui.options import WorkloadOptions
-from gpumem_tui.search.runner import SearchConfig, TrialFinished
+from gpumem_tui.search.config import SearchConfig
+from gpumem_tui.search.runner import TrialFinished
 from gpumem_tui.tui.figures import proportions
 from gpumem_tui.tui.search_state import SearchState, cancelling, held, reduce, selecting
 from gpumem_tui.tui.views.bar import bar_view

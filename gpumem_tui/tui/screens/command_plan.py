@@ -25,17 +25,11 @@ from gpumem_tui.plan.command import CommandFigures, GpuRow, gpu_rows
 from gpumem_tui.plan.command_runs import Watch, WhatIf
 from gpumem_tui.plan.controls import Option
 from gpumem_tui.plan.injected import CommandChange
+from gpumem_tui.search.config import SearchConfig
+from gpumem_tui.search.control import Cancelled, Control, Unusable
+from gpumem_tui.search.predicting import CommandOutput, Predicted, TraceStarted
 from gpumem_tui.search.prediction import Traced
 from gpumem_tui.search.process import ChildDied
-from gpumem_tui.search.runner import (
-    Cancelled,
-    CommandOutput,
-    Control,
-    Predicted,
-    SearchConfig,
-    TraceStarted,
-    Unusable,
-)
 from gpumem_tui.tui import command_plan_state as states
 from gpumem_tui.tui.background import in_daemon_thread
 from gpumem_tui.tui.command_plan_state import CommandPlanState

@@ -23,7 +23,7 @@ from gpumem_tui.formula.recipe import ATTENTIONS, OPTIMIZERS, PRECISIONS, RECOMP
 from gpumem_tui.memory import Unknown
 from gpumem_tui.options import ModelChanges, WorkloadOptions, simulated_device
 from gpumem_tui.search import strategy
-from gpumem_tui.search.runner import Device, SearchConfig
+from gpumem_tui.search.config import Device, SearchConfig
 from gpumem_tui.tui.views.workload import workload_summary
 from gpumem_tui.workload.command import BATCH, Command, Proposal
 

@@ -18,18 +18,11 @@ from textual.widgets import Footer, Static
 from gpumem_tui.exit_codes import EXIT_FAILED
 from gpumem_tui.options import WorkloadOptions
 from gpumem_tui.plan.measured import MeasuredRate, rate_of
+from gpumem_tui.search.config import SearchConfig
+from gpumem_tui.search.control import Control, Unusable
+from gpumem_tui.search.predicting import CommandOutput, Predicted
 from gpumem_tui.search.prediction import Prediction
-from gpumem_tui.search.runner import (
-    CommandOutput,
-    Control,
-    Predicted,
-    SearchConfig,
-    SearchEvent,
-    TrialFinished,
-    TrialStarted,
-    Unusable,
-    search,
-)
+from gpumem_tui.search.runner import SearchEvent, TrialFinished, TrialStarted, search
 from gpumem_tui.tui.printed import Printed
 from gpumem_tui.tui.screens.edit import Edited, EditScreen
 from gpumem_tui.tui.screens.help import HelpScreen

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from gpumem_tui.formula.parameters import count_parameters
 from gpumem_tui.memory import Unknown, format_bytes, format_count
+from gpumem_tui.search.config import SearchConfig
 from gpumem_tui.search.prediction import Traced
-from gpumem_tui.search.runner import SearchConfig
 from gpumem_tui.tui.search_state import SearchState
 
 _PANEL_CHARACTERS = 160

@@ -1,0 +1,117 @@
+"""Children that run steps, and who steers them: start one for a request, pause it, resume it, end it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from gpumem_tui.exit_codes import EXIT_BAD_INPUT, EXIT_FAILED
+from gpumem_tui.search.command import CommandProcess
+from gpumem_tui.search.config import SearchConfig
+from gpumem_tui.search.events import Failed, Request, TraceRequest, TrialRequest
+from gpumem_tui.search.process import CannotStart, ChildProcess
+from gpumem_tui.workload.command import Command
+
+_TRACED_ACCUMULATION = 2
+"""Micro-batches that a trace accumulates at most."""
+
+Child = ChildProcess | CommandProcess
+
+
+class Cancelled(Exception):
+    """The user ended the search."""
+
+
+class Unusable(Exception):
+    """The search cannot start: torch, the workload or the device is not what was promised; one clear line."""
+
+    def __init__(self, failure: Failed) -> None:
+        super().__init__(failure.detail)
+        self.kind = failure.kind
+
+    @property
+    def exit_code(self) -> int:
+        """The user's options or files are wrong; or a device or a trace fails."""
+        return EXIT_BAD_INPUT if self.kind in ("workload", "torch") else EXIT_FAILED
+
+
+class Control:
+    """Pauses, resumes and cancels a running search; safe to use from another thread."""
+
+    def __init__(self) -> None:
+        self._cancelled = threading.Event()
+        self._child: Child | None = None
+        self._lock = threading.Lock()
+        self._paused = False
+
+    @property
+    def paused(self) -> bool:
+        """True between `pause` and `resume`."""
+        return self._paused
+
+    def cancel(self) -> None:
+        """End the search now; the running trial is killed."""
+        self._cancelled.set()
+
+    def pause(self) -> None:
+        """Hold the search after the step that is running."""
+        with self._lock:
+            self._paused = True
+            if self._child is not None:
+                self._child.pause()
+
+    def resume(self) -> None:
+        """Go on after a pause."""
+        with self._lock:
+            self._paused = False
+            if self._child is not None:
+                self._child.resume()
+
+    def check(self) -> None:
+        """Raise Cancelled if the user ended the search."""
+        if self._cancelled.is_set():
+            raise Cancelled
+
+    @contextmanager
+    def running(self, child: Child) -> Iterator[None]:
+        """Commands go to `child` within the context; it is ended after it, whatever happens."""
+        with self._lock:
+            self._child = child
+            if self._paused:
+                child.pause()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._child = None
+            child.end()
+
+
+def converse(request: Request, config: SearchConfig, control: Control) -> Iterator[object]:
+    control.check()
+    child: Child
+    command = config.workload.command
+    try:
+        if command is None:
+            child = ChildProcess(request, config.python, config.device.uuid)
+        else:
+            child = _command_process(command, request, config)
+    except CannotStart as error:
+        raise Unusable(Failed("torch", str(error))) from error
+    with control.running(child):
+        yield from child.events(control.check, config.timeout_s, lambda: control.paused)
+
+
+def _command_process(command: Command, request: Request, config: SearchConfig) -> CommandProcess:
+    """The command as it runs at the requested batch size.
+
+    A trace accumulates twice at most: a third micro-batch holds what the second held.
+    """
+    size = request.batch_size or 1
+    accumulation = command.accumulation(size, config.target_batch, config.workload.recipe.gpus)
+    if isinstance(request, TraceRequest):
+        accumulation = min(accumulation, _TRACED_ACCUMULATION)
+    real = isinstance(request, TrialRequest) and not request.simulated
+    uuids = (config.device.uuid, *config.device.more_uuids) if real and config.device.uuid is not None else ()
+    return CommandProcess(request, command.filled(size, accumulation), uuids)

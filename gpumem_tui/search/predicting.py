@@ -1,0 +1,184 @@
+"""The predictions of a step: the closed form, and the trace that a child process makes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from gpumem_tui.memory import Unknown
+from gpumem_tui.search.config import SearchConfig
+from gpumem_tui.search.control import Control, Unusable, converse
+from gpumem_tui.search.events import Failed, Output, Ready, TraceDone, TraceRequest
+from gpumem_tui.search.prediction import Prediction, Traced
+from gpumem_tui.search.process import ChildDied
+from gpumem_tui.simulator.replay import AffineTrace, NotAffine
+from gpumem_tui.workload.command import BATCH
+
+TRACED_BATCH_SIZES, CHECKED_BATCH_SIZE = (2, 3), 5
+"""A command is traced at two sizes, and at a third one to check the form through them."""
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """Before the first trial: both predictions, and what the child's interpreter said of itself.
+
+    Attributes:
+        guess: a largest batch size to try first, where a command's traces are no affine form; None for none.
+    """
+
+    prediction: Prediction
+    ready: Ready
+    guess: int | None = None
+
+
+@dataclass(frozen=True)
+class CommandOutput:
+    """A line that the user's command printed."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class TraceStarted:
+    """The command is run to be traced, at one batch size."""
+
+    batch_size: int
+
+
+def predict(
+    config: SearchConfig,
+    control: Control | None = None,
+    batch_size: int | None = None,
+    not_affine: str = "",
+    watch: Callable[[CommandOutput | TraceStarted], None] = lambda event: None,
+) -> Predicted:
+    """Both predictions, the traced one from a child process.
+
+    Args:
+        batch_size: where memory does not grow evenly with the batch, trace this size alone; None: do without a trace.
+        not_affine: why it does not, as an earlier trace said: spares finding out again.
+        watch: called with what a command prints.
+
+    Raises:
+        Unusable: no torch there, or a workload that cannot be built.
+        ChildDied, Cancelled: the child crashed; the user ended it.
+    """
+    found: Predicted | None = None
+    for event in predicting(config, control or Control(), batch_size, not_affine):
+        if isinstance(event, Predicted):
+            found = event
+        else:
+            watch(event)
+    assert found is not None
+    return found
+
+
+def predicting(
+    config: SearchConfig, control: Control, batch_size: int | None = None, not_affine: str = ""
+) -> Iterator[Predicted | CommandOutput | TraceStarted]:
+    """What happens while a step is traced; ends with what is predicted."""
+    if config.workload.command is not None:
+        yield from _tracing_command(config, control, batch_size, not_affine)
+        return
+    ready: Ready | None = None
+    traced: Traced | Unknown = Unknown("the trace ended early")
+    request = TraceRequest(config.workload, config.device.gpu, config.steps, batch_size, not_affine)
+    try:
+        for event in converse(request, config, control):
+            if isinstance(event, Ready):
+                ready = event
+            elif isinstance(event, TraceDone) and ready is not None:
+                traced = Traced.of(ready, event, config.device.gpu, config.limit_bytes, config.allocator)
+            elif isinstance(event, Failed):
+                traced = _untraced(event, config)
+    except ChildDied as death:
+        if ready is None:
+            raise _no_python(config, str(death)) from death
+        if config.workload.shape is None and config.device.simulated:
+            raise
+        traced = Unknown(f"tracing failed: {death}")
+    if ready is None:
+        raise _no_python(config, "without a word")
+    yield Predicted(Prediction(config.formula, traced), ready)
+
+
+def _tracing_command(
+    config: SearchConfig, control: Control, batch_size: int | None, not_affine: str
+) -> Iterator[Predicted | CommandOutput | TraceStarted]:
+    """A command is run once for each batch size that is traced.
+
+    Two sizes give the affine form; a third one checks it, and is the size asked for where there is one.
+    """
+    command = config.workload.command
+    assert command is not None
+    runs: dict[int, tuple[Ready, TraceDone]] = {}
+
+    def run(size: int) -> Iterator[CommandOutput | TraceStarted]:
+        yield TraceStarted(size)
+        ready: Ready | None = None
+        request = TraceRequest(config.workload, config.device.gpu, config.steps, size, change=config.change)
+        for event in converse(request, config, control):
+            if isinstance(event, Ready):
+                ready = event
+            elif isinstance(event, Output):
+                yield CommandOutput(event.text)
+            elif isinstance(event, TraceDone) and ready is not None:
+                runs[size] = ready, event
+            elif isinstance(event, Failed):
+                raise Unusable(event)
+
+    def traced(size: int, trace: AffineTrace | None, reason: str) -> Traced:
+        ready, done = runs[size]
+        if trace is None:
+            done = replace(done, only_at=size, not_affine=reason)
+        else:
+            flat = TraceDone.of(trace, done.seconds, done.assumed, notes=done.notes)
+            done = replace(flat, changes=done.changes, is_sharded=done.is_sharded)
+        return Traced.of(ready, done, config.device.gpu, config.limit_bytes, config.allocator)
+
+    found: Traced | Unknown
+    guess: int | None = None
+    if not command.takes_batch or not_affine:
+        size = batch_size or 1
+        yield from run(size)
+        found = traced(size, None, not_affine or f"the command has no {BATCH} to vary the batch size by")
+    else:
+        checked = (
+            None if batch_size is None else batch_size if batch_size not in TRACED_BATCH_SIZES else CHECKED_BATCH_SIZE
+        )
+        for size in TRACED_BATCH_SIZES:
+            yield from run(size)
+        if checked is not None:
+            yield from run(checked)
+        first, second = ((size, runs[size][1].trace.at(size)) for size in TRACED_BATCH_SIZES)
+        try:
+            trace = AffineTrace.fit(first, second)
+            if checked is not None:
+                trace.check(checked, runs[checked][1].trace.at(checked))
+            found = traced(second[0], trace, "")
+        except NotAffine as error:
+            found = Unknown(str(error)) if batch_size is None else traced(batch_size, None, str(error))
+            guess = _extrapolated([traced(size, None, "") for size in TRACED_BATCH_SIZES])
+    ready = next(iter(runs.values()))[0]
+    yield Predicted(Prediction(config.formula, found), ready, guess)
+
+
+def _extrapolated(runs: Sequence[Traced]) -> int | None:
+    """Where the line through two runs' allocated peaks meets the device's capacity; None if it does not rise."""
+    (size, peak), (other, other_peak) = ((run.only_at, run.at(run.only_at).peak_allocated_bytes) for run in runs)
+    slope = (other_peak - peak) / (other - size)
+    capacity = min(runs[0].capacity_bytes, runs[0].allowed_bytes or runs[0].capacity_bytes)
+    return size + max(0, int((capacity - peak) / slope)) if slope > 0 else None
+
+
+def _no_python(config: SearchConfig, death: str) -> Unusable:
+    ended = f"{config.python} ended before it had imported torch ({death})"
+    return Unusable(Failed("torch", f"{ended}: give --python the interpreter you train in"))
+
+
+def _untraced(event: Failed, config: SearchConfig) -> Unknown:
+    """Why there is no trace, where others still answer: the formula for a catalog model, trials on a real GPU."""
+    others = config.workload.shape is not None or not config.device.simulated
+    if event.kind == "trace" or (event.kind == "workload" and others):
+        return Unknown(event.detail)
+    raise Unusable(event)
