@@ -114,12 +114,12 @@ def _plan_command(values: dict[str, Any], *, as_json: bool, on_screen: bool) -> 
     if what_ifs and none:
         raise click.UsageError("--what-if and --no-what-if: give only one of them")
     given = values.pop("batch_size")
-    _, config = configure({**values, "share": True})
+    options, config = configure({**values, "share": True})
     size = predicted_size(config, given)
     if on_screen:
         from gpumem_tui.tui.start import open_command_plan
 
-        return open_command_plan(config, size, what_ifs, run_all=not none)
+        return open_command_plan(options, config, size, what_ifs, run_all=not none)
     from gpumem_tui.plan.command_headless import show
 
     return show(config, size, None if none else what_ifs, as_json=as_json, quiet=quiet)

@@ -53,11 +53,15 @@ class CommandPlan:
         return traced
 
     @property
-    def size(self) -> str:
-        """The planned batch size in words: it is not known where the command does not say it."""
+    def says_batch(self) -> bool:
+        """Whether the command's line says its batch size; else `batch_size` stands for whatever it is."""
         command = self.config.workload.command
-        known = command is None or command.takes_batch or command.proposal is not None
-        return f"batch {self.batch_size:,}" if known else "the command's own batch"
+        return command is None or command.takes_batch or command.proposal is not None
+
+    @property
+    def size(self) -> str:
+        """The planned batch size in words."""
+        return f"batch {self.batch_size:,}" if self.says_batch else "the command's own batch"
 
     @property
     def ranks(self) -> int:
@@ -65,8 +69,10 @@ class CommandPlan:
         return self.config.workload.recipe.gpus
 
     @property
-    def accumulation(self) -> Accumulation:
-        """Passes per optimizer step that reach the wanted global batch, or one pass."""
+    def accumulation(self) -> Accumulation | None:
+        """Passes per optimizer step that reach the wanted global batch, or one pass; None: the batch is not known."""
+        if not self.says_batch:
+            return None
         target = self.config.target_batch or self.batch_size * self.ranks
         return accumulation(target, self.batch_size, self.ranks)
 

@@ -23,7 +23,7 @@ def command_plan_json(plan: CommandPlan) -> dict[str, Any]:
     tried, others = answers.techniques()
     return {
         **report.prediction_json(plan.config, plan.predicted.prediction, plan.batch_size),
-        "accumulation": report.accumulation_json(plan.accumulation),
+        "accumulation": None if plan.accumulation is None else report.accumulation_json(plan.accumulation),
         "techniques": [_technique_json(row) for row in tried],
         "not_applicable": [{"key": row.change.key, "name": row.change.name, "reason": row.reason} for row in others],
         "gpus": [_gpu_json(plan, row) for row in gpu_rows(plan)],
@@ -154,7 +154,7 @@ def _verdict(answers: CommandAnswers) -> Iterator[str]:
     yield f"{report.peak_line(traced, plan.batch_size)}."
     yield from report.assumed_lines(traced)
     yield from traced.notes
-    if plan.config.target_batch is not None:
+    if plan.config.target_batch is not None and plan.accumulation is not None:
         yield f"{report.accumulation_line(plan.config.workload, plan.accumulation)}."
 
 
@@ -182,7 +182,7 @@ def _techniques(answers: CommandAnswers) -> Iterator[str]:
 def _batches(answers: CommandAnswers) -> str:
     rows = [
         (
-            f"{row.batch_size:,}{' (here)' if row.batch_size == answers.plan.batch_size else ''}",
+            _size(answers.plan, row.batch_size),
             format_bytes(row.peak_allocated_bytes),
             format_bytes(row.peak_reserved_bytes),
             format_bytes(row.device_used_bytes),
@@ -193,6 +193,12 @@ def _batches(answers: CommandAnswers) -> str:
     found = table(("batch", "peak", "reserved", "device used", "fits"), rows)
     note = batch_note(answers.plan)
     return f"{found}\n\n{note[:1].upper()}{note[1:]}." if note else found
+
+
+def _size(plan: CommandPlan, batch_size: int) -> str:
+    if not plan.says_batch:
+        return "its own"
+    return f"{batch_size:,}{' (here)' if batch_size == plan.batch_size else ''}"
 
 
 def _places(answers: CommandAnswers) -> str:

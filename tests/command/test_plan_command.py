@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import os
+import signal
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from gpumem_tui.catalog.loader import gpus
-from tests.command.running import Finished, Project
+from gpumem_tui.exit_codes import EXIT_INTERRUPTED
+from tests.command.running import TIMEOUT_S, Finished, Project
 
 SCRIPT = """
     import argparse
@@ -129,3 +135,26 @@ def test_what_is_wrong_is_one_line(project: Project, arguments: tuple[str, ...],
     assert said in done.complaint
     assert "Traceback" not in done.stderr
     assert done.stdout == ""
+
+
+def test_ctrl_c_ends_the_runs_and_what_is_known_is_printed(project: Project) -> None:
+    project.write(
+        "train.py", SCRIPT.replace("    while True:", "    import time\n    while True:\n        time.sleep(3)", 1)
+    )
+    words = ("plan", "--json", "--gpu", "sim:a100-80gb", "--what-if", "sgd", "--", sys.executable, "train.py")
+    with subprocess.Popen(
+        [sys.executable, "-m", "gpumem_tui", *words],
+        cwd=project.folder,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as program:
+        assert program.stderr is not None
+        while not (said := program.stderr.read(1)).startswith("…"):
+            assert said, "it ended before its what-if"
+        program.send_signal(signal.SIGINT)
+        out, _ = program.communicate(timeout=TIMEOUT_S)
+    assert program.returncode == EXIT_INTERRUPTED
+    assert json.loads(out)["traced"]["buckets"]["parameters"] == WEIGHTS
+    assert json.loads(out)["not_applicable"][0]["reason"] == "not run: the plan was interrupted"

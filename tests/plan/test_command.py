@@ -120,6 +120,14 @@ def test_one_run_knows_one_batch_size_and_says_how_to_know_more() -> None:
     assert "`--batch-size {batch}` instead of `--batch-size 8`" in batch_note(plan)
 
 
+def test_a_batch_size_that_the_line_does_not_say_is_not_made_up() -> None:
+    config = command_config("python", "train.py")
+    plan = _with(CommandPlan(config, 1, base_predicted(config)), only_at=1, not_affine="no {batch}")
+    assert command_plan_json(plan)["accumulation"] is None
+    assert "the command's own batch fits on NVIDIA A100 80 GB" in command_plan_markdown(plan)
+    assert "| its own |" in command_plan_markdown(plan)
+
+
 @pytest.mark.parametrize(
     ("ranks", "sharded", "said"),
     [(1, False, "DistributedDataParallel"), (4, False, "each rank holds the same"), (4, True, "another run (--gpus)")],

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gpumem_tui.memory import ALLOCATED_BUCKETS, format_bytes
-from gpumem_tui.plan.command import BatchRow, CommandFigures, GpuRow, Place, TechniqueRow
+from gpumem_tui.plan.command import BatchRow, CommandFigures, CommandPlan, GpuRow, Place, TechniqueRow
 from gpumem_tui.plan.command_report import batch_note, exactness, ranks_line, verdict_line
 from gpumem_tui.search import report
 from gpumem_tui.tui.command_plan_state import CommandPlanState
@@ -169,17 +169,18 @@ def batch_list_rows(figures: CommandFigures | None, width: int) -> list[Row]:
     if figures is None:
         return []
     head = f"  {'batch':<{_NUMBER}}{'peak':>{_NUMBER}}{'reserved':>{_NUMBER}}{'device':>{_NUMBER}}"
-    here = figures.answers.plan.batch_size
-    lines = [row((head, f"bold {MUTED}")), *(_batch(found, here) for found in figures.batches)]
+    plan = figures.answers.plan
+    lines = [row((head, f"bold {MUTED}")), *(_batch(found, plan) for found in figures.batches)]
     note = batch_note(figures.answers.plan)
     return [*lines, *(paragraph(note, width) if note else [])]
 
 
-def _batch(found: BatchRow, here: int) -> Row:
+def _batch(found: BatchRow, plan: CommandPlan) -> Row:
+    shown = f"{found.batch_size:,}" if plan.says_batch else "its own"
     sizes = (found.peak_allocated_bytes, found.peak_reserved_bytes, found.device_used_bytes)
     return row(
         _FITS if found.fits else _FITS_NOT,
-        (f"{found.batch_size:<{_NUMBER},}", "bold $primary" if found.batch_size == here else ""),
+        (f"{shown:<{_NUMBER}}", "bold $primary" if found.batch_size == plan.batch_size else ""),
         *((f"{compact_bytes(size):>{_NUMBER}}", "") for size in sizes),
     )
 
