@@ -135,7 +135,7 @@ def _type(tensor: torch.Tensor, dtype: Any = None, *args: Any, **kwargs: Any) ->
 
 
 _SPECIAL: dict[Any, Callable[..., Any]] = {
-    torch.device: torch.device,
+    torch.device: lambda *args, **kwargs: _device(*args, **kwargs),
     torch.Tensor.to: _to,
     torch.Tensor.cuda: _cuda,
     torch.Tensor.type: _type,
@@ -145,6 +145,11 @@ _SPECIAL: dict[Any, Callable[..., Any]] = {
     torch.Tensor.is_pinned: lambda tensor, device=None: False,
     torch.Tensor.__repr__: lambda tensor, **_: _repr(tensor),
 }
+
+
+def _device(*args: Any, **kwargs: Any) -> torch.device:
+    """`torch.device`, for which a number alone is a GPU."""
+    return torch.device("cuda", args[0]) if args and type(args[0]) is int else torch.device(*args, **kwargs)
 
 
 def _set_data(tensor: torch.Tensor, data: torch.Tensor) -> None:

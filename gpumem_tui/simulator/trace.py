@@ -102,7 +102,10 @@ class DeviceMode(FakeTensorMode):
         if device is not None and device.type == "cuda":  # asked for by torch itself, where nothing renames it
             kwargs = {**kwargs, "device": torch.device(self._device_type, 0)}
         if not self._concerns_device(types, kwargs):
-            if func in host.FACTORIES and not self._depth and host.ends_on_device(args, kwargs):
+            is_factory = device is not None or func in host.FACTORIES
+            if self._depth and is_factory:  # a part of an operator on tensors without data
+                return super().__torch_dispatch__(func, types, args, kwargs)
+            if func in host.FACTORIES and host.ends_on_device(args, kwargs):
                 return self._work_out(func, types, args, kwargs)
             return func(*args, **kwargs)
         with self._turn:
