@@ -43,11 +43,11 @@ def follow_launchers(world: int) -> None:
     def become(config: Any, entrypoint: Any, arguments: list[Any], **_: Any) -> dict[int, Any]:
         size = world if world > 1 else config.min_nodes * config.nproc_per_node
         _be_rank_0(size, min(size, config.nproc_per_node))
-        if not isinstance(entrypoint, str):
-            return {0: entrypoint(*arguments)}
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os.execvp(entrypoint, [entrypoint, *map(str, arguments)])
+        if isinstance(entrypoint, str):
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os.execvp(entrypoint, [entrypoint, *map(str, arguments)])
+        return {0: entrypoint(*arguments)}
 
     def launcher(module: Any) -> None:
         module.launch_agent = become
@@ -67,7 +67,6 @@ def follow_launchers(world: int) -> None:
     for package in ("lightning.fabric", "lightning.pytorch", "lightning_fabric", "pytorch_lightning"):
         after_import(f"{package}.strategies.launchers.subprocess_script", _start_no_child)
     if torch.distributed.is_available():
-        
         answer_alone()
 
 

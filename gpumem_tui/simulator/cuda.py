@@ -43,7 +43,7 @@ def simulated(device: Any) -> Any:
     """The simulated device for one that names CUDA; anything else as it is.
 
     Raises:
-        RuntimeError: this process has no such GPU, as CUDA says it.
+        RuntimeError: this process has no such GPU, as CUDA says it, or it is another rank's.
     """
     kind = type(device)
     if kind is str:
@@ -52,8 +52,15 @@ def simulated(device: Any) -> Any:
         device = torch.device(device)
     elif kind is not torch.device or device.type != "cuda":
         return device
-    if (device.index or 0) >= backend.devices:
-        raise torch.AcceleratorError(f"CUDA error: invalid device ordinal ({device}; this process has cuda:0)")
+    index = device.index or 0
+    if index >= backend.devices:
+        count = f"{backend.devices} GPU{'s' if backend.devices > 1 else ''}"
+        raise torch.AcceleratorError(f"CUDA error: invalid device ordinal ({device} of {count}; --gpus N gives more)")
+    if index:
+        raise RuntimeError(
+            f"{device}: this process is rank 0, whose GPU is cuda:0, and several GPUs in one process are not simulated; "
+            "start a process a GPU, as torchrun does"
+        )
     return torch.device(DEVICE_TYPE, 0)
 
 

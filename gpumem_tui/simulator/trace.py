@@ -148,9 +148,10 @@ class DeviceMode(FakeTensorMode):
     def _run_higher_order(self, func: HigherOrderOperator, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """An operator that calls others, which come here one by one."""
         table: Any = func.python_key_table
+        fakes: Any = registered_hop_fake_fns
         with self:
-            if func in registered_hop_fake_fns:
-                return registered_hop_fake_fns[func](*args, **kwargs)
+            if func in fakes:
+                return fakes[func](*args, **kwargs)
             if FakeTensorMode in table:
                 return table[FakeTensorMode](self, *args, **kwargs)
         raise Untraceable(f"{func.name()} does not say what shape its result has ({self._gpu.sites.calling_line()})")

@@ -143,6 +143,15 @@ def test_collectives_answer_as_among_equals(project: Project) -> None:
 def test_a_script_for_ranks_that_no_launcher_started(project: Project) -> None:
     project.write("train.py", START + TRAIN)
     done = project.predict("python", "train.py", options=("--quiet",))
-    assert done.code == 4
+    assert done.code == 2
     assert done.complaint.startswith("gpumem-tui: train.py:7: ")
     assert "torchrun --nproc-per-node N` or give --gpus N" in done.complaint
+
+
+def test_a_gpu_that_is_not_this_rank_s(project: Project) -> None:
+    project.write("train.py", "import torch\ntorch.zeros(8, device='cuda:1')\n")
+    alone = project.predict("python", "train.py", options=("--quiet",))
+    assert "train.py:2: " in alone.complaint
+    assert "cuda:1 of 1 GPU; --gpus N gives more" in alone.complaint
+    several = project.predict("python", "train.py", options=("--quiet", "--gpus", "2"))
+    assert "several GPUs in one process are not simulated" in several.complaint
