@@ -1,7 +1,7 @@
 """Presents the simulated GPU as CUDA: whatever a program asks of ``cuda`` gets the answer of that GPU.
 
-Programs name their device ("cuda", `torch.cuda`, `tensor.is_cuda`), so the simulated one must bear CUDA's name for them.
-For torch's C++ core it remains a device type of its own (see `device`); the two names are exchanged where Python code
+Programs name their device ("cuda", `torch.cuda`, `tensor.is_cuda`), so the simulated one must bear CUDA's name for
+them. For torch's C++ core it remains a device type of its own (see `device`); the two names are exchanged where Python code
 passes devices in and reads them back.
 """
 
@@ -58,8 +58,8 @@ def simulated(device: Any) -> Any:
         raise torch.AcceleratorError(f"CUDA error: invalid device ordinal ({device} of {count}; --gpus N gives more)")
     if index:
         raise RuntimeError(
-            f"{device}: this process is rank 0, whose GPU is cuda:0, and several GPUs in one process are not simulated; "
-            "start a process a GPU, as torchrun does"
+            f"{device}: this process is rank 0, whose GPU is cuda:0, and several GPUs in one process are not "
+            "simulated; start a process a GPU, as torchrun does"
         )
     return torch.device(DEVICE_TYPE, 0)
 
