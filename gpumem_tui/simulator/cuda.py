@@ -44,7 +44,7 @@ def simulated(device: Any) -> Any:
     """The simulated device for one that names CUDA; anything else as it is.
 
     Raises:
-        RuntimeError: this process has no such GPU, as CUDA says it.
+        RuntimeError: this process has no such GPU, as CUDA says it, or it is another rank's.
     """
     kind = type(device)
     if kind is str:
@@ -53,8 +53,15 @@ def simulated(device: Any) -> Any:
         device = torch.device(device)
     elif kind is not torch.device or device.type != "cuda":
         return device
-    if (device.index or 0) >= backend.devices:
-        raise torch.AcceleratorError(f"CUDA error: invalid device ordinal ({device}; this process has cuda:0)")
+    index = device.index or 0
+    if index >= backend.devices:
+        count = f"{backend.devices} GPU{'s' if backend.devices > 1 else ''}"
+        raise torch.AcceleratorError(f"CUDA error: invalid device ordinal ({device} of {count}; --gpus N gives more)")
+    if index:
+        raise RuntimeError(
+            f"{device}: this process is rank 0, whose GPU is cuda:0, and several GPUs in one process are not "
+            "simulated; start a process a GPU, as torchrun does"
+        )
     return torch.device(DEVICE_TYPE, 0)
 
 
@@ -139,7 +146,7 @@ def _type(tensor: torch.Tensor, dtype: Any = None, *args: Any, **kwargs: Any) ->
 
 
 _SPECIAL: dict[Any, Callable[..., Any]] = {
-    torch.device: lambda *named, **names: _CUDA if named == (0,) else torch.device(*named, **names),
+    torch.device: lambda *args, **kwargs: _device(*args, **kwargs),
     torch.Tensor.to: _to,
     torch.Tensor.cuda: _cuda,
     torch.Tensor.type: _type,
@@ -149,6 +156,11 @@ _SPECIAL: dict[Any, Callable[..., Any]] = {
     torch.Tensor.is_pinned: transfer.is_pinned,
     torch.Tensor.__repr__: lambda tensor, **_: _repr(tensor),
 }
+
+
+def _device(*args: Any, **kwargs: Any) -> torch.device:
+    """`torch.device`, for which a number alone is a GPU."""
+    return torch.device("cuda", args[0]) if args and type(args[0]) is int else torch.device(*args, **kwargs)
 
 
 def _set_data(tensor: torch.Tensor, data: torch.Tensor) -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parallel import distributed as ddp_module
 
 from gpumem_tui.memory import Bucket
 from gpumem_tui.simulator.device import backend
+
+c10d: Any = torch.distributed
 
 
 class _Communication:
@@ -45,7 +46,7 @@ def replicate_alone() -> None:
         construct(self, *args, **kwargs)
         # A gradient is a part of its bucket, or copied to and from it.
         self._communication = _Communication(Bucket.GRADIENTS if self.gradient_as_bucket_view else Bucket.TEMPORARY)
-        dist._register_comm_hook(self.reducer, None, self._communication)
+        c10d._register_comm_hook(self.reducer, None, self._communication)
 
     def register_comm_hook(self: Any, state: object, hook: Any) -> None:
         self._check_comm_hook(hook)
@@ -55,7 +56,7 @@ def replicate_alone() -> None:
     def register_builtin(self: Any, kind: Any) -> None:
         from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 
-        if kind == dist.BuiltinCommHookType.FP16_COMPRESS:
+        if kind == c10d.BuiltinCommHookType.FP16_COMPRESS:
             self._communication.hook = fp16_compress_hook
 
     ddp.__init__ = construct_alone

@@ -120,7 +120,10 @@ class DeviceMode(FakeTensorMode):
         if device is not None and device.type == "cuda":  # asked for by torch itself, where nothing renames it
             kwargs = {**kwargs, "device": torch.device(self._device_type, 0)}
         if not self._concerns_device(types, kwargs):
-            if func in host.MAKERS and not self.is_dispatching and host.ends_on_device(func, args, kwargs):
+            is_factory = device is not None or func in host.MAKERS
+            if self.is_dispatching and is_factory:  # a part of an operator on tensors without data
+                return _fake_dispatch(self, func, types, args, kwargs)
+            if func in host.MAKERS and host.ends_on_device(func, args, kwargs):
                 with self._turn:
                     return self._work_out(func, types, self._without_data(args), kwargs)
             return func(*args, **kwargs)
@@ -173,9 +176,10 @@ class DeviceMode(FakeTensorMode):
     def _run_higher_order(self, func: HigherOrderOperator, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """An operator that calls others, which come here one by one."""
         table: Any = func.python_key_table
+        fakes: Any = registered_hop_fake_fns
         with self:
-            if func in registered_hop_fake_fns:
-                return registered_hop_fake_fns[func](*args, **kwargs)
+            if func in fakes:
+                return fakes[func](*args, **kwargs)
             if FakeTensorMode in table:
                 return table[FakeTensorMode](self, *args, **kwargs)
         raise Untraceable(f"{func.name()} does not say what shape its result has ({self._gpu.sites.calling_line()})")

@@ -30,13 +30,15 @@ _NCCL_TIMEOUT = timedelta(minutes=10)
 """`kProcessGroupNCCLDefaultTimeout` (ProcessGroupNCCL.hpp), which a build without NCCL does not know."""
 
 c10d: Any = dist.distributed_c10d
+_nccl: Any = torch.cuda.nccl
+_torch_distributed: Any = dist
 
 
 @contextmanager
 def world(ranks: int) -> Iterator[None]:
     """Within the context, this process is rank 0 of `ranks`."""
     _answer_once()
-    dist.init_process_group("fake", store=dist.HashStore(), rank=0, world_size=ranks)
+    dist.init_process_group("fake", store=_torch_distributed.HashStore(), rank=0, world_size=ranks)
     try:
         yield
     finally:
@@ -50,9 +52,9 @@ def answer_alone() -> None:
     _replace("is_nccl_available", lambda: True)
     c10d.default_pg_nccl_timeout = c10d.default_pg_nccl_timeout or _NCCL_TIMEOUT
     if not hasattr(c10d, "ProcessGroupNCCL"):
-        for module in (c10d, dist):
-            module.ProcessGroupNCCL = _NcclGroup
-    torch.cuda.nccl.version = lambda: _NCCL_VERSION  # type: ignore[attr-defined]
+        c10d.ProcessGroupNCCL = _NcclGroup
+        _torch_distributed.ProcessGroupNCCL = _NcclGroup
+    _nccl.version = lambda: _NCCL_VERSION
 
 
 @functools.cache
@@ -90,7 +92,7 @@ def _fake_group(
     return made
 
 
-def _rendezvous(url: str, rank: int = -1, world_size: int = -1, **_: object) -> Iterator[tuple[dist.Store, int, int]]:
+def _rendezvous(url: str, rank: int = -1, world_size: int = -1, **_: object) -> Iterator[tuple[Any, int, int]]:
     """Where ranks meet: this one is alone.
 
     Raises:
@@ -110,7 +112,7 @@ def _rendezvous(url: str, rank: int = -1, world_size: int = -1, **_: object) -> 
     place, size = found(rank, "RANK"), found(world_size, "WORLD_SIZE")
     if place > 0:
         os._exit(0)  # rank 0 is the one that is followed
-    yield dist.HashStore(), place, size
+    yield _torch_distributed.HashStore(), place, size
 
 
 class _NcclGroup:
@@ -126,7 +128,7 @@ class _NcclGroup:
 
 
 def _propagate_without_memory(module: Any) -> None:
-    """DTensor runs operators on fake tensors of the whole shape to learn what they answer: none of that is allocated."""
+    """DTensor runs operators on fake tensors of the whole shape to learn what they answer: that allocates nothing."""
     propagator = module.ShardingPropagator
     propagate = propagator._propagate_tensor_meta_non_cached
 

@@ -1,0 +1,157 @@
+"""Scripts for several GPUs, as rank 0 of their world: what a rank holds, to the byte, and what collectives answer."""
+
+from __future__ import annotations
+
+import textwrap
+
+from tests.command.running import Project
+
+MIB = 1 << 20
+WIDTH, LAYERS, RANKS = 1024, 8, 4
+MODEL = 4 * LAYERS * WIDTH * WIDTH
+
+START = f"""
+import os
+import torch
+import torch.distributed as dist
+from torch import nn
+
+dist.init_process_group("nccl")
+rank = int(os.environ["LOCAL_RANK"])
+torch.cuda.set_device(rank)
+assert (dist.get_world_size(), dist.get_backend()) == ({RANKS}, "nccl")
+"""
+TRAIN = f"""
+for _ in range(10):
+    loss = model(torch.randn(4, {WIDTH}, device=rank)).sum()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+LINEARS = f"nn.Sequential(*[nn.Linear({WIDTH}, {WIDTH}, bias=False) for _ in range({LAYERS})])"
+
+REPLICATED = f"""
+from torch.nn.parallel import DistributedDataParallel
+
+model = DistributedDataParallel({LINEARS}.to(rank), device_ids=[rank], **OPTIONS)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+"""
+SHARDED = f"""
+from torch.distributed.fsdp import fully_shard
+
+with torch.device("meta"):
+    model = {LINEARS}
+for layer in model:
+    fully_shard(layer)
+fully_shard(model)
+model.to_empty(device="cuda")
+for layer in model:
+    layer.reset_parameters()
+optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+"""
+SHARDED_FLAT = f"""
+from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+
+model = FSDP({LINEARS}, auto_wrap_policy=ModuleWrapPolicy({{nn.Linear}}), device_id=torch.cuda.current_device())
+optimizer = torch.optim.AdamW(model.parameters())
+"""
+TENSOR_PARALLEL = f"""
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+mesh = init_device_mesh("cuda", (dist.get_world_size(),))
+plan = {{str(i): RowwiseParallel() if i % 2 else ColwiseParallel() for i in range({LAYERS})}}
+model = parallelize_module({LINEARS}.cuda(), mesh, plan)
+optimizer = torch.optim.AdamW(model.parameters())
+"""
+
+
+def buckets(project: Project, *parts: str) -> dict[str, int]:
+    """The buckets at the peak of a script that is started over `RANKS` GPUs."""
+    project.write("train.py", "".join(textwrap.dedent(part) for part in parts))
+    done = project.predict(*TORCHRUN, "train.py", options=("--steps", "2"))
+    found: dict[str, int] = done.json["traced"]["buckets"]
+    return found
+
+
+TORCHRUN = ("python", "-m", "torch.distributed.run", "--nproc-per-node", str(RANKS))
+
+
+def test_a_replica_holds_everything_and_its_buckets(project: Project) -> None:
+    held = buckets(project, START, REPLICATED.replace("**OPTIONS", ""), TRAIN)
+    assert held["parameters"] == held["gradients"] == MODEL
+    assert MODEL <= held["temporary"] < MODEL + 100 * MIB  # buckets, two cuBLAS workspaces, what SGD needs
+
+
+def test_gradients_that_are_views_of_buckets_need_no_more(project: Project) -> None:
+    held = buckets(project, START, REPLICATED.replace("**OPTIONS", "gradient_as_bucket_view=True"), TRAIN)
+    assert held["parameters"] == held["gradients"] == MODEL
+    assert held["temporary"] < 100 * MIB
+
+
+def test_fully_sharded_holds_its_share(project: Project) -> None:
+    held = buckets(project, START, SHARDED, TRAIN)
+    assert held["parameters"] == MODEL // RANKS
+    assert 0 <= held["optimizer"] - 2 * MODEL // RANKS <= LAYERS * 512  # a step count a layer
+    assert held["other"] < MIB
+
+
+def test_fully_sharded_flat_parameters_from_the_host(project: Project) -> None:
+    held = buckets(project, START, SHARDED_FLAT, TRAIN)
+    assert held["parameters"] == MODEL // RANKS
+    assert held["optimizer"] == 2 * MODEL // RANKS
+
+
+def test_tensor_parallel_layers_hold_their_share(project: Project) -> None:
+    held = buckets(project, START, TENSOR_PARALLEL, TRAIN)
+    assert held["parameters"] == MODEL // RANKS
+    assert held["optimizer"] == 2 * MODEL // RANKS
+
+
+COLLECTIVES = f"""
+for device in ("cpu", "cuda"):
+    given = torch.tensor([5.0, 7.0], device=device)
+    parts = [torch.empty_like(given) for _ in range({RANKS})]
+    dist.all_gather(parts, given)
+    assert [part.tolist() for part in parts] == [[5, 7]] * {RANKS}
+    whole = torch.empty({2 * RANKS}, device=device)
+    dist.all_gather_into_tensor(whole, given)
+    assert whole.tolist() == [5, 7] * {RANKS}
+    share = torch.empty(2, device=device)
+    dist.reduce_scatter_tensor(share, whole)
+    assert share.tolist() == [5 * {RANKS}, 7 * {RANKS}]
+    dist.broadcast(given, 0)
+    work = dist.all_reduce(given, async_op=True)
+    assert work.get_future().wait()[0].tolist() == given.tolist() == [5 * {RANKS}, 7 * {RANKS}]
+    dist.all_reduce(given, op=dist.ReduceOp.MAX)
+    assert given.tolist() == [5 * {RANKS}, 7 * {RANKS}]
+dist.barrier()
+names = [None] * {RANKS}
+dist.all_gather_object(names, "rank")
+assert names == ["rank"] * {RANKS}
+assert dist.get_world_size(dist.new_group([0, 1])) == 2
+model = {LINEARS}.cuda()
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+"""
+
+
+def test_collectives_answer_as_among_equals(project: Project) -> None:
+    assert buckets(project, START, COLLECTIVES, TRAIN)["parameters"] == MODEL
+
+
+def test_a_script_for_ranks_that_no_launcher_started(project: Project) -> None:
+    project.write("train.py", START + TRAIN)
+    done = project.predict("python", "train.py", options=("--quiet",))
+    assert done.code == 2
+    assert done.complaint.startswith("gpumem-tui: train.py:7: ")
+    assert "torchrun --nproc-per-node N` or give --gpus N" in done.complaint
+
+
+def test_a_gpu_that_is_not_this_rank_s(project: Project) -> None:
+    project.write("train.py", "import torch\ntorch.zeros(8, device='cuda:1')\n")
+    alone = project.predict("python", "train.py", options=("--quiet",))
+    assert "train.py:2: " in alone.complaint
+    assert "cuda:1 of 1 GPU; --gpus N gives more" in alone.complaint
+    several = project.predict("python", "train.py", options=("--quiet", "--gpus", "2"))
+    assert "several GPUs in one process are not simulated" in several.complaint

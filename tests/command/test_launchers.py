@@ -1,0 +1,102 @@
+"""Whatever starts a script over several GPUs: it runs as rank 0 of them all, once."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpumem_tui.workload.command import Command
+from tests.command.running import Project
+
+TRAIN = """
+    import os
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("nccl")
+    model = torch.nn.Linear(1024, 1024, bias=False).to(int(os.environ["LOCAL_RANK"]))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    print("rank", dist.get_rank(), "of", dist.get_world_size(), "on", torch.cuda.device_count(), "GPUs")
+    for _ in range(3):
+        model(torch.randn(8, 1024, device="cuda")).sum().backward()
+        optimizer.step()
+"""
+SPAWN = """
+    import os
+    import torch
+    import torch.distributed as dist
+    import torch.multiprocessing
+
+    def train(rank, ranks):
+        os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = "localhost", "12355"
+        dist.init_process_group("nccl", rank=rank, world_size=ranks)
+        model = torch.nn.Linear(1024, 1024, bias=False).to(rank)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        print("rank", dist.get_rank(), "of", dist.get_world_size(), "on", torch.cuda.device_count(), "GPUs")
+        for _ in range(3):
+            model(torch.randn(8, 1024, device=rank)).sum().backward()
+            optimizer.step()
+
+    if __name__ == "__main__":
+        torch.multiprocessing.spawn(train, args=(torch.cuda.device_count(),), nprocs=torch.cuda.device_count())
+"""
+TORCHRUN = ("python", "-m", "torch.distributed.run")
+
+
+def started(project: Project, *words: str, options: tuple[str, ...] = ()) -> list[str]:
+    """What the ranks of a command print."""
+    done = project.predict(*words, options=options)
+    assert done.json["traced"]["buckets"]["parameters"] == 4 << 20
+    return [line.removeprefix("  | ") for line in done.stderr.splitlines() if line.startswith("  | rank ")]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--nproc-per-node", "4"), "rank 0 of 4 on 4 GPUs"),
+        (("--nnodes", "2", "--nproc-per-node=8", "--node-rank=0"), "rank 0 of 16 on 8 GPUs"),
+    ],
+)
+def test_torchrun(project: Project, options: tuple[str, ...], said: str) -> None:
+    project.write("train.py", TRAIN)
+    assert started(project, *TORCHRUN, *options, "train.py") == [said]
+
+
+def test_a_shell_script_that_calls_torchrun(project: Project) -> None:
+    project.write("run.sh", 'exec "$1" -m torch.distributed.run --nproc-per-node 2 train.py')
+    project.write("train.py", TRAIN)
+    assert started(project, "bash", "run.sh", "python") == ["rank 0 of 2 on 2 GPUs"]
+
+
+def test_a_plain_script_that_reads_its_rank(project: Project) -> None:
+    project.write("train.py", TRAIN)
+    assert started(project, "python", "train.py", options=("--gpus", "16")) == ["rank 0 of 16 on 8 GPUs"]
+
+
+def test_spawned_processes(project: Project) -> None:
+    project.write("train.py", SPAWN)
+    assert started(project, "python", "train.py", options=("--gpus", "4")) == ["rank 0 of 4 on 4 GPUs"]
+
+
+def test_accelerate(project: Project) -> None:
+    pytest.importorskip("accelerate")
+    project.write("train.py", TRAIN)
+    words = ("python", "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "4", "train.py")
+    assert started(project, *words) == ["rank 0 of 4 on 4 GPUs"]
+
+
+@pytest.mark.parametrize(
+    ("line", "processes"),
+    [
+        ("torchrun --nproc-per-node 4 train.py", 4),
+        ("torchrun --nproc_per_node=4 train.py", 4),
+        ("torchrun --nnodes=2 --nproc-per-node 8 train.py", 16),
+        ("torchrun --nnodes 1:4 --nproc-per-node 8 train.py", 8),
+        ("torchrun --nproc-per-node gpu train.py", 1),
+        ("python -m torch.distributed.run --nproc-per-node=2 train.py", 2),
+        ("accelerate launch --num_machines 2 --num_processes 16 train.py", 16),
+        ("accelerate launch train.py", 1),
+        ("python train.py --num_processes 8", 1),
+    ],
+)
+def test_how_many_processes_a_line_starts(line: str, processes: int) -> None:
+    assert Command(tuple(line.split()), ".").processes == processes
