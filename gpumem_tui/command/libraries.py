@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from importlib import import_module
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -85,10 +86,9 @@ class _TritonDriver:
         return 0
 
     def get_current_target(self) -> Any:
-        from triton.backends.compiler import GPUTarget
-
+        compiler: Any = import_module("triton.backends.compiler")
         major, minor = self._device.get_device_capability()
-        return GPUTarget("cuda", 10 * major + minor, _WARP_SIZE)
+        return compiler.GPUTarget("cuda", 10 * major + minor, _WARP_SIZE)
 
     def get_active_torch_device(self) -> torch.device:
         return torch.device("cuda", 0)

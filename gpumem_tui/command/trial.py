@@ -136,6 +136,7 @@ class _Simulated(_Trial):
         atexit.register(_quietly(stack.close))
         follow_launchers(ranks(gpus))
         self.follow(self.gpu, torch.cuda)
+        atexit.register(_quietly(self._ended_early))  # while the GPU still is: what is registered last is called first
         follow_libraries(self.program)
 
     def outcome(self) -> ChildEvent:

@@ -16,7 +16,8 @@ PEAK = """
             return next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM"))
 """
 
-LLAMA_8B = """
+LLAMA_8B = (
+    """
     import atexit
 
     import torch
@@ -34,11 +35,14 @@ LLAMA_8B = """
         report_to="none",
     )
     Trainer(model, arguments, train_dataset=[{"input_ids": ids, "labels": ids}] * 8).train()
-""" % PEAK  # noqa: UP031  the script has braces of its own
+"""
+    % PEAK
+)  # noqa: UP031  the script has braces of its own
 PARAMETERS_8B = 8_030_261_248
 """As Meta counts the parameters of Llama 3 8B."""
 
-PRETRAINED = """
+PRETRAINED = (
+    """
     import sys
 
     import torch
@@ -54,9 +58,12 @@ PRETRAINED = """
         model(input_ids=ids, labels=ids).loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-""" % PEAK  # noqa: UP031
+"""
+    % PEAK
+)  # noqa: UP031
 
-STATE_DICT = """
+STATE_DICT = (
+    """
     import torch
     from torch import nn
 %s
@@ -79,7 +86,9 @@ STATE_DICT = """
         optimizer.step()
         optimizer.zero_grad()
     torch.save(model.state_dict(), "model.pt")
-""" % PEAK  # noqa: UP031
+"""
+    % PEAK
+)  # noqa: UP031
 
 
 def figure(stderr: str, name: str) -> int:
@@ -117,9 +126,7 @@ def test_a_state_dict_takes_no_host_memory_and_data_keeps_its_values(project: Pr
     import torch
 
     weight_bytes = 4 * 4096 * 8192
-    torch.save(
-        {"0.weight": torch.zeros(8192, 4096), "1.weight": torch.zeros(4096, 8192)}, project.folder / "model.pt"
-    )
+    torch.save({"0.weight": torch.zeros(8192, 4096), "1.weight": torch.zeros(4096, 8192)}, project.folder / "model.pt")
     written = (project.folder / "model.pt").stat().st_mtime_ns
     project.write("train.py", STATE_DICT)
     done = project.predict("python", "train.py")
