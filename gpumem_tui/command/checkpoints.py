@@ -42,11 +42,12 @@ def write_no_checkpoint(program: Program) -> None:
         after_import(module, lambda imported: replace(getattr(imported, owner), name, is_without_data))
 
     replace(torch, "save", lambda obj, f, *_, **__: not _is_in_memory(f) and _holds_no_data(obj))
-    after_import("safetensors.torch", lambda module: [
-        replace(module, "save_file", lambda tensors, *_, **__: _holds_no_data(tensors)),
-        replace(module, "save", lambda tensors, *_, **__: _holds_no_data(tensors)),
-        replace(module, "save_model", lambda model, *_, **__: _is_without_data(model)),
-    ])  # fmt: skip
+
+    def safetensors(module: Any) -> None:
+        replace(module, "save_file", lambda tensors, *_, **__: _holds_no_data(tensors))
+        replace(module, "save_model", lambda model, *_, **__: _is_without_data(model))
+
+    after_import("safetensors.torch", safetensors)
     for name, owner in (
         ("transformers.modeling_utils", "PreTrainedModel"),
         ("peft.peft_model", "PeftModel"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from importlib import import_module
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -15,11 +16,16 @@ from gpumem_tui.command.graphs import follow_graphs
 from gpumem_tui.importing import after_import
 from gpumem_tui.simulator.backend import Backend
 from gpumem_tui.simulator.device import backend
+from gpumem_tui.simulator.profile import WARP_SIZE
 
 if TYPE_CHECKING:
     from gpumem_tui.command.program import Program
 
-_WARP_SIZE = 32
+_SHARED_BYTES = {(7, 0): 98304, (7, 5): 65536, (8, 0): 166912, (8, 6): 101376, (8, 9): 101376, (12, 0): 101376}
+_SHARED_BYTES_FROM_HOPPER = 232448
+_REGISTERS = 65536
+"""What a block of threads may have of shared memory, and 32-bit registers per multiprocessor (CUDA C++ Programming Guide,
+"Technical Specifications per Compute Capability")."""
 
 
 def follow_libraries(program: Program) -> None:
@@ -85,10 +91,9 @@ class _TritonDriver:
         return 0
 
     def get_current_target(self) -> Any:
-        from triton.backends.compiler import GPUTarget
-
+        compiler: Any = import_module("triton.backends.compiler")
         major, minor = self._device.get_device_capability()
-        return GPUTarget("cuda", 10 * major + minor, _WARP_SIZE)
+        return compiler.GPUTarget("cuda", 10 * major + minor, WARP_SIZE)
 
     def get_active_torch_device(self) -> torch.device:
         return torch.device("cuda", 0)
@@ -102,9 +107,11 @@ class _TritonDriver:
 
     def _properties(self, device: object = None) -> dict[str, int]:
         properties = self._device.get_device_properties()
+        capability = self._device.get_device_capability()
+        shared = _SHARED_BYTES.get(capability) or _SHARED_BYTES_FROM_HOPPER
         return {
             "multiprocessor_count": properties.multi_processor_count,
-            "max_shared_mem": properties.shared_memory_per_block_optin,
-            "max_num_regs": properties.regs_per_multiprocessor,
+            "max_shared_mem": shared,
+            "max_num_regs": _REGISTERS,
             "warpSize": properties.warp_size,
         }

@@ -154,6 +154,7 @@ class _Simulated(_Trial):
         follow_launchers(ranks(gpus))
         self.follow(self.gpu, torch.cuda)
         stack.enter_context(Repeats(self.gpu, self.program.called).watching())
+        atexit.register(_quietly(self._ended_early))  # while the GPU still is: what is registered last is called first
         follow_libraries(self.program)
         self.changes: Changes | None = None
         if isinstance(self.request, TraceRequest) and self.request.change:

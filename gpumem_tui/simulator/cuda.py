@@ -152,7 +152,7 @@ _SPECIAL: dict[Any, Callable[..., Any]] = {
     torch.Tensor.type: _type,
     _BASE.is_cuda.__get__: _is_here,
     torch.Tensor.device.__get__: lambda tensor: presented(_BASE.device.__get__(tensor)),
-    torch.Tensor.data.__set__: lambda tensor, data: _set_data(tensor, data),
+    _BASE.data.__set__: lambda tensor, data: _set_data(tensor, data),
     torch.Tensor.is_pinned: transfer.is_pinned,
     torch.Tensor.__repr__: lambda tensor, **_: _repr(tensor),
 }
@@ -173,8 +173,9 @@ def _set_data(tensor: torch.Tensor, data: torch.Tensor) -> None:
 
 def _place(tensor: torch.Tensor) -> tuple[bool, torch.device]:
     """Whether a tensor is without data, and where it lies."""
-    is_fake = isinstance(tensor, FakeTensor)
-    return is_fake, tensor.fake_device if is_fake else _BASE.device.__get__(tensor)
+    if isinstance(tensor, FakeTensor):
+        return True, tensor.fake_device
+    return False, _BASE.device.__get__(tensor)
 
 
 def _repr(tensor: torch.Tensor) -> str:

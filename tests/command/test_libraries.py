@@ -103,7 +103,7 @@ def test_data_is_saved_and_checkpoints_are_not(project: Project) -> None:
     assert "| thread True cuda:0" in done.stderr
     assert (project.folder / "data.pt").exists()
     assert not (project.folder / "checkpoint.pt").exists()
-    assert any("checkpoint" in note and "train.py:20" in note for note in done.json["traced"]["notes"])
+    assert any("checkpoint" in note and "train.py:19" in note for note in done.json["traced"]["notes"])
 
 
 def test_compilation_is_noted_where_it_is_used(project: Project) -> None:
