@@ -21,6 +21,7 @@ def follow_libraries(program: Program, gpu: SimulatedGpu) -> None:
     _stay_eager(program)
     _write_no_checkpoint(program)
     follow_graphs(program.note)
+    _note_recurrent_layers(program)
     after_import("triton.runtime.jit", lambda module: _launch_nothing(program, module.JITFunction))
     after_import(
         "triton.runtime.autotuner", lambda module: _launch_nothing(program, module.Autotuner, module.Heuristics)
@@ -37,6 +38,18 @@ def _stay_eager(program: Program) -> None:
     whole.compile = compiled
     nn: Any = torch.nn.Module
     nn.compile = lambda module, *_, **__: compiled(module) and None
+
+
+def _note_recurrent_layers(program: Program) -> None:
+    """Their activations on CUDA are cuDNN's own reserve, whose size is not documented."""
+    functions: Any = torch._VF
+    for name in ("lstm", "gru", "rnn_tanh", "rnn_relu"):
+
+        def noted(*args: Any, _run: Any = getattr(functions, name)) -> Any:
+            program.note("recurrent layers: traced as PyTorch composes them; what cuDNN keeps instead is not known")
+            return _run(*args)
+
+        setattr(functions, name, noted)
 
 
 def _write_no_checkpoint(program: Program) -> None:

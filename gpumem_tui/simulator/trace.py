@@ -160,7 +160,7 @@ class DeviceMode(FakeTensorMode):
                 return self._shaped_by_values(func, types, args, kwargs)
             return super().__torch_dispatch__(func, types, args, kwargs)
         except Exception as error:
-            failure = self._in_words(func, error)
+            failure = self._in_words(func, args, error)
             if _in_backward():
                 self._gpu.on_backward_error(failure)
             raise failure from error
@@ -236,14 +236,16 @@ class DeviceMode(FakeTensorMode):
         if ref is not None and ref.number:
             self._gpu.recorder.tag(ref.number, Bucket.TEMPORARY)
 
-    def _in_words(self, func: Any, error: Exception) -> Exception:
+    def _in_words(self, func: Any, args: tuple[Any, ...], error: Exception) -> Exception:
         """What the fake tensors could not follow, naming the operator and the line; any other error as it is."""
-        if isinstance(error, (DataDependentOutputException, DynamicOutputShapeException)):
+        if isinstance(error, NotImplementedError | UnsupportedOperatorException) and _has_sparse(args):
+            problem = "works on a sparse tensor, which cannot be followed: make it dense, or run on a real GPU"
+        elif isinstance(error, (DataDependentOutputException, DynamicOutputShapeException)):
             problem = (
                 "gives a result whose shape depends on what the GPU computes, and nothing is computed here: take it "
                 "from data of the CPU, keep the shape fixed (torch.where, a mask as factor), or run on a real GPU"
             )
-        elif isinstance(error, UnsupportedOperatorException):
+        elif isinstance(error, NotImplementedError | UnsupportedOperatorException):
             problem = "does not say what shape its result has (it has no meta kernel)"
         else:
             return error
@@ -364,6 +366,10 @@ def _holds_values(args: tuple[Any, ...]) -> bool:
     """Whether what is copied, the last of a copy's tensors, lies on the host."""
     source = [argument for argument in args[:2] if isinstance(argument, torch.Tensor)][-1]
     return not isinstance(source, FakeTensor)
+
+
+def _has_sparse(args: tuple[Any, ...]) -> bool:
+    return any(isinstance(argument, torch.Tensor) and argument.layout is not torch.strided for argument in args)
 
 
 def _size_bytes(buffer: Buffer) -> int:
