@@ -78,6 +78,7 @@ class DeviceMode(FakeTensorMode):
         self._has_workspace = {False: False, True: False}
         self._answers = Answers(self, device_type)
         self._turn = threading.RLock()
+        self._in_turn = 0
         os.register_at_fork(after_in_child=_fresh_turn(weakref.ref(self)))
         self.values = Values(self._live)
         self._shapes = Shapes(self.values)
@@ -106,6 +107,7 @@ class DeviceMode(FakeTensorMode):
                 return self._work_out(func, types, args, kwargs)
             return func(*args, **kwargs)
         with self._turn:
+            self._in_turn = threading.get_ident()
             return self._follow(func, types, args, kwargs)
 
     def _follow(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -173,6 +175,7 @@ class DeviceMode(FakeTensorMode):
     def unrecorded(self) -> Iterator[None]:
         """Within the context operators work on fake tensors without anything being allocated for them."""
         self._depth += 1
+        self._in_turn = threading.get_ident()
         try:
             yield
         finally:
@@ -196,8 +199,8 @@ class DeviceMode(FakeTensorMode):
 
     @property
     def is_dispatching(self) -> bool:
-        """Whether torch is at work on fake tensors, and not the program."""
-        return self._depth > 0
+        """Whether torch is at work on fake tensors, and not the program, in this thread."""
+        return self._depth > 0 and self._in_turn == threading.get_ident()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> DeviceMode:
         """The copy of a tensor lies on the same device."""
