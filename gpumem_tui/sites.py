@@ -24,6 +24,7 @@ _NOT_THE_PROGRAM = (
     os.path.dirname(torch.__file__) + os.sep,
     os.path.join(_PACKAGE, "command", ""),
     os.path.join(_PACKAGE, "simulator", ""),
+    os.path.join(_PACKAGE, "command", ""),
     os.path.join(_PACKAGE, "search", ""),
     os.path.join(_PACKAGE, "probe", ""),
     os.path.join(_PACKAGE, "sites.py"),

@@ -1,4 +1,4 @@
-"""CUDA graphs on a simulated GPU: what is captured runs once, as it is captured; a replay repeats its optimizer steps."""
+"""CUDA graphs on a simulated GPU: what is captured runs once, then; a replay repeats the optimizer steps in it."""
 
 from __future__ import annotations
 

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 _SHARED_BYTES = {(7, 0): 98304, (7, 5): 65536, (8, 0): 166912, (8, 6): 101376, (8, 9): 101376, (12, 0): 101376}
 _SHARED_BYTES_FROM_HOPPER = 232448
 _REGISTERS = 65536
-"""What a block of threads may have of shared memory, and 32-bit registers per multiprocessor (CUDA C++ Programming Guide,
-"Technical Specifications per Compute Capability")."""
+"""What a block of threads may have of shared memory, and 32-bit registers per multiprocessor (CUDA C++ Programming
+Guide, "Technical Specifications per Compute Capability")."""
 
 
 def follow_libraries(program: Program) -> None:
@@ -34,6 +34,7 @@ def follow_libraries(program: Program) -> None:
     write_no_checkpoint(program)
     follow_graphs(program.note)
     after_import("triton.runtime.driver", lambda module: module.driver.set_active(_TritonDriver(backend)))
+    _note_recurrent_layers(program)
     after_import("triton.runtime.jit", lambda module: _launch_nothing(program, module.JITFunction))
     after_import(
         "triton.runtime.autotuner", lambda module: _launch_nothing(program, module.Autotuner, module.Heuristics)
@@ -62,6 +63,18 @@ def _stay_eager(program: Program) -> None:
     whole.compile = compiled
     module: Any = nn.Module
     module.compile = lambda module, *_, **__: compiled(module) and None
+
+
+def _note_recurrent_layers(program: Program) -> None:
+    """Their activations on CUDA are cuDNN's own reserve, whose size is not documented."""
+    functions: Any = torch._VF
+    for name in ("lstm", "gru", "rnn_tanh", "rnn_relu"):
+
+        def noted(*args: Any, _run: Any = getattr(functions, name)) -> Any:
+            program.note("recurrent layers: traced as PyTorch composes them; what cuDNN keeps instead is not known")
+            return _run(*args)
+
+        setattr(functions, name, noted)
 
 
 def _launch_nothing(program: Program, *kinds: Any) -> None:

@@ -27,9 +27,9 @@ def register() -> None:
         for overload in (name, f"{name}.tensor_lr"):
             if not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{overload}", "Meta"):
                 aten.impl(overload, _in_place, "Meta")
-    for overload in ("_ctc_loss_backward", "_ctc_loss_backward.Tensor"):
+    for overload, shape in _SHAPES.items():
         if not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{overload}", "Meta"):
-            aten.impl(overload, _like_second, "Meta")
+            aten.impl(overload, shape, "Meta")
     _libraries.append(aten)
 
 
@@ -49,6 +49,36 @@ def _in_place(*_: Any, **__: Any) -> None:
 def _like_second(gradient: torch.Tensor, log_probabilities: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
     """`ctc_loss_backward` (aten/src/ATen/native/cuda/LossCTC.cu) gives the gradient of the log probabilities."""
     return torch.empty_like(log_probabilities, memory_format=torch.contiguous_format)
+
+
+_GRU_WORKSPACE, _GRU_GATES = 5, 3
+"""Values per hidden unit that a GRU cell keeps for backward, and its gates (aten/src/ATen/native/cuda/RNN.cu)."""
+
+
+def _gru_cell(
+    input_gates: torch.Tensor, hidden_gates: torch.Tensor, hidden: torch.Tensor, *_: Any, **__: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The new hidden state and the cell's workspace."""
+    rows, units = hidden.shape
+    made = torch.empty_like(hidden, memory_format=torch.contiguous_format)
+    return made, hidden.new_empty(rows, units * _GRU_WORKSPACE)
+
+
+def _gru_cell_backward(gradient: torch.Tensor, workspace: torch.Tensor, has_bias: bool) -> tuple[Any, ...]:
+    """Gradients of the input's and the hidden state's gates, of the hidden state, and of both biases."""
+    rows, units = gradient.shape
+    gates = [workspace.new_empty(rows, units * _GRU_GATES) for _ in range(2)]
+    biases = [workspace.new_empty(units * _GRU_GATES) if has_bias else None for _ in range(2)]
+    return (*gates, torch.empty_like(gradient, memory_format=torch.contiguous_format), *biases)
+
+
+_SHAPES: dict[str, Callable[..., Any]] = {
+    "_ctc_loss_backward": _like_second,
+    "_ctc_loss_backward.Tensor": _like_second,
+    "_thnn_fused_gru_cell": _gru_cell,
+    "_thnn_fused_gru_cell_backward": _gru_cell_backward,
+}
+"""What CUDA's kernels give where torch has no shape function of theirs."""
 
 
 def _whole(op: torch._ops.OpOverload[..., Any]) -> Callable[..., Any]:

@@ -51,8 +51,8 @@ def _scatter(tensor: torch.Tensor, devices: Sequence[int], *_: object) -> tuple[
     """How `nn.DataParallel` hands out a batch, to one GPU."""
     if len(devices) > 1:
         raise RuntimeError(
-            f"nn.DataParallel on {len(devices)} GPUs cannot be followed: run it on one (CUDA_VISIBLE_DEVICES=0), or use "
-            "DistributedDataParallel with torchrun"
+            f"nn.DataParallel on {len(devices)} GPUs cannot be followed: run it on one (CUDA_VISIBLE_DEVICES=0), or "
+            "use DistributedDataParallel with torchrun"
         )
     return (tensor.to("cuda"),)
 

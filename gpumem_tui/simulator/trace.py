@@ -85,6 +85,7 @@ class DeviceMode(FakeTensorMode):
         self._answers = Answers(self, device_type)
         self._thread = threading.local()
         self._turn = threading.RLock()
+        self._in_turn = 0
         os.register_at_fork(after_in_child=_fresh_turn(weakref.ref(self)))
         self.values = Values(self._live)
         self._shapes = Shapes(self.values)
@@ -98,7 +99,7 @@ class DeviceMode(FakeTensorMode):
         return False
 
     def prepare_thread(self) -> None:
-        """Have `torch.tensor(..., device=...)` begin on the host, as `FakeTensorMode` does in the thread it is entered in."""
+        """Have `torch.tensor(..., device=...)` begin on the host, as in the thread that entered the mode."""
         if not getattr(self._thread, "is_prepared", False):
             torch._C._set_only_lift_cpu_tensors(True)
             self._thread.is_prepared = True
@@ -128,6 +129,7 @@ class DeviceMode(FakeTensorMode):
                     return self._work_out(func, types, self._without_data(args), kwargs)
             return func(*args, **kwargs)
         with self._turn:
+            self._in_turn = threading.get_ident()
             return self._follow(func, types, args, kwargs)
 
     def _follow(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -192,7 +194,7 @@ class DeviceMode(FakeTensorMode):
                 return self._shaped_by_values(func, types, args, kwargs)
             return _fake_dispatch(self, func, types, args, kwargs)
         except Exception as error:
-            failure = self._in_words(func, error)
+            failure = self._in_words(func, args, error)
             if _in_backward():
                 self._gpu.on_backward_error(failure)
             raise failure from error
@@ -205,6 +207,7 @@ class DeviceMode(FakeTensorMode):
     def unrecorded(self) -> Iterator[None]:
         """Within the context operators work on fake tensors without anything being allocated for them."""
         self._depth += 1
+        self._in_turn = threading.get_ident()
         try:
             yield
         finally:
@@ -228,8 +231,8 @@ class DeviceMode(FakeTensorMode):
 
     @property
     def is_dispatching(self) -> bool:
-        """Whether torch is at work on fake tensors in this thread, and not the program."""
-        return self._depth > 0 and self._turn._is_owned()  # type: ignore[attr-defined]
+        """Whether torch is at work on fake tensors, and not the program, in this thread."""
+        return self._depth > 0 and self._in_turn == threading.get_ident()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> DeviceMode:
         """The copy of a tensor lies on the same device."""
@@ -307,14 +310,16 @@ class DeviceMode(FakeTensorMode):
         if ref is not None and ref.number:
             self._gpu.recorder.tag(ref.number, Bucket.TEMPORARY)
 
-    def _in_words(self, func: Any, error: Exception) -> Exception:
+    def _in_words(self, func: Any, args: tuple[Any, ...], error: Exception) -> Exception:
         """What the fake tensors could not follow, naming the operator and the line; any other error as it is."""
-        if isinstance(error, (DataDependentOutputException, DynamicOutputShapeException)):
+        if isinstance(error, NotImplementedError | UnsupportedOperatorException) and _has_sparse(args):
+            problem = "works on a sparse tensor, which cannot be followed: make it dense, or run on a real GPU"
+        elif isinstance(error, (DataDependentOutputException, DynamicOutputShapeException)):
             problem = (
                 "gives a result whose shape depends on what the GPU computes, and nothing is computed here: take it "
                 "from data of the CPU, keep the shape fixed (torch.where, a mask as factor), or run on a real GPU"
             )
-        elif isinstance(error, UnsupportedOperatorException):
+        elif isinstance(error, NotImplementedError | UnsupportedOperatorException):
             problem = "does not say what shape its result has (it has no meta kernel)"
         else:
             return error
@@ -442,6 +447,10 @@ def _holds_values(args: tuple[Any, ...]) -> bool:
     """Whether what is copied, the last of a copy's tensors, lies on the host."""
     source = [argument for argument in args[:2] if isinstance(argument, torch.Tensor)][-1]
     return not isinstance(source, FakeTensor)
+
+
+def _has_sparse(args: tuple[Any, ...]) -> bool:
+    return any(isinstance(argument, torch.Tensor) and argument.layout is not torch.strided for argument in args)
 
 
 def _size_bytes(buffer: Buffer) -> int:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from gpumem_tui.simulator.device import DEVICE_TYPE, SimulatedGpu
@@ -60,8 +61,10 @@ def _rebuilt(
     return made.requires_grad_(requires_grad)
 
 
-def _no_array(tensor: torch.Tensor, *_: object, **__: object) -> None:
+def _array(convert: Callable[..., Any], tensor: FakeTensor, *args: Any, **kwargs: Any) -> Any:
     """`tensor.numpy()`, which CUDA's tensors refuse in these words."""
+    if tensor.fake_device.type != DEVICE_TYPE:
+        return convert(tensor, *args, **kwargs)
     raise TypeError(
         "can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() to copy the tensor to host memory first."
     )
@@ -87,10 +90,11 @@ _FLOATING = {
 
 def answers(gpu: SimulatedGpu) -> dict[tuple[Any, str], Any]:
     """The replaced attributes, by owner and name."""
-    device = storage_device(gpu)
+    device, convert = storage_device(gpu), FakeTensor.numpy
     torch.serialization.add_safe_globals([_rebuilt])
     return {
-        (FakeTensor, "numpy"): _no_array,
+        (FakeTensor, "numpy"): lambda tensor, *args, **kwargs: _array(convert, tensor, *args, **kwargs),
+        (nn.RNNBase, "flatten_parameters"): lambda layer: None,
         (torch.Tensor, "pin_memory"): pin,
         (torch.Tensor, "is_pinned"): is_pinned,
         (torch.UntypedStorage, "device"): device,

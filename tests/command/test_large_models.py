@@ -37,7 +37,7 @@ LLAMA_8B = (
     Trainer(model, arguments, train_dataset=[{"input_ids": ids, "labels": ids}] * 8).train()
 """
     % PEAK
-)  # noqa: UP031  the script has braces of its own
+)
 PARAMETERS_8B = 8_030_261_248
 """As Meta counts the parameters of Llama 3 8B."""
 
@@ -60,7 +60,7 @@ PRETRAINED = (
         optimizer.zero_grad()
 """
     % PEAK
-)  # noqa: UP031
+)
 
 STATE_DICT = (
     """
@@ -88,7 +88,7 @@ STATE_DICT = (
     torch.save(model.state_dict(), "model.pt")
 """
     % PEAK
-)  # noqa: UP031
+)
 
 
 def figure(stderr: str, name: str) -> int:
