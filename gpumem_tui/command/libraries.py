@@ -68,13 +68,16 @@ def _stay_eager(program: Program) -> None:
 def _note_recurrent_layers(program: Program) -> None:
     """Their activations on CUDA are cuDNN's own reserve, whose size is not documented."""
     functions: Any = torch._VF
-    for name in ("lstm", "gru", "rnn_tanh", "rnn_relu"):
 
-        def noted(*args: Any, _run: Any = getattr(functions, name)) -> Any:
+    def noted(run: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
             program.note("recurrent layers: traced as PyTorch composes them; what cuDNN keeps instead is not known")
-            return _run(*args)
+            return run(*args)
 
-        setattr(functions, name, noted)
+        return call
+
+    for name in ("lstm", "gru", "rnn_tanh", "rnn_relu"):
+        setattr(functions, name, noted(getattr(functions, name)))
 
 
 def _launch_nothing(program: Program, *kinds: Any) -> None:

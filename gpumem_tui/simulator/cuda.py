@@ -182,7 +182,7 @@ def _repr(tensor: torch.Tensor) -> str:
     """As torch writes it; with the values where they are known, and none where there would be many."""
     with torch._C.DisableTorchFunction():
         if not _is_here(tensor):
-            return torch._tensor_str._str(tensor)
+            return str(torch._tensor_str._str(tensor))
         values = backend._gpu.mode.values
         shown = values.of(tensor.detach()) if tensor.dim() else values.copied_to_host(tensor)
         text = f"tensor(..., size={tuple(tensor.shape)})" if shown is None else torch._tensor_str._str(shown)
@@ -331,7 +331,7 @@ def _follow_devices_in_python(replacements: _Replacements, gpu: SimulatedGpu) ->
 
     replacements.set(FakeTensor, "device", property(device, real.fset))
     replacements.set(FakeTensor, "is_cuda", property(_is_here))
-    plain_repr = FakeTensor.__repr__
+    plain_repr: Any = FakeTensor.__repr__
 
     def shown(tensor: FakeTensor, **_: Any) -> str:
         return plain_repr(tensor) if gpu.mode.is_dispatching else _repr(tensor)

@@ -1,4 +1,4 @@
-"""Models that do not fit the host: what ends on the device takes no memory there, and data of the program keeps its values."""
+"""Models that do not fit the host: what ends on the device takes no memory there, and data keeps its values."""
 
 from __future__ import annotations
 

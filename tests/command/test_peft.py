@@ -54,7 +54,9 @@ QUANTIZED = f"""
     model = prepare_model_for_kbit_training(model)
     model = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", r={RANK}, target_modules="all-linear"))
     ids = torch.arange(32)
-    arguments = TrainingArguments("results", per_device_train_batch_size=4, bf16=True, report_to="none", optim="adamw_bnb_8bit")
+    arguments = TrainingArguments(
+        "results", per_device_train_batch_size=4, bf16=True, report_to="none", optim="adamw_bnb_8bit"
+    )
     Trainer(model, arguments, train_dataset=[{{"input_ids": ids, "labels": ids}}] * 64).train()
 """
 
