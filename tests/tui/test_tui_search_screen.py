@@ -308,6 +308,7 @@ async def edit(pilot: Pilot[int]) -> EditScreen:
     await pilot.press("e")
     form = pilot.app.screen
     assert isinstance(form, EditScreen)
+    await until(pilot, lambda: all(node.is_mounted for node in form.walk_children(with_self=True)))
     return form
 
 
