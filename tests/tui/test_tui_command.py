@@ -279,6 +279,7 @@ async def form_of(pilot: Pilot[int]) -> EditScreen:
     await pilot.press("e")
     form = pilot.app.screen
     assert isinstance(form, EditScreen)
+    await until(pilot, lambda: all(node.is_mounted for node in form.walk_children(Widget, with_self=True)))
     return form
 
 

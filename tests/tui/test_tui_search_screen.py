@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from textual.command import CommandList
 from textual.pilot import Pilot
+from textual.widget import Widget
 from textual.widgets import Footer, Input, Select, Static
 from textual.widgets._footer import FooterKey
 
@@ -310,6 +311,7 @@ async def edit(pilot: Pilot[int]) -> EditScreen:
     await pilot.press("e")
     form = pilot.app.screen
     assert isinstance(form, EditScreen)
+    await until(pilot, lambda: all(node.is_mounted for node in form.walk_children(Widget, with_self=True)))
     return form
 
 

@@ -188,8 +188,9 @@ class SearchScreen(MainScreen):
 
     async def _mount_plot(self) -> None:
         plot = await asyncio.to_thread(_new_plot)
-        if not self.ending:
-            await self.query_one("#plot-pane").mount(plot)
+        panes = self.query("#plot-pane")  # none, if the program has ended meanwhile
+        if panes and not self.ending:
+            await panes.first().mount(plot)
             self._plot = plot
             plot.show(self._state)
 
