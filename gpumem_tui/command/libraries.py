@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ def follow_libraries(program: Program, gpu: SimulatedGpu) -> None:
     _write_no_checkpoint(program)
     follow_graphs(program.note)
     _note_recurrent_layers(program)
+    _iterate_in_full(program)
     after_import("triton.runtime.jit", lambda module: _launch_nothing(program, module.JITFunction))
     after_import(
         "triton.runtime.autotuner", lambda module: _launch_nothing(program, module.Autotuner, module.Heuristics)
@@ -43,13 +45,28 @@ def _stay_eager(program: Program) -> None:
 def _note_recurrent_layers(program: Program) -> None:
     """Their activations on CUDA are cuDNN's own reserve, whose size is not documented."""
     functions: Any = torch._VF
+
+    def noted(run: Any, *args: Any) -> Any:
+        program.note("recurrent layers: traced as PyTorch composes them; what cuDNN keeps instead is not known")
+        return run(*args)
+
     for name in ("lstm", "gru", "rnn_tanh", "rnn_relu"):
+        setattr(functions, name, functools.partial(noted, getattr(functions, name)))
 
-        def noted(*args: Any, _run: Any = getattr(functions, name)) -> Any:
-            program.note("recurrent layers: traced as PyTorch composes them; what cuDNN keeps instead is not known")
-            return _run(*args)
 
-        setattr(functions, name, noted)
+def _iterate_in_full(program: Program) -> None:
+    """LBFGS iterates within a step until nothing changes, and losses without values never do."""
+    optimizer: Any = torch.optim.LBFGS
+    step = optimizer.step
+
+    @functools.wraps(step)
+    def full_step(self: Any, closure: Any) -> Any:
+        program.note("LBFGS: all iterations of a step are made; its history grows with steps, up to history_size pairs")
+        for group in self.param_groups:
+            group["tolerance_change"] = group["tolerance_grad"] = -1.0
+        return step(self, closure)
+
+    optimizer.step = full_step
 
 
 def _write_no_checkpoint(program: Program) -> None:

@@ -90,7 +90,8 @@ def test_manual_optimization_of_two_models(project: Project) -> None:
             return [torch.optim.Adam(self.generator.parameters()), torch.optim.Adam(self.critic.parameters())], []
 
     data = DataLoader(TensorDataset(torch.randn(256, 4096)), 32)
-    L.Trainer(accelerator="auto", devices="auto", max_epochs=1, logger=False, enable_checkpointing=False).fit(Gan(), data)
+    trainer = L.Trainer(accelerator="auto", devices="auto", max_epochs=1, logger=False, enable_checkpointing=False)
+    trainer.fit(Gan(), data)
 """,
     )
     buckets = project.predict("python", "train.py").json["traced"]["buckets"]

@@ -1,4 +1,4 @@
-"""Vision and speech losses whose shapes come from the data: anchors matched to boxes, masks, sequences of their lengths."""
+"""Losses of vision and speech whose shapes come from the data: anchors matched to boxes, masks, lengths."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ DETECTOR = """
 
         def forward(self, images, targets):
             features = self.body(images)
-            ys, xs = torch.meshgrid(*(torch.arange(n, device=images.device) * 16 for n in features.shape[-2:]), indexing="ij")
+            places = (torch.arange(size, device=images.device) * 16 for size in features.shape[-2:])
+            ys, xs = torch.meshgrid(*places, indexing="ij")
             corners = torch.tensor([[-a, -b, a, b] for a in (32.0, 64, 128) for b in (32.0, 64, 128)], device=device)
             anchors = (torch.stack((xs, ys, xs, ys), -1).reshape(-1, 1, 4) + corners).reshape(-1, 4)
             scores = self.scores(features).permute(0, 2, 3, 1).flatten(1)
@@ -42,7 +43,8 @@ DETECTOR = """
                 wanted = torch.zeros(256, device=device)
                 wanted[: len(here)] = 1
                 print("sampled", here.numel(), there.numel())
-                loss = loss + nn.functional.binary_cross_entropy_with_logits(scores[index][torch.cat([here, there])], wanted)
+                sampled = scores[index][torch.cat([here, there])]
+                loss = loss + nn.functional.binary_cross_entropy_with_logits(sampled, wanted)
                 loss = loss + nn.functional.smooth_l1_loss(shifts[index][here], boxes[matched[here]] - anchors[here])
             return loss
 
