@@ -242,3 +242,20 @@ def test_a_module_of_a_package_configured_by_a_file(project: Project) -> None:
     project.write("train.sh", 'exec "$1" -m training.run')
     done = project.predict("sh", "train.sh", sys.executable)
     assert done.json["traced"]["buckets"]["optimizer"] == 2 * 4 * (1024 * 1024 + 1024)
+
+
+def test_a_program_that_ends_by_itself_is_measured_up_to_there(project: Project) -> None:
+    project.write(
+        "train.py",
+        """
+    import torch
+
+    model = torch.nn.Linear(1024, 1024).cuda()
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.randn(8, 1024, device="cuda")).sum().backward()
+    optimizer.step()
+""",
+    )
+    traced = project.predict("python", "train.py").json["traced"]
+    assert traced["buckets"]["optimizer"] == 2 * 4 * (1024 * 1024 + 1024)
+    assert "after 1 of 3" in " ".join(traced["notes"])
