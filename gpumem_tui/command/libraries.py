@@ -35,6 +35,7 @@ def follow_libraries(program: Program) -> None:
     follow_graphs(program.note)
     after_import("triton.runtime.driver", lambda module: module.driver.set_active(_TritonDriver(backend)))
     _note_recurrent_layers(program)
+    _iterate_in_full(program)
     after_import("triton.runtime.jit", lambda module: _launch_nothing(program, module.JITFunction))
     after_import(
         "triton.runtime.autotuner", lambda module: _launch_nothing(program, module.Autotuner, module.Heuristics)
@@ -69,15 +70,27 @@ def _note_recurrent_layers(program: Program) -> None:
     """Their activations on CUDA are cuDNN's own reserve, whose size is not documented."""
     functions: Any = torch._VF
 
-    def noted(run: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any) -> Any:
-            program.note("recurrent layers: traced as PyTorch composes them; what cuDNN keeps instead is not known")
-            return run(*args)
-
-        return call
+    def noted(run: Any, *args: Any) -> Any:
+        program.note("recurrent layers: traced as PyTorch composes them; what cuDNN keeps instead is not known")
+        return run(*args)
 
     for name in ("lstm", "gru", "rnn_tanh", "rnn_relu"):
-        setattr(functions, name, noted(getattr(functions, name)))
+        setattr(functions, name, functools.partial(noted, getattr(functions, name)))
+
+
+def _iterate_in_full(program: Program) -> None:
+    """LBFGS iterates within a step until nothing changes, and losses without values never do."""
+    optimizer: Any = torch.optim.LBFGS
+    step = optimizer.step
+
+    @functools.wraps(step)
+    def full_step(self: Any, closure: Any) -> Any:
+        program.note("LBFGS: all iterations of a step are made; its history grows with steps, up to history_size pairs")
+        for group in self.param_groups:
+            group["tolerance_change"] = group["tolerance_grad"] = -1.0
+        return step(self, closure)
+
+    optimizer.step = full_step
 
 
 def _launch_nothing(program: Program, *kinds: Any) -> None:

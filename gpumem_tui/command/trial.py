@@ -151,6 +151,7 @@ class _Simulated(_Trial):
         stack.enter_context(simulate(self.gpu))
         stack.enter_context(presented_as_cuda(self.gpu, local_gpus(gpus)))
         atexit.register(_quietly(stack.close))
+        atexit.register(self._ended_early)  # before that: what was measured is the GPU's
         follow_launchers(ranks(gpus))
         self.follow(self.gpu, torch.cuda)
         stack.enter_context(Repeats(self.gpu, self.program.called).watching())

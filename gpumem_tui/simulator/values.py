@@ -45,6 +45,9 @@ _OVERWRITING = frozenset(("copy_", "zero_", "fill_", "normal_", "uniform_", "ran
 _COMPARISONS: dict[str, Callable[[float, float], bool]] = {
     name: getattr(operator, name) for name in ("eq", "ne", "lt", "le", "gt", "ge")
 }
+_UNKNOWN_NUMBER = 1e-6
+"""What an unknown number reads as: shown as zero, but programs may divide by it, take its logarithm, and do not find
+that they have converged before they began."""
 _CHECKED_FOR_INF = "_amp_foreach_non_finite_check_and_unscale_"
 _ARE_NO_NUMBERS = ("isnan", "isinf", "isposinf", "isneginf")
 _KEPT_TYPES = frozenset(
@@ -57,7 +60,7 @@ _KEPT_TYPES = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Uniform:
-    """Every element of a tensor of truth values is `value`; not `certain` where it only reads so, as for zeros."""
+    """Every element of a tensor of truth values is `value`; not `certain` where it only reads so."""
 
     value: bool
     certain: bool
@@ -135,21 +138,21 @@ class Values:
         return _look(content, tensor)
 
     def read(self, tensor: torch.Tensor) -> Any:
-        """The value of a tensor of one element; where it is unknown, zero, so that "found inf" reads as no."""
+        """The value of a tensor of one element; where it is unknown, false, zero, or a number that is nearly zero."""
         content = self._content(tensor)
         if isinstance(content, Uniform):
             return content.value
         known = self.of(tensor.detach()) if content is not None else None
         if known is not None:
             return known.item()
-        return False if tensor.dtype == torch.bool else 0.0 if tensor.dtype.is_floating_point else 0
+        return False if tensor.dtype == torch.bool else _UNKNOWN_NUMBER if tensor.is_floating_point() else 0
 
     def copied_to_host(self, tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """What the host gets of a device tensor: its values, and zeros where they are unknown."""
+        """What the host gets of a device tensor: its values, and as `read` where they are unknown."""
         known, content = self.of(tensor.detach()), self._content(tensor)
         if known is not None:
             return known.to(dtype or tensor.dtype, copy=True)
-        value = content.value if isinstance(content, Uniform) else 0
+        value = content.value if isinstance(content, Uniform) else _UNKNOWN_NUMBER * tensor.is_floating_point()
         return torch.full(tensor.shape, value, dtype=dtype or tensor.dtype, device="cpu")
 
     def follow(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
@@ -239,7 +242,7 @@ class Values:
             self.learn(tensor, values)
 
     def _assume(self, func: Any, args: tuple[Any, ...], result: Any) -> None:
-        """What tests of unknown values read as: numbers are finite, and compare as zeros do."""
+        """What tests of unknown values read as: numbers are finite, and compare as a small one."""
         if type(result) is not FakeTensor or result.dtype is not torch.bool:
             return
         holder = self._holder(result)
@@ -270,12 +273,13 @@ class Values:
         return Uniform(bool(computed), certain)
 
     def _as_number(self, value: Any) -> float | None:
-        """One number for all elements: zero where they are unknown, None where they are known and may differ."""
+        """One number for all elements: a small one where they are unknown, None where they are known and may differ."""
         if not isinstance(value, torch.Tensor):
             return float(value)
-        if value.numel() == 1:
-            return float(self.read(value) if isinstance(value, FakeTensor) else value.item())
-        return 0.0 if isinstance(value, FakeTensor) and self.of(value) is None else None
+        known = self.of(value) if isinstance(value, FakeTensor) else value
+        if known is None:
+            return _UNKNOWN_NUMBER
+        return float(known.item()) if known.numel() == 1 else None
 
     def _run(self, rule: _Rule, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """The operator's result on host tensors."""

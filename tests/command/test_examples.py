@@ -86,7 +86,7 @@ def test_gradient_penalty_averaged_copies_functions_and_a_closure(project: Proje
         return loss
 
     for _ in range(3):
-        assert optimizer.step(closure).item() == 0
+        assert optimizer.step(closure).item() < 1e-5
         average.update_parameters(model)
         for name, value in model.state_dict().items():
             shadow[name].mul_(0.9).add_(value, alpha=0.1)
@@ -95,6 +95,7 @@ def test_gradient_penalty_averaged_copies_functions_and_a_closure(project: Proje
     buckets = project.predict("python", "train.py").json["traced"]["buckets"]
     one = 4 * (1024 * 1024 + 1024 + 1024 + 1)
     assert 3 * one <= buckets["parameters"] < 3 * one + 4096  # the model, its average and the frozen copy
+    assert buckets["optimizer"] >= 4 * one  # LBFGS: the direction, the last gradient and a pair of its history
 
 
 def test_an_optimizer_for_each_parameter_within_backward(project: Project) -> None:
@@ -241,3 +242,20 @@ def test_a_module_of_a_package_configured_by_a_file(project: Project) -> None:
     project.write("train.sh", 'exec "$1" -m training.run')
     done = project.predict("sh", "train.sh", sys.executable)
     assert done.json["traced"]["buckets"]["optimizer"] == 2 * 4 * (1024 * 1024 + 1024)
+
+
+def test_a_program_that_ends_by_itself_is_measured_up_to_there(project: Project) -> None:
+    project.write(
+        "train.py",
+        """
+    import torch
+
+    model = torch.nn.Linear(1024, 1024).cuda()
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.randn(8, 1024, device="cuda")).sum().backward()
+    optimizer.step()
+""",
+    )
+    traced = project.predict("python", "train.py").json["traced"]
+    assert traced["buckets"]["optimizer"] == 2 * 4 * (1024 * 1024 + 1024)
+    assert "after 1 of 3" in " ".join(traced["notes"])

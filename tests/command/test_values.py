@@ -56,20 +56,23 @@ def test_values_of_the_data_are_read_back(project: Project) -> None:
     assert done.code == 0, done.stderr
 
 
-def test_what_the_model_computes_is_finite_and_reads_as_zero(project: Project) -> None:
+def test_what_the_model_computes_is_finite_and_small(project: Project) -> None:
     project.write(
         "train.py",
         MODEL
         + """
+    import math
+
     for _ in range(3):
         known = torch.zeros(4, device=device)
         out = model(torch.randn(8, 16, device=device))
         loss = step(torch.randn(8, 16, device=device))
         assert torch.isfinite(loss) and not torch.isnan(loss) and not torch.isinf(out).any() and not loss != loss
         assert torch.isfinite(out).all() and out[torch.isfinite(out)].shape == (32,)
-        assert loss.item() == 0 and loss < 1e9 and not loss > 0.5 and (out >= 0).all()
+        assert math.log10(1 / loss.item()) > 4 and loss < 1e9 and not loss > 0.5
+        assert (out >= 0).all() and not loss <= 1e-7
         known += out[0].detach()
-        assert known.tolist() == [0.0] * 4
+        assert max(known.tolist()) < 1e-5
 """,
     )
     assert project.predict("python", "train.py").code == 0

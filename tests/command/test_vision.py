@@ -1,4 +1,4 @@
-"""Vision and speech losses whose shapes come from the data: anchors and boxes, masks, sequences of their lengths."""
+"""Losses of vision and speech whose shapes come from the data: anchors matched to boxes, masks, lengths."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ DETECTOR = """
 
         def forward(self, images, targets):
             features = self.body(images)
-            places = [torch.arange(n, device=images.device) * 16 for n in features.shape[-2:]]
+            places = (torch.arange(size, device=images.device) * 16 for size in features.shape[-2:])
             ys, xs = torch.meshgrid(*places, indexing="ij")
             corners = torch.tensor([[-a, -b, a, b] for a in (32.0, 64, 128) for b in (32.0, 64, 128)], device=device)
             anchors = (torch.stack((xs, ys, xs, ys), -1).reshape(-1, 1, 4) + corners).reshape(-1, 4)
