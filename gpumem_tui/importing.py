@@ -24,7 +24,9 @@ def after_import(name: str, call: Callable[[ModuleType], None]) -> None:
     module = sys.modules.get(name)
     if module is not None:
         spec = getattr(module, "__spec__", None)
-        if getattr(spec, "_initializing", False):  # it is being imported, and so far has imported who calls this
+        if spec is not None and getattr(
+            spec, "_initializing", False
+        ):  # it is being imported, and so far has imported who calls this
             _BeingImported.tell(spec, call)
         else:
             call(module)

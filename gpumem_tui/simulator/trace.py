@@ -87,7 +87,7 @@ class DeviceMode(FakeTensorMode):
     supports_higher_order_operators = True
 
     def prepare_thread(self) -> None:
-        """Have `torch.tensor(..., device=...)` begin on the host, as `FakeTensorMode` does in the thread it is entered in."""
+        """Have `torch.tensor(..., device=...)` begin on the host, as `FakeTensorMode` does in its thread."""
         if not getattr(self._thread, "is_prepared", False):
             torch._C._set_only_lift_cpu_tensors(True)
             self._thread.is_prepared = True

@@ -54,7 +54,9 @@ QUANTIZED = f"""
     model = prepare_model_for_kbit_training(model)
     model = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", r={RANK}, target_modules="all-linear"))
     ids = torch.arange(32)
-    arguments = TrainingArguments("results", per_device_train_batch_size=4, bf16=True, report_to="none", optim="adamw_bnb_8bit")
+    arguments = TrainingArguments(
+        "results", per_device_train_batch_size=4, bf16=True, report_to="none", optim="adamw_bnb_8bit"
+    )
     Trainer(model, arguments, train_dataset=[{{"input_ids": ids, "labels": ids}}] * 64).train()
 """
 
@@ -99,7 +101,7 @@ def test_a_base_of_4_bits_takes_half_a_byte_per_weight_and_its_scales(project: P
     pytest.importorskip("bitsandbytes")
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    model = LlamaForCausalLM(eval(CONFIGURATION, {"LlamaConfig": LlamaConfig}))  # noqa: S307  our own words
+    model = LlamaForCausalLM(eval(CONFIGURATION, {"LlamaConfig": LlamaConfig}))
     model.save_pretrained(project.folder / "base")
     project.write("train.py", QUANTIZED)
     buckets = project.predict("python", "train.py").json["traced"]["buckets"]
