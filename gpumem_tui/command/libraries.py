@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 _SHARED_BYTES = {(7, 0): 98304, (7, 5): 65536, (8, 0): 166912, (8, 6): 101376, (8, 9): 101376, (12, 0): 101376}
 _SHARED_BYTES_FROM_HOPPER = 232448
 _REGISTERS = 65536
-"""What a block of threads may have of shared memory, and 32-bit registers per multiprocessor (CUDA C++ Programming
-Guide, "Technical Specifications per Compute Capability")."""
+"""What a block of threads may have of shared memory, by compute capability, and a multiprocessor's 32-bit registers
+(CUDA C++ Programming Guide, "Technical Specifications per Compute Capability")."""
 
 
 def follow_libraries(program: Program) -> None:

@@ -21,8 +21,8 @@ def without_data(kind: type[torch.Tensor]) -> type[FakeTensor]:
         return kind
     if kind in _PLAIN:
         return FakeTensor
-    make: Any = type(kind)
-    made: type[FakeTensor] = make(kind.__name__, (kind, FakeTensor), {"__module__": kind.__module__})
+    metaclass: Any = type(kind)
+    made: type[FakeTensor] = metaclass(kind.__name__, (kind, FakeTensor), {"__module__": kind.__module__})
     return made
 
 

@@ -99,7 +99,7 @@ class DeviceMode(FakeTensorMode):
         return False
 
     def prepare_thread(self) -> None:
-        """Have `torch.tensor(..., device=...)` begin on the host, as in the thread that entered the mode."""
+        """Have `torch.tensor(..., device=...)` begin on the host, as `FakeTensorMode` does in its thread."""
         if not getattr(self._thread, "is_prepared", False):
             torch._C._set_only_lift_cpu_tensors(True)
             self._thread.is_prepared = True

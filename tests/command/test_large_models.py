@@ -1,4 +1,4 @@
-"""Models that do not fit the host: what ends on the device takes no memory there, and data keeps its values."""
+"""Models larger than the host: what ends on the device takes no memory there, and a program's data keeps its values."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ LLAMA_8B = (
 
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
-%s
+"""
+    + PEAK
+    + """
     atexit.register(lambda: print("peak", peak_of_this_process(), flush=True))
     config = LlamaConfig(
         vocab_size=128256, hidden_size=4096, intermediate_size=14336, num_hidden_layers=32, num_attention_heads=32,
@@ -36,7 +38,6 @@ LLAMA_8B = (
     )
     Trainer(model, arguments, train_dataset=[{"input_ids": ids, "labels": ids}] * 8).train()
 """
-    % PEAK
 )
 PARAMETERS_8B = 8_030_261_248
 """As Meta counts the parameters of Llama 3 8B."""
@@ -47,7 +48,9 @@ PRETRAINED = (
 
     import torch
     from transformers import AutoModelForCausalLM
-%s
+"""
+    + PEAK
+    + """
     before = peak_of_this_process()
     model = AutoModelForCausalLM.from_pretrained("checkpoint", dtype=torch.float32, **eval(sys.argv[1]))
     model = model.to("cuda")
@@ -59,14 +62,15 @@ PRETRAINED = (
         optimizer.step()
         optimizer.zero_grad()
 """
-    % PEAK
 )
 
 STATE_DICT = (
     """
     import torch
     from torch import nn
-%s
+"""
+    + PEAK
+    + """
     torch.save({"mean": torch.full((3,), 2.0), "images": torch.arange(6000000.0)}, "data.pt")
     before = peak_of_this_process()
     data = torch.load("data.pt")
@@ -87,7 +91,6 @@ STATE_DICT = (
         optimizer.zero_grad()
     torch.save(model.state_dict(), "model.pt")
 """
-    % PEAK
 )
 
 

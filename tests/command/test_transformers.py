@@ -46,8 +46,8 @@ BERT = """
     with open("vocabulary.txt", "w") as file:
         file.write("\\n".join(words))
     tokenizer = BertTokenizerFast("vocabulary.txt")
-    words_of = lambda: " ".join(f"w{random.randrange(500)}" for _ in range(random.randrange(5, 40)))
-    texts = [tokenizer(words_of()) for _ in range(32)]
+    lengths = [random.randrange(5, 40) for _ in range(32)]
+    texts = [tokenizer(" ".join(f"w{random.randrange(500)}" for _ in range(length))) for length in lengths]
     model = BertForMaskedLM(BertConfig(
         vocab_size=len(words), hidden_size=64, num_hidden_layers=2, num_attention_heads=2, intermediate_size=128
     ))
