@@ -1,8 +1,8 @@
 """Presents the simulated GPU as CUDA: whatever a program asks of ``cuda`` gets the answer of that GPU.
 
 Programs name their device ("cuda", `torch.cuda`, `tensor.is_cuda`), so the simulated one must bear CUDA's name for
-them. For torch's C++ core it remains a device type of its own (see `device`); the two names are exchanged where Python code
-passes devices in and reads them back.
+them. For torch's C++ core it remains a device type of its own (see `device`); the two names are exchanged where Python
+code passes devices in and reads them back.
 """
 
 from __future__ import annotations
