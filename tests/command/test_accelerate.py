@@ -8,6 +8,8 @@ from tests.command.running import Project
 
 pytest.importorskip("accelerate")
 
+pytestmark = pytest.mark.scripts
+
 SCRIPT = """
     import torch
     from accelerate import Accelerator

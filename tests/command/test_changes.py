@@ -13,6 +13,8 @@ from gpumem_tui.command.changes import KEYS, repeated_blocks  # noqa: E402  they
 from gpumem_tui.command.chunked_loss import CHUNKED_FROM, chunked_cross_entropy, why_not_chunked  # noqa: E402
 from gpumem_tui.plan.injected import MORE_RANKS, NAMES  # noqa: E402
 
+pytestmark = pytest.mark.scripts
+
 
 class Block(nn.Module):  # type: ignore[misc,name-defined]
     """A module made of others."""

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import textwrap
 
+import pytest
+
 from tests.command.running import Project
+
+pytestmark = pytest.mark.scripts
 
 MIB = 1 << 20
 WIDTH, LAYERS, RANKS = 1024, 8, 4

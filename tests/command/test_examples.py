@@ -8,6 +8,8 @@ import pytest
 
 from tests.command.running import Project
 
+pytestmark = pytest.mark.scripts
+
 
 def test_a_prefetcher_in_a_thread_of_the_program(project: Project) -> None:
     project.write(

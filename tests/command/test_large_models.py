@@ -9,6 +9,8 @@ from tests.command.running import Project
 pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
 
+pytestmark = pytest.mark.scripts
+
 GIB = 1 << 30
 PEAK = """
     def peak_of_this_process():

@@ -7,6 +7,8 @@ import pytest
 from gpumem_tui.workload.command import Command
 from tests.command.running import Project
 
+pytestmark = pytest.mark.scripts
+
 TRAIN = """
     import os
     import torch

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.command.running import Project
+
+pytestmark = pytest.mark.scripts
 
 CUSTOM_OPERATOR = """
     import torch

@@ -8,6 +8,8 @@ from tests.command.running import Project
 
 pytest.importorskip("lightning")
 
+pytestmark = pytest.mark.scripts
+
 SCRIPT = """
     import sys
     import lightning as L

@@ -8,6 +8,8 @@ from tests.command.running import Project
 
 pytest.importorskip("transformers")
 
+pytestmark = pytest.mark.scripts
+
 HIDDEN, INNER, WORDS, LAYERS, RANK = 256, 512, 1000, 2, 8
 CONFIGURATION = (
     f"LlamaConfig(vocab_size={WORDS}, hidden_size={HIDDEN}, intermediate_size={INNER}, num_hidden_layers={LAYERS}, "

@@ -9,6 +9,8 @@ import pytest
 
 from tests.command.running import Project
 
+pytestmark = pytest.mark.scripts
+
 SCRIPT = """
     import sys
     from contextlib import nullcontext

@@ -15,6 +15,8 @@ from gpumem_tui.catalog.loader import gpus
 from gpumem_tui.exit_codes import EXIT_INTERRUPTED
 from tests.command.running import TIMEOUT_S, Finished, Project
 
+pytestmark = pytest.mark.scripts
+
 SCRIPT = """
     import argparse
     import torch

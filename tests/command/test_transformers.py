@@ -9,6 +9,8 @@ from tests.command.running import Project
 pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
 
+pytestmark = pytest.mark.scripts
+
 LLAMA = """
     import torch
     from torch.utils.data import Dataset

@@ -8,6 +8,8 @@ from tests.command.running import Project
 
 pytest.importorskip("trl")
 
+pytestmark = pytest.mark.scripts
+
 SCRIPT = """
     from datasets import Dataset
     from peft import LoraConfig

@@ -6,6 +6,8 @@ import pytest
 
 from tests.command.running import Project
 
+pytestmark = pytest.mark.scripts
+
 MODEL = """
     import torch
     from torch.nn import functional as F
