@@ -94,10 +94,7 @@ def _need_batch(config: SearchConfig) -> None:
     command = config.workload.command
     if command is None or command.takes_batch:
         return
-    proposal = command.proposal
-    if proposal is None:
-        raise click.UsageError("-- COMMAND: has no {batch}; write it where the batch size goes")
-    raise click.UsageError(f"-- COMMAND: has no {{batch}}; write `{proposal.proposed}` instead of `{proposal.given}`")
+    raise click.UsageError(f"-- COMMAND: has no {{batch}}; {command.rewriting}")
 
 
 def _refuse_idle_gpus(config: SearchConfig) -> None:

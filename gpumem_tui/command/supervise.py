@@ -7,15 +7,19 @@ that leave their group or outlive their parent become children of this one (a "c
 import ctypes
 import os
 import select
+import shutil
 import signal
 import sys
 from contextlib import suppress
 
 _SET_CHILD_SUBREAPER = 36
+_DIRECTORY = "GPUMEM_TUI_TRIAL"
+"""Names the folder of the request and the socket."""
+
 _NOT_FOUND, _NOT_RUNNABLE = 127, 126
 
 
-def _processes_below(root: int) -> "list[int]":
+def _processes_below(root: int) -> list[int]:
     """Every process that `root` or one of its descendants started."""
     children: dict[int, list[int]] = {}
     for name in filter(str.isdecimal, os.listdir("/proc")):
@@ -48,7 +52,7 @@ def _end_all() -> None:
             return
 
 
-def _start(command: "list[str]") -> int:
+def _start(command: list[str]) -> int:
     """The command's process; it keeps nothing of ours open."""
     pid = os.fork()
     if pid:
@@ -65,7 +69,7 @@ def _start(command: "list[str]") -> int:
         os._exit(_NOT_RUNNABLE)
 
 
-def main(lifeline_fd: int, command: "list[str]") -> int:
+def main(lifeline_fd: int, command: list[str]) -> int:
     """Run the command; returns its exit code, 128 and the signal's number if a signal ended it."""
     ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -81,6 +85,7 @@ def main(lifeline_fd: int, command: "list[str]") -> int:
         ready, _, _ = select.select([lifeline_fd, woken_fd], [], [])
         if lifeline_fd in ready:
             _end_all()
+            shutil.rmtree(os.environ.get(_DIRECTORY, ""), ignore_errors=True)  # whoever asked may have had no time to
             return 1
         os.read(woken_fd, 4096)
         while True:

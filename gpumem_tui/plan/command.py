@@ -56,7 +56,7 @@ class CommandPlan:
     def says_batch(self) -> bool:
         """Whether the command's line says its batch size; else `batch_size` stands for whatever it is."""
         command = self.config.workload.command
-        return command is None or command.takes_batch or command.proposal is not None
+        return command is None or command.says_batch
 
     @property
     def size(self) -> str:

@@ -9,7 +9,6 @@ from gpumem_tui.memory import ALLOCATED_BUCKETS, Bucket, Unknown, format_bytes
 from gpumem_tui.plan.command import CommandAnswers, CommandPlan, GpuRow, TechniqueRow, gpu_rows
 from gpumem_tui.plan.markdown import bullets, table
 from gpumem_tui.search import report
-from gpumem_tui.workload.command import BATCH
 
 _PLACES = 12
 
@@ -101,9 +100,7 @@ def batch_note(plan: CommandPlan) -> str:
         return ""
     if command is None or command.takes_batch:
         return f"only this batch size is known: {plan.base.not_affine}"
-    proposal = command.proposal
-    write = f"`{proposal.proposed}` instead of `{proposal.given}`" if proposal else f"{BATCH} where the batch size goes"
-    return f"only this batch size is known: write {write}, and every other one will be"
+    return f"only this batch size is known: {command.rewriting}, and every other one will be"
 
 
 def exactness(plan: CommandPlan, row: GpuRow) -> str:

@@ -60,6 +60,9 @@ SWITCHED_OFF: Mapping[str, str] = {
 }
 """What loggers and hubs read to send nothing (their documentation); an empty value only removes what is set."""
 
+_IN_ORDER = {"PYTHONHASHSEED": "0", "HF_DEACTIVATE_ASYNC_LOAD": "1"}
+"""So that two runs allocate in the same order: sets as they are hashed, weights as transformers loads them."""
+
 SIDE_EFFECTS = (
     "the command runs as it is until its steps are made: what it writes until then is written; "
     "W&B, Comet, Neptune, ClearML and Hugging Face telemetry are switched off"
@@ -130,7 +133,7 @@ class CommandProcess:
             "GPUMEM_TUI_TRIAL": str(self._directory),
             "PYTHONPATH": os.pathsep.join(entry for entry in path if entry),
             "PYTHONUNBUFFERED": "1",
-            "PYTHONHASHSEED": os.environ.get("PYTHONHASHSEED", "0"),  # so that two traces order their sets alike
+            **{name: os.environ.get(name, value) for name, value in _IN_ORDER.items()},
             "CUDA_VISIBLE_DEVICES": ",".join(gpu_uuids),
         }
         for name, value in SWITCHED_OFF.items():

@@ -77,13 +77,14 @@ def _prediction_lines(config: SearchConfig, predicted: Predicted, batch_size: in
     where = report.device_line(config.device, config.limit_bytes)
     yield report.workload_line(config.workload)
     yield f"on {where}, torch {predicted.ready.torch_version}, profile {predicted.ready.profile}"
-    yield report.predicted_line(prediction)
+    if config.workload.command is None or config.workload.command.takes_batch:
+        yield report.predicted_line(prediction)
     if gap := report.gap_line(prediction):
         yield gap
     yield from ledger_lines(config, prediction, None, batch_size)
     if isinstance(traced, Traced):
         yield report.peak_line(traced, batch_size)
-        yield report.fits_line(traced, batch_size)
+        yield report.fits_line(config.workload, traced, batch_size)
         if note := report.sharding_line(config.workload.recipe):
             yield note
         yield f"CUDA context {report.context_words(traced)}"

@@ -20,7 +20,7 @@ def ledger_lines(config: SearchConfig, prediction: Prediction, result: TrialDone
     against = compared(config, prediction.traced)
     said = ("formula", "traced").index(against)
     lines = [
-        f"{f'at batch {batch_size}':<20}{'Formula':>12}{'Traced':>12}"
+        f"{f'at {config.workload.batch_words(batch_size)}':<20} {'Formula':>11}{'Traced':>12}"
         + (f"{third:>12}{f'{against} error':>16}" if result else "")
     ]
 

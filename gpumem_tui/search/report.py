@@ -283,13 +283,15 @@ def gap_line(prediction: Prediction) -> str:
     )
 
 
-def fits_line(traced: Traced, batch_size: int) -> str:
+def fits_line(workload: WorkloadSpec, traced: Traced, batch_size: int) -> str:
     """Whether the traced step fits on the device."""
     largest = traced.max_batch_size
-    verdict = "fits" if traced.fits(batch_size) else "does not fit"
+    verdict = f"{workload.batch_words(batch_size)} {'fits' if traced.fits(batch_size) else 'does not fit'}"
+    if workload.command is not None and not workload.command.takes_batch:
+        return f"by trace {verdict}; for the largest batch that does, {workload.command.rewriting}"
     if isinstance(largest, Unknown):
-        return f"by trace batch {batch_size} {verdict}; the largest that does is not known: {largest.reason}"
-    return f"by trace batch {batch_size} {verdict}; the largest that does is {largest}"
+        return f"by trace {verdict}; the largest that does is not known: {largest.reason}"
+    return f"by trace {verdict}; the largest that does is {largest}"
 
 
 def peak_line(traced: Traced, batch_size: int) -> str:

@@ -39,6 +39,7 @@ _DEVICE: Any = torch.ops.prim.device.default
 _TO_COPY: Any = torch.ops.aten._to_copy.default
 _COPY: Any = torch.ops.aten.copy_.default
 _NO_DISPATCH: Any = torch._C._disabled_torch_dispatch_impl
+_IS_PINNED: Any = torch.ops.aten.is_pinned.default
 _COPIES = (_TO_COPY, _COPY)
 _NONZERO: Any = torch.ops.aten.nonzero.default
 
@@ -120,6 +121,10 @@ class DeviceMode(FakeTensorMode):
         device = kwargs.get("device")
         if device is not None and device.type == "cuda":  # asked for by torch itself, where nothing renames it
             kwargs = {**kwargs, "device": torch.device(self._device_type, 0)}
+        if kwargs.get("pin_memory"):  # host memory alone, and there is no driver to pin it
+            kwargs = {**kwargs, "pin_memory": False}
+        elif func is _IS_PINNED:  # asked by torch's own C++, of what it has just had pinned
+            return True
         if not self._concerns_device(types, kwargs):
             is_factory = device is not None or func in host.MAKERS
             if self.is_dispatching and is_factory:  # a part of an operator on tensors without data

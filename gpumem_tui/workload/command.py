@@ -95,6 +95,19 @@ class Command:
         return None
 
     @property
+    def says_batch(self) -> bool:
+        """Whether the line tells the batch size, be it as a number."""
+        return self.takes_batch or self.proposal is not None
+
+    @property
+    def rewriting(self) -> str:
+        """How the line is to be written so that the batch size can be chosen."""
+        proposal = self.proposal
+        if proposal is None:
+            return f"write {BATCH} where the batch size goes"
+        return f"write `{proposal.proposed}` instead of `{proposal.given}`"
+
+    @property
     def processes(self) -> int:
         """How many training processes its launcher starts in all, as far as the line says; else 1."""
         for index, word in enumerate(self.words):

@@ -46,6 +46,12 @@ class WorkloadSpec:
             return self.command.text
         return self.shape.name if self.shape is not None else str(self.file)
 
+    def batch_words(self, batch_size: int) -> str:
+        """A batch size as a person says it; of a command whose line does not tell its own, that it is its own."""
+        if self.command is not None and not self.command.says_batch:
+            return "its own batch"
+        return f"batch {batch_size}"
+
     @classmethod
     def from_wire(cls, values: Mapping[str, Any]) -> WorkloadSpec:
         """The inverse of `dataclasses.asdict` after a trip through JSON."""
