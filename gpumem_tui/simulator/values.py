@@ -232,6 +232,8 @@ class Values:
         if not made:
             return
         if not rule.needs_values:
+            if args[0].numel() > _MOST_WHOLE_NUMBERS:
+                return
             args = (torch.empty((), dtype=args[0].dtype, device="cpu").expand(args[0].shape), *args[1:])
         try:
             known = self.result_on_host(func, args, kwargs)
@@ -306,7 +308,7 @@ class Values:
         kind = type(value)
         if isinstance(value, FakeTensor):
             known = self.of(value) if kind is FakeTensor else None
-            if known is None:
+            if known is None or known.numel() > _MOST_WHOLE_NUMBERS:  # one number expanded may be computed on for hours
                 raise Unknown
             return known
         if kind is list or kind is tuple:
