@@ -246,7 +246,7 @@ def test_predict_traces_the_size_asked_for_where_memory_grows_unevenly(program: 
     assert body["traced"]["buckets"]["batch_data"] == 49 * 1024 * 8 * 4
     assert body["traced"]["fits"] is True
     assert body["traced"]["max_batch_size"] is None
-    assert "is not what smaller ones foretell" in body["traced"]["unavailable"]
+    assert "is not what smaller ones predict" in body["traced"]["unavailable"]
     plain = program("predict", "--workload", str(path), "--batch-size", "7").out
     assert "by trace batch 7 fits; the largest that does is not known" in plain
 

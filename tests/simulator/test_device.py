@@ -18,7 +18,7 @@ from tests.simulator.simulated_steps import CUBLAS_WORKSPACE_BYTES, on, simulate
 
 KNOWN_KEYS = {
     f"{name}.{pool}.{figure}"
-    for name in ("requested_bytes", "allocated_bytes", "reserved_bytes", "inactive_split_bytes")
+    for name in ("requested_bytes", "allocated_bytes", "active_bytes", "reserved_bytes", "inactive_split_bytes")
     for pool in ("all", "small_pool", "large_pool")
     for figure in ("current", "peak", "allocated", "freed")
 } | {"num_alloc_retries", "num_ooms"}
