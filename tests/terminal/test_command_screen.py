@@ -15,6 +15,8 @@ import pytest
 
 from tests.terminal.terminal import Terminal, terminal
 
+pytestmark = pytest.mark.scripts
+
 _TRAIN = """
     import argparse, time
     import torch
