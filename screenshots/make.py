@@ -20,9 +20,11 @@ from tempfile import TemporaryDirectory
 from gpumem_tui.catalog.loader import find_gpu, find_model
 from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.options import WorkloadOptions, simulated_device
+from gpumem_tui.plan.command_runs import CommandRuns
 from gpumem_tui.plan.plan import Plan
 from gpumem_tui.search.config import SearchConfig
 from gpumem_tui.tui.app import GpuMemApp
+from gpumem_tui.tui.screens.command_plan import CommandPlanScreen
 from gpumem_tui.tui.screens.plan import PlanScreen
 from gpumem_tui.tui.screens.search import SearchScreen
 from gpumem_tui.tui.search_state import SearchState, Stage
@@ -199,6 +201,20 @@ async def _command_picture() -> None:
         own = WorkloadOptions(command=("python", "train.py", "--batch-size", "{batch}"))
         config = SearchConfig(own.spec(), simulated_device("h100-80gb"))
         await _picture("search-command", own, config, _first_trial)
+        fixed = WorkloadOptions(command=("python", "train.py", "--batch-size", "24"))
+        planned = SearchConfig(fixed.spec(), simulated_device("rtx-4090-24gb"))
+        await _command_plan_picture("plan-command", planned, 24)
+
+
+async def _command_plan_picture(name: str, config: SearchConfig, batch_size: int) -> None:
+    """The plan of a command whose what-ifs have all been run."""
+    screen = CommandPlanScreen(CommandRuns(config, batch_size), run_all=True, clock=lambda: CLOCK)
+    app = GpuMemApp({"plan": lambda: screen}, "plan")
+    async with app.run_test(size=SIZE) as pilot:
+        while screen.state.plan is None or screen.state.busy or not screen.settled:
+            await pilot.pause(0.1)
+        await pilot.pause(0.5)
+        _write(name, app.export_screenshot(title="gpumem-tui"))
 
 
 async def _plans() -> None:
