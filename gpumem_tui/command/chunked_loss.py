@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,6 +17,8 @@ CHUNKED_FROM = 8192
 
 _KEPT_OPTIONS = ("ignore_index", "reduction", "label_smoothing")
 _PLAIN = nn.functional.cross_entropy
+_piece = threading.local()
+"""Whether this thread is at the loss of a piece, which is not to be cut."""
 
 
 def why_not_chunked(logits: Any, target: Any, *args: Any, **kwargs: Any) -> str:
@@ -38,7 +41,7 @@ def chunked_cross_entropy(count: Callable[[], None]) -> None:
 
     @functools.wraps(_PLAIN)
     def cross_entropy(input: Any, target: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: A002  as torch's is called
-        if why_not_chunked(input, target, *args, **kwargs):
+        if getattr(_piece, "is_computed", False) or why_not_chunked(input, target, *args, **kwargs):
             return _PLAIN(input, target, *args, **kwargs)
         count()
         options = {name: kwargs[name] for name in ("ignore_index", "label_smoothing") if name in kwargs}
@@ -76,7 +79,11 @@ class _InPieces(torch.autograd.Function):
 
 def _loss(piece: Any, wanted: Any, ctx: Any) -> Any:
     """As autocast would, in 32 bits where it was on; it is off in backward."""
-    return _PLAIN(piece.float() if ctx.wide else piece, wanted, reduction="sum", **ctx.options)
+    _piece.is_computed = True  # torch may look its function up by name again, and find the one that cuts
+    try:
+        return _PLAIN(piece.float() if ctx.wide else piece, wanted, reduction="sum", **ctx.options)
+    finally:
+        _piece.is_computed = False
 
 
 def _pieces(logits: Any, target: Any) -> Iterator[tuple[Any, Any]]:
