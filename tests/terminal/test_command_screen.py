@@ -67,7 +67,7 @@ def test_a_command_from_start_to_verdict(script: Path) -> None:
         screen.press("\x1b")
         screen.wait_for("Ledger")
         screen.press("3")
-        screen.wait_for("a command has no formula")
+        screen.wait_for("What-ifs", "what-ifs not run: r runs them")
         screen.press("q")
         assert screen.exit_code() == 0
 
