@@ -1,4 +1,4 @@
-"""`search` and `predict`: how large a batch fits, tried and foretold."""
+"""`search` and `predict`: how large a batch fits, tried and predicted."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def run(config: SearchConfig, *, as_json: bool, quiet: bool = False) -> int:
 def show_prediction(
     config: SearchConfig, predicted: Predicted, batch_size: int, by: str | None, *, as_json: bool
 ) -> None:
-    """Print what is foretold of a batch size.
+    """Print the prediction of a batch size.
 
     Args:
         by: also list what holds the traced peak, by ``module``, ``operator`` or ``source``.

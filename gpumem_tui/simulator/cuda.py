@@ -71,7 +71,7 @@ def _by_number(device: Any) -> Any:
 
 
 def presented(device: torch.device) -> torch.device:
-    """The device as the program is told of it."""
+    """The device as the program sees it."""
     return _CUDA if device.type == DEVICE_TYPE else device
 
 
