@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -195,6 +196,7 @@ async def test_it_follows_the_end_until_the_user_scrolls_up() -> None:
             while told:
                 yield told.pop()
             control.check()
+            time.sleep(0.01)  # the screen has to get its turn
 
     async with command_scene.app(talking).run_test(size=(120, 40)) as pilot:
         pane = pane_of(pilot)
