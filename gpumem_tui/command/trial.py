@@ -151,11 +151,10 @@ class _Simulated(_Trial):
         stack.enter_context(simulate(self.gpu))
         stack.enter_context(presented_as_cuda(self.gpu, local_gpus(gpus)))
         atexit.register(_quietly(stack.close))
-        atexit.register(self._ended_early)  # before that: what was measured is the GPU's
         follow_launchers(ranks(gpus))
         self.follow(self.gpu, torch.cuda)
         stack.enter_context(Repeats(self.gpu, self.program.called).watching())
-        atexit.register(_quietly(self._ended_early))  # while the GPU still is: what is registered last is called first
+        atexit.register(self._ended_early)  # while the GPU still is: what is registered last is called first
         follow_libraries(self.program)
         self.changes: Changes | None = None
         if isinstance(self.request, TraceRequest) and self.request.change:
