@@ -7,9 +7,8 @@ nothing of ours; the parent validates every line with msgspec.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from gpumem_tui.catalog.shapes import Gpu
 from gpumem_tui.memory import Breakdown
@@ -55,6 +54,8 @@ class TraceRequest:
         change: of a command: the change to make to it, by name (see `command.changes`), or `PROPOSE`; empty for
             neither.
     """
+
+    simulated: ClassVar[bool] = True
 
     workload: WorkloadSpec
     gpu: Gpu
@@ -258,6 +259,14 @@ class WireError(ValueError):
     """A line that is not an event of this schema."""
 
 
+@dataclass(frozen=True)
+class _Head:
+    """What tells how to read a line."""
+
+    event: str
+    schema: int | None = None
+
+
 def encode(message: Request | ChildEvent) -> bytes:
     """One JSON line."""
     if isinstance(message, (TrialRequest, TraceRequest)):
@@ -289,10 +298,9 @@ def decode_event(line: bytes) -> ChildEvent:
     import msgspec
 
     try:
-        values: Mapping[str, Any] = msgspec.json.decode(line, type=dict[str, Any])
-        if values.get("schema") != SCHEMA:
-            raise WireError(f"event of schema {values.get('schema')!r}, expected {SCHEMA}")
-        kind = _BY_NAME[values["event"]]
-        return msgspec.convert(values, kind)
+        head = msgspec.json.decode(line, type=_Head)
+        if head.schema != SCHEMA:
+            raise WireError(f"event of schema {head.schema!r}, expected {SCHEMA}")
+        return msgspec.json.decode(line, type=_BY_NAME[head.event])
     except (msgspec.MsgspecError, KeyError, TypeError) as error:
         raise WireError(f"not an event: {error}") from error

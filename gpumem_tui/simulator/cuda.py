@@ -94,7 +94,12 @@ class _Replacements(ExitStack):
     def wrap(self, owner: Any, name: str, wrapper: Callable[..., Any]) -> None:
         """Replace a function by one that gets it as its first argument."""
         before = getattr(owner, name)
-        self.set(owner, name, functools.wraps(before)(functools.partial(wrapper, before)))
+
+        @functools.wraps(before)
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            return wrapper(before, *args, **kwargs)
+
+        self.set(owner, name, wrapped)
 
 
 class _CudaNames(TorchFunctionMode):
@@ -106,6 +111,9 @@ class _CudaNames(TorchFunctionMode):
         special = _SPECIAL.get(func)
         if special is not None:
             return special(*args, **(kwargs or {}))
+        if func in _READS and type(args[0]) is torch.Tensor:  # one of the host: data loaders read many numbers
+            with torch._C._DisableTorchDispatch():  # type: ignore[attr-defined]
+                return func(*args)
         for argument in args:
             kind = type(argument)
             if kind is torch.device or kind is str:
@@ -156,6 +164,9 @@ _SPECIAL: dict[Any, Callable[..., Any]] = {
     torch.Tensor.is_pinned: transfer.is_pinned,
     torch.Tensor.__repr__: lambda tensor, **_: _repr(tensor),
 }
+
+
+_READS = {torch.Tensor.item, torch.Tensor.__index__, torch.Tensor.__int__, torch.Tensor.__float__, torch.Tensor.__bool__}
 
 
 def _device(*args: Any, **kwargs: Any) -> torch.device:

@@ -1,0 +1,97 @@
+"""Leaves torch's compiler unloaded: nothing is compiled on the simulated GPU, and to load it takes as long as torch."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from importlib import import_module
+from importlib.machinery import ModuleSpec
+from importlib.util import spec_from_loader
+from types import ModuleType
+from typing import Any
+
+_COMPILER = "torch._dynamo"
+_CONFIG = f"{_COMPILER}.config"
+
+
+def leave_compiler_unloaded(torch: ModuleType) -> None:
+    """Until a program uses it, ``import torch._dynamo`` loads no more than its configuration, which fake tensors read.
+
+    What optimizers ask of it at each step is answered by doing nothing.
+    """
+    if _COMPILER in sys.modules:
+        return
+    unloaded = _Unloaded(_COMPILER)
+    unloaded.__path__ = [f"{path}/_dynamo" for path in torch.__path__]
+    sys.modules[_COMPILER] = unloaded
+    torch.__dict__["_dynamo"] = unloaded
+    import_module(_CONFIG)
+    sys.meta_path.insert(0, _Parts())
+
+
+def exclude_nothing(module: ModuleType) -> None:
+    """Have functions that torch excludes from compilation, such as an optimizer's `zero_grad`, stay as they are.
+
+    Args:
+        module: ``torch._compile``, as yet unused.
+    """
+    replaced: Any = module
+    replaced._disable_dynamo = _kept
+
+
+def _kept(function: Callable[..., Any] | None = None, recursive: bool = True, **_: Any) -> Any:
+    return partial(_kept, recursive=recursive) if function is None else function
+
+
+def _load() -> ModuleType:
+    """The compiler, loaded now if it was not."""
+    if isinstance(sys.modules.get(_COMPILER), _Unloaded):
+        del sys.modules[_COMPILER]
+        sys.modules.pop(_CONFIG, None)
+    return import_module(_COMPILER)
+
+
+class _Unloaded(ModuleType):
+    """Stands for the compiler; whatever else is asked of it loads it."""
+
+    __path__: list[str]
+    disable = staticmethod(_kept)
+
+    @staticmethod
+    def graph_break(*_: Any) -> None:
+        """There is no graph."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(_load(), name)
+
+
+class _Parts:
+    """Finds the compiler's modules: whoever imports one gets the compiler loaded first, and with it perhaps that one."""
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        """The specification of a module that the loading has loaded; None for what others find."""
+        if not name.startswith(f"{_COMPILER}.") or not isinstance(sys.modules.get(_COMPILER), _Unloaded):
+            return None
+        _load()
+        sys.meta_path.remove(self)
+        module = sys.modules.get(name)
+        return None if module is None else spec_from_loader(name, _Loaded(module))
+
+
+class _Loaded:
+    """Gives a module that is loaded already."""
+
+    def __init__(self, module: ModuleType) -> None:
+        self._module = module
+        self._spec = module.__spec__
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        """The module as it is."""
+        return self._module
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Nothing is left to run."""
+        module.__spec__ = self._spec
