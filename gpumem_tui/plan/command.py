@@ -97,7 +97,7 @@ class CommandPlan:
             profile=now.name,
             context_bytes=now.context_bytes,
             context_source=now.context_source,
-            _replays={},
+            _runs={},
         )
 
     def same_kernels(self, gpu: Gpu) -> bool:
@@ -274,7 +274,7 @@ class CommandAnswers:
             held = sum(phase.breakdown[bucket] for bucket in buckets)
             peak = max(peak, phase.peak_allocated_bytes - held + int(kept * held))
         saved = max(0, self.peak_bytes - peak)
-        roomier = replace(self.traced, capacity_bytes=self.traced.capacity_bytes + saved, _replays={})
+        roomier = replace(self.traced, capacity_bytes=self.traced.capacity_bytes + saved, _runs={})
         fits, largest = roomier.fits(self.plan.batch_size), roomier.max_batch_size
         return TechniqueRow(change, "formula", self.peak_bytes - saved, None, None, saved, fits, largest)
 

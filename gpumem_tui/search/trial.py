@@ -19,6 +19,7 @@ from dataclasses import replace
 from io import RawIOBase
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from gpumem_tui.importing import after_import
 from gpumem_tui.search.events import (
     ChildEvent,
     Failed,
@@ -33,6 +34,7 @@ from gpumem_tui.search.events import (
     encode,
 )
 from gpumem_tui.simulator.profile import Profile, profile_for
+from gpumem_tui.simulator.uncompiled import exclude_nothing, leave_compiler_unloaded
 
 if TYPE_CHECKING:
     import torch
@@ -77,6 +79,8 @@ def _serve(events_fd: int) -> None:
         pipe.write(encode(event))
         pipe.flush()
 
+    if request.simulated:
+        after_import("torch._compile", exclude_nothing)
     try:
         import torch
     except ImportError as error:
@@ -90,7 +94,8 @@ def _serve(events_fd: int) -> None:
     profile = profile_for(torch.__version__, request.gpu)
     report(Ready(torch.__version__, profile.name, profile.context_bytes, profile.context_source))
     try:
-        if isinstance(request, TraceRequest) or request.simulated:
+        if request.simulated:
+            leave_compiler_unloaded(torch)
             register()
         workload = request.workload.load()
         if isinstance(request, TraceRequest):

@@ -19,7 +19,7 @@ class HostConverter(FakeTensorConverter):
         """`t` without its data."""
         if make_constant or args or not is_plain(t):
             return super().from_real_tensor(fake_mode, t, make_constant, *args, **kwargs)
-        with torch._C._DisableTorchDispatch():  # type: ignore[attr-defined]
+        with torch._C._DisableTorchDispatch():
             elem = torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta")
             return FakeTensor(fake_mode, elem, t.device)
 

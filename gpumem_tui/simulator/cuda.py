@@ -112,7 +112,7 @@ class _CudaNames(TorchFunctionMode):
         if special is not None:
             return special(*args, **(kwargs or {}))
         if func in _READS and type(args[0]) is torch.Tensor:  # one of the host: data loaders read many numbers
-            with torch._C._DisableTorchDispatch():  # type: ignore[attr-defined]
+            with torch._C._DisableTorchDispatch():
                 return func(*args)
         for argument in args:
             kind = type(argument)
@@ -166,7 +166,7 @@ _SPECIAL: dict[Any, Callable[..., Any]] = {
 }
 
 
-_READS = {torch.Tensor.item, torch.Tensor.__index__, torch.Tensor.__int__, torch.Tensor.__float__, torch.Tensor.__bool__}
+_READS = {getattr(torch.Tensor, name) for name in ("item", "__index__", "__int__", "__float__", "__bool__")}
 
 
 def _device(*args: Any, **kwargs: Any) -> torch.device:
@@ -359,7 +359,11 @@ def _follow_devices_in_python(replacements: _Replacements, gpu: SimulatedGpu) ->
     replacements.wrap(torch, "get_default_device", lambda read: presented(read()))
     replacements.set(torch.Tensor, "record_stream", lambda tensor, stream: None)
     make: Any = torch.Tensor._make_subclass
-    replacements.set(torch.Tensor, "_make_subclass", staticmethod(functools.partial(make_subclass, make)))
+
+    def subclass(*args: Any, **kwargs: Any) -> Any:
+        return make_subclass(make, *args, **kwargs)
+
+    replacements.set(torch.Tensor, "_make_subclass", staticmethod(subclass))
     replacements.set(nn.Module, "_apply", _apply_keeping_parameters)
     module_to = nn.Module.to
 

@@ -354,14 +354,16 @@ class _Repetition:
     def _replay(
         self, events: Sequence[int], outputs: dict[int, _Output], storages: dict[int, torch.UntypedStorage]
     ) -> None:
-        mode, live, sources = self._mode, self._live, self._pattern.sources
+        allocate, free = self._mode.allocate_again, self._mode.free
+        live, sources = self._live, self._pattern.sources
         for event in events:
-            if event in outputs:
-                storages[event] = mode.new_storage(outputs[event].storage_bytes, sources[event - 1])
-            elif event > 0:
-                live[event] = mode.allocate_again(sources[event - 1])
+            if event > 0:
+                if event in outputs:
+                    storages[event] = self._mode.new_storage(outputs[event].storage_bytes, sources[event - 1])
+                else:
+                    live[event] = allocate(sources[event - 1])
             elif -event in live:
-                mode.free(*live.pop(-event))
+                free(*live.pop(-event))
             else:
                 self._held.pop(-event, None)
 

@@ -39,6 +39,14 @@ if TYPE_CHECKING:
 _DEVICE: Any = torch.ops.prim.device.default
 _NO_DISPATCH: Any = torch._C._disabled_torch_dispatch_impl
 _IS_PINNED: Any = torch.ops.aten.is_pinned.default
+_FILLS = frozenset(
+    {
+        torch.ops.aten.normal_.default, torch.ops.aten.uniform_.default, torch.ops.aten.zero_.default,
+        torch.ops.aten.fill_.Scalar, torch.ops.aten.exponential_.default, torch.ops.aten.bernoulli_.float,
+    }
+)  # fmt: skip
+"""What initializes weights: gives back its argument, and torch's own way to say so loads much else."""
+
 _NONZERO: Any = torch.ops.aten.nonzero.default
 
 
@@ -194,6 +202,8 @@ class DeviceMode(FakeTensorMode):
         """What the operator makes of fake tensors."""
         self._depth = 1
         try:
+            if func in _FILLS:
+                return args[0]
             if func in TAKEN_FROM_VALUES:
                 return self._shaped_by_values(func, types, args, kwargs)
             return _fake_dispatch(self, func, types, args, kwargs)

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import import_module
+from importlib.abc import Loader
 from importlib.machinery import ModuleSpec
 from importlib.util import spec_from_loader
 from types import ModuleType
@@ -49,7 +50,9 @@ def _load() -> ModuleType:
     if isinstance(sys.modules.get(_COMPILER), _Unloaded):
         del sys.modules[_COMPILER]
         sys.modules.pop(_CONFIG, None)
-    return import_module(_COMPILER)
+    compiler: Any = import_module(_COMPILER)
+    compiler.reset = _Unloaded.reset
+    return compiler  # type: ignore[no-any-return]
 
 
 class _Unloaded(ModuleType):
@@ -62,6 +65,10 @@ class _Unloaded(ModuleType):
     def graph_break(*_: Any) -> None:
         """There is no graph."""
 
+    @staticmethod
+    def reset() -> None:
+        """Nothing was compiled; torch's own asks a CUDA build for its graphs."""
+
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
@@ -69,7 +76,7 @@ class _Unloaded(ModuleType):
 
 
 class _Parts:
-    """Finds the compiler's modules: whoever imports one gets the compiler loaded first, and with it perhaps that one."""
+    """Finds the parts of the compiler: who imports one has all of it loaded first, perhaps with that one."""
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         """The specification of a module that the loading has loaded; None for what others find."""
@@ -81,7 +88,7 @@ class _Parts:
         return None if module is None else spec_from_loader(name, _Loaded(module))
 
 
-class _Loaded:
+class _Loaded(Loader):
     """Gives a module that is loaded already."""
 
     def __init__(self, module: ModuleType) -> None:

@@ -52,3 +52,28 @@ def test_the_largest_batch_is_run_and_the_next_one_too(project: Project) -> None
     assert result["verified"]
     assert result["max_batch_size"] == result["traced"]["max_batch_size"] == trials[0]["batch_size"]
     assert [trial["outcome"] for trial in trials] == ["fit", "oom"]
+
+
+def test_what_a_program_asks_of_the_compiler_loads_it(project: Project) -> None:
+    asking = """
+    import torch._dynamo
+    from torch._dynamo.utils import counters
+    torch._dynamo.config.suppress_errors = True
+    torch._dynamo.reset()
+    print("graphs:", len(counters), sys.modules["torch._dynamo"] is torch._dynamo)
+    """
+    project.write("train.py", "    import sys\n" + SCRIPT.replace("\n    parser =", asking + "\n    parser =", 1))
+    done = project.predict("python", "train.py", "--batch-size", "256")
+    assert done.json["traced"]["buckets"]["parameters"] == PARAMETERS
+    assert "| graphs: 0 True" in done.stderr
+
+
+def test_the_compiler_is_not_loaded_for_nothing(project: Project) -> None:
+    saying = """
+    import atexit
+    import sys
+    atexit.register(lambda: print("loaded:", sorted(name for name in sys.modules if name.startswith("torch._dynamo"))))
+    """
+    project.write("train.py", saying + SCRIPT)
+    done = project.predict("python", "train.py")
+    assert "| loaded: ['torch._dynamo', 'torch._dynamo.config']" in done.stderr
