@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import _push_mode
 
 from gpumem_tui.simulator import host, runtime, transfer
 from gpumem_tui.simulator.backend import Backend, SimulatedEvent, SimulatedStream
-from gpumem_tui.simulator.device import DEVICE_TYPE, SimulatedGpu, backend
+from gpumem_tui.simulator.device import DEVICE_TYPE, SimulatedGpu, backend, simulate
 from gpumem_tui.simulator.loading import Loading
 from gpumem_tui.simulator.subclasses import become, make_subclass
 
@@ -235,6 +235,22 @@ class _Generator(torch.Generator):
     @property
     def device(self) -> torch.device:  # type: ignore[override]
         return _CUDA if self.on_gpu else torch.device("cpu")
+
+
+@contextmanager
+def device_for(gpu: SimulatedGpu, *, user_code: bool) -> Iterator[torch.device]:
+    """`simulate(gpu)`, and the device as the code that trains on it is to name it.
+
+    Args:
+        user_code: it may name CUDA itself, as in ``torch.autocast("cuda")``; the catalog's models use the device that
+            they are given, and need no such translation, which takes its time.
+    """
+    with simulate(gpu) as device:
+        if not user_code:
+            yield device
+            return
+        with presented_as_cuda(gpu):
+            yield _CUDA
 
 
 @contextmanager

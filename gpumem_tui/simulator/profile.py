@@ -65,6 +65,21 @@ _THREADS_PER_MULTIPROCESSOR = {
 """CUDA C++ Programming Guide, "Technical Specifications per Compute Capability"; 2,048 on all others."""
 
 
+_OLDEST_SIMULATED = (2, 10)
+
+
+def too_old(torch_version: str) -> str:
+    """Why a torch cannot simulate a GPU; empty if it can."""
+    if _major_minor(torch_version) >= _OLDEST_SIMULATED:
+        return ""
+    oldest = ".".join(map(str, _OLDEST_SIMULATED))
+    return f"torch {torch_version} is too old to simulate a GPU: {oldest} or newer is needed"
+
+
+def _major_minor(torch_version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in torch_version.split("+")[0].split(".")[:2])
+
+
 def profile_for(torch_version: str, gpu: Gpu) -> Profile:
     """The profile for a torch version such as ``2.13.0+cpu`` on a GPU of the catalog."""
     measured = gpu.compute_capability in _CONTEXTS
