@@ -60,6 +60,8 @@ MATRIX_PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "do
 """ops that fetch the thread's cuBLAS handle; its workspace is counted where that is made
 (aten/src/ATen/cuda/CublasHandlePool.cpp)."""
 
+_CUBLASLT_DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+
 _WITHOUT = MATRIX_PRODUCTS.union(
     (_VIEWS_AND_COPIES + _A_THREAD_AN_ELEMENT + _ONE_KERNEL_THAT_WRITES_ITS_RESULTS).split()
 )
@@ -87,6 +89,23 @@ def is_assumed(func: torch._ops.OpOverload[..., Any], compute_capability: tuple[
 def assumption(operator: str) -> str:
     """Why an operator's scratch is an assumption."""
     return _UNKNOWN.get(operator, NOT_EXAMINED)
+
+
+def takes_cublaslt(func: torch._ops.OpOverload[..., Any], args: Sequence[Any]) -> bool:
+    """Whether a product adds its bias in the same kernel, which is cuBLASLt's.
+
+    aten/src/ATen/native/cuda/Blas.cpp, `addmm_out_cuda_impl`. Arguments are (bias, matrix, matrix, …).
+    """
+    if func._opname != "addmm":
+        return False
+    bias, other = args[0], args[2]
+    return (
+        bias.dim() == 1
+        and bias.is_contiguous()
+        and bias.dtype in _CUBLASLT_DTYPES
+        and bias.shape[0] == other.shape[1] > 1
+        and other.shape[0] > 1
+    )
 
 
 Buffer = int | Computed

@@ -12,6 +12,7 @@ from torch import nn
 from gpumem_tui.catalog.loader import find_gpu
 from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.memory import KIB, MIB
+from gpumem_tui.simulator.device import SimulatedGpu, simulate
 from gpumem_tui.simulator.profile import profile_for
 from gpumem_tui.simulator.rules import NOT_EXAMINED, Computed, sizes
 from gpumem_tui.simulator.scratch import assumption, is_assumed, scratch
@@ -181,11 +182,38 @@ def test_only_what_cudnn_runs_is_assumed_of_a_convolutional_network() -> None:
         ("2.13.0+cu130", "h100-80gb", 32 << 20),
         ("2.4.1", "h100-80gb", 32 << 20),
         ("2.4.1", "b200-180gb", 8_519_680),
+        ("2.11.0+cu130", "b200-180gb", 8_519_680),
+        ("2.11.0+cu130", "rtx-pro-6000-96gb", 8_519_680),
         ("2.13.0", "b200-180gb", 32 << 20),
     ],
 )
 def test_cublas_workspace_by_version_and_architecture(torch_version: str, gpu: str, workspace: int) -> None:
     assert profile_for(torch_version, find_gpu(gpu)).cublas_workspace_bytes == workspace
+
+
+@pytest.mark.parametrize(("torch_version", "workspace", "kept"), [("2.4.1", MIB, False), ("2.10.0", MIB, True)])
+def test_cublaslt_has_a_workspace_of_its_own_before_2_11(torch_version: str, workspace: int, kept: bool) -> None:
+    profile = profile_for(torch_version, find_gpu("h100-80gb"))
+    assert (profile.cublaslt_workspace_bytes, profile.keeps_cublaslt_workspace) == (workspace, kept)
+    assert profile_for("2.11.0", find_gpu("h100-80gb")).cublaslt_workspace_bytes == 0
+
+
+def test_the_users_cublaslt_workspace_is_what_is_simulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_CUBLASLT_UNIFIED_WORKSPACE", "0")
+    monkeypatch.setenv("CUBLASLT_WORKSPACE_SIZE", "4096")
+    assert profile_for("2.13.0", find_gpu("a100-80gb")).cublaslt_workspace_bytes == 4 * MIB
+
+
+@pytest.mark.parametrize(("torch_version", "held"), [("2.4.1", 0), ("2.10.0", MIB), ("2.13.0", 0)])
+def test_a_product_with_a_bias_takes_cublaslts_workspace(torch_version: str, held: int) -> None:
+    gpu = find_gpu("a100-80gb")
+    simulated = SimulatedGpu(gpu, profile_for(torch_version, gpu))
+    with simulate(simulated) as device, torch.device(device), torch.no_grad():
+        layer, x = torch.nn.Linear(64, 64), torch.randn(64, 64)
+        before = simulated.allocator.stats.allocated_bytes
+        y = layer(x)
+        taken = simulated.allocator.stats.allocated_bytes - before
+        assert taken == y.nbytes + simulated.profile.cublas_workspace_bytes + held
 
 
 def test_a_context_that_was_not_measured_on_the_architecture_is_assumed() -> None:
