@@ -11,6 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from gpumem_tui.memory import Bucket
 from gpumem_tui.simulator.allocator import OutOfMemory
 from gpumem_tui.simulator.blocks import Block
+from gpumem_tui.simulator.engine import Evaluation, evaluation
 from gpumem_tui.simulator.rules import Computed
 from gpumem_tui.simulator.scratch import Buffer
 from gpumem_tui.simulator.values import Uniform
@@ -20,14 +21,15 @@ if TYPE_CHECKING:
 
 
 class StorageRef(weakref.ref[torch.UntypedStorage]):
-    """A live storage, what was allocated for it, and the values in it where they are known."""
+    """A live storage, what was allocated for it, which backward formula made it, and its values where known."""
 
-    __slots__ = ("block", "key", "number", "size_bytes", "values")
+    __slots__ = ("block", "key", "made_in", "number", "size_bytes", "values")
 
     key: int
     number: int
     block: Block
     size_bytes: int
+    made_in: Evaluation | None
     values: torch.UntypedStorage | Uniform | None
 
 
@@ -58,6 +60,11 @@ class Storages:
             return None
         ref = self._live.get(tensor.untyped_storage()._cdata)
         return ref.number if ref is not None else None
+
+    def made_in(self, tensor: torch.Tensor) -> Evaluation | None:
+        """The backward formula that made a tensor's storage; None if that was not in backward."""
+        ref = self._live.get(tensor.untyped_storage()._cdata)
+        return ref.made_in if ref is not None else None
 
     def new_storage(self, size_bytes: int, source: int) -> torch.UntypedStorage:
         """A storage on the device, recorded as the allocation `source` once more."""
@@ -124,7 +131,7 @@ class Storages:
             return
         ref = StorageRef(storage, self._release)
         ref.key, ref.number, ref.block = storage._cdata, number, block
-        ref.size_bytes, ref.values = storage.nbytes(), None
+        ref.size_bytes, ref.made_in, ref.values = storage.nbytes(), evaluation(), None
         self._live[ref.key] = ref
 
     def _allocate(self, size: Buffer, operator: str = "", bucket: Bucket | None = None) -> tuple[int, Block | None]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,6 +26,7 @@ from torch._subclasses.fake_tensor import (
 from gpumem_tui.memory import Bucket
 from gpumem_tui.simulator import host
 from gpumem_tui.simulator.answers import UNTOLD, Answers
+from gpumem_tui.simulator.engine import in_place
 from gpumem_tui.simulator.profile import CUBLAS_WORKSPACE, CUBLASLT_WORKSPACE
 from gpumem_tui.simulator.scratch import MATRIX_PRODUCTS, is_assumed, scratch, takes_cublaslt
 from gpumem_tui.simulator.shaped import PACK, TAKEN_FROM_VALUES, Shapes
@@ -117,9 +120,11 @@ class DeviceMode(Storages, FakeTensorMode):
             return func(*args, **kwargs)
         with self._turn:
             self._in_turn = threading.get_ident()
-            return self._follow(func, types, args, kwargs)
+            return self._follow(func, types, args, kwargs, sys._getframe().f_back)
 
-    def _follow(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    def _follow(
+        self, func: Any, types: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], caller: FrameType | None
+    ) -> Any:
         """An operator that concerns the device; one thread at a time."""
         self.prepare_thread()
         if func is _DEVICE:
@@ -138,6 +143,8 @@ class DeviceMode(Storages, FakeTensorMode):
             return self.values.copied_to_host(args[0], kwargs.get("dtype"))
         if kwargs.get("generator") is not None:
             kwargs = {**kwargs, "generator": None}
+        if in_backward():
+            func = in_place(func, args, self.made_in, caller)
         self._operator = f"aten.{func._opname}"
         key = self._answers.key(func, args, kwargs)
         result = self._answers.recall(key, args) if key is not None else UNTOLD
@@ -285,7 +292,7 @@ class DeviceMode(Storages, FakeTensorMode):
         if not self._gpu.unlimited:
             buffers = [size for buffer in buffers if (size := size_bytes_of(buffer))]
         taken = [self._allocate(buffer, bucket=Bucket.TEMPORARY) for buffer in buffers]
-        for number, block in taken:
+        for number, block in reversed(taken):  # as C++ ends the life of what a function holds
             self.free(number, block)
 
     def _take_workspaces(self, func: Any, args: tuple[Any, ...]) -> None:

@@ -31,11 +31,17 @@ def forward_and_backward(context: int, device: torch.device) -> tuple[object, ..
     for _ in range(3):
         optimizer.zero_grad()
         logits = model(tokens)
-        predicted = logits[:, -1, :]
+        predicted = _whole(_whole(logits).select(1, -1), 1)
         loss = _cross_entropy(predicted, labels)
         loss.backward()
         optimizer.step()
     return model, optimizer, tokens, labels, logits, predicted, loss
+
+
+def _whole(tensor: torch.Tensor, dimension: int = 0) -> torch.Tensor:
+    """``tensor[:]``, which torch 2.6 made a slice with a gradient of its own and torch 2.13 leaves out."""
+    whole: torch.Tensor = torch.ops.aten.slice(tensor, dimension)
+    return whole
 
 
 def _weight(rows: int, columns: int, device: torch.device) -> nn.Parameter:
