@@ -13,8 +13,9 @@ from typing import Any
 
 import torch
 
+from gpumem_tui.simulator import sorting
 from gpumem_tui.simulator.profile import Profile
-from gpumem_tui.simulator.rules import NOT_EXAMINED, Computed, sizes
+from gpumem_tui.simulator.rules import NOT_EXAMINED, Buffer, Computed, Taken, sizes
 
 _FLOAT_BYTES = 4
 _FLASH_ROWS = 128
@@ -30,7 +31,6 @@ _UNKNOWN = {
     "sort": "depends on the sorting library's version",
     "topk": "depends on the algorithm that size selects",
     "cumsum": "depends on the scan library's version",
-    "index_put_": "sorting scratch when accumulating",
     "_scaled_dot_product_flash_attention": "PyTorch prefers cuDNN's kernel on Hopper and Blackwell; counted as flash",
     "_scaled_dot_product_efficient_attention": "PyTorch may prefer cuDNN's kernel on Hopper and Blackwell",
 }
@@ -108,14 +108,13 @@ def takes_cublaslt(func: torch._ops.OpOverload[..., Any], args: Sequence[Any]) -
     )
 
 
-Buffer = int | Computed
-"""The size of a buffer in bytes, or the rule that gives it."""
+def scratch(func: torch._ops.OpOverload[..., Any], args: Sequence[Any], profile: Profile) -> list[Taken]:
+    """The buffers that an operator's CUDA kernel takes while it runs, in order.
 
-
-def scratch(func: torch._ops.OpOverload[..., Any], args: Sequence[Any], profile: Profile) -> list[Buffer]:
-    """The buffers that an operator's CUDA kernel holds while it runs, in the order it takes them."""
+    What it does not give back on the way it gives back at its end, the last one first.
+    """
     found = _SCRATCH.get(func._opname)
-    return found(args, profile) if found is not None else []
+    return list(found(args, profile)) if found is not None else []
 
 
 def _computed(rule: str, *arguments: int) -> list[Buffer]:
@@ -249,7 +248,8 @@ def _ctc_backward(args: Sequence[Any], profile: Profile) -> list[Buffer]:
     return [args[6].numel() * args[6].element_size()]
 
 
-_SCRATCH: dict[str, Callable[[Sequence[Any], Profile], list[Buffer]]] = {
+_SCRATCH: dict[str, Callable[[Sequence[Any], Profile], Sequence[Taken]]] = {
+    **dict.fromkeys(("index_put", "index_put_", "_index_put_impl_"), sorting.index_put),
     "_scaled_dot_product_flash_attention_backward": _flash_backward,
     "_scaled_dot_product_efficient_attention_backward": _efficient_backward,
     "_safe_softmax": _safe_softmax,

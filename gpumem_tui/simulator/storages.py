@@ -12,8 +12,7 @@ from gpumem_tui.memory import Bucket
 from gpumem_tui.simulator.allocator import OutOfMemory
 from gpumem_tui.simulator.blocks import Block
 from gpumem_tui.simulator.engine import Evaluation, evaluation
-from gpumem_tui.simulator.rules import Computed
-from gpumem_tui.simulator.scratch import Buffer
+from gpumem_tui.simulator.rules import Buffer, Computed
 from gpumem_tui.simulator.values import Uniform
 
 if TYPE_CHECKING:

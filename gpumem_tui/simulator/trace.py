@@ -26,8 +26,10 @@ from torch._subclasses.fake_tensor import (
 from gpumem_tui.memory import Bucket
 from gpumem_tui.simulator import host
 from gpumem_tui.simulator.answers import UNTOLD, Answers
+from gpumem_tui.simulator.blocks import Block
 from gpumem_tui.simulator.engine import in_place
 from gpumem_tui.simulator.profile import CUBLAS_WORKSPACE, CUBLASLT_WORKSPACE
+from gpumem_tui.simulator.rules import GivenBack
 from gpumem_tui.simulator.scratch import MATRIX_PRODUCTS, is_assumed, scratch, takes_cublaslt
 from gpumem_tui.simulator.shaped import PACK, TAKEN_FROM_VALUES, Shapes
 from gpumem_tui.simulator.storages import Storages, in_backward, size_bytes_of
@@ -289,11 +291,17 @@ class DeviceMode(Storages, FakeTensorMode):
         buffers = scratch(func, args, self._gpu.profile)
         if self._index_bytes:
             buffers, self._index_bytes = [*buffers, *self._index_bytes], []
-        if not self._gpu.unlimited:
-            buffers = [size for buffer in buffers if (size := size_bytes_of(buffer))]
-        taken = [self._allocate(buffer, bucket=Bucket.TEMPORARY) for buffer in buffers]
-        for number, block in reversed(taken):  # as C++ ends the life of what a function holds
-            self.free(number, block)
+        taken: dict[int, tuple[int, Block | None]] = {}
+        for position, buffer in enumerate(buffers):
+            if isinstance(buffer, GivenBack):
+                if buffer.position in taken:
+                    self.free(*taken.pop(buffer.position))
+            elif self._gpu.unlimited:
+                taken[position] = self._allocate(buffer, bucket=Bucket.TEMPORARY)
+            elif size := size_bytes_of(buffer):
+                taken[position] = self._allocate(size, bucket=Bucket.TEMPORARY)
+        for allocation in reversed(taken.values()):  # as C++ ends the life of what a function holds
+            self.free(*allocation)
 
     def _take_workspaces(self, func: Any, args: tuple[Any, ...]) -> None:
         """A thread's cuBLAS handle gets its workspace at the first product, once the result has its memory."""

@@ -49,3 +49,10 @@ def test_every_event_of_three_forward_passes(context: int) -> None:
     traced, recorded = _traced(decoder.forward, context), _recorded(f"__forward_memory_snapshot_{context}.")
     assert len(recorded[0]) == 1_529
     assert traced == recorded
+
+
+@pytest.mark.parametrize(("context", "events"), [(100, 7_544), (150, 7_652), (200, 7_652)])
+def test_every_event_of_three_training_steps(context: int, events: int) -> None:
+    recorded = _recorded(f"__forward_and_backward_memory_snapshot_{context}.")
+    assert len(recorded[0]) == events
+    assert _traced(decoder.forward_and_backward, context) == recorded

@@ -1,4 +1,4 @@
-"""Gradients are summed in place where PyTorch's engine does so; what it does on the CPU without a mode is the measure."""
+"""Gradients are summed in place where PyTorch's engine does so: what it does on the CPU is the measure."""
 
 from __future__ import annotations
 

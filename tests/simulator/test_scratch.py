@@ -14,7 +14,7 @@ from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.memory import KIB, MIB
 from gpumem_tui.simulator.device import SimulatedGpu, simulate
 from gpumem_tui.simulator.profile import profile_for
-from gpumem_tui.simulator.rules import NOT_EXAMINED, Computed, sizes
+from gpumem_tui.simulator.rules import NOT_EXAMINED, Computed, GivenBack, sizes
 from gpumem_tui.simulator.scratch import assumption, is_assumed, scratch
 from tests.simulator.simulated_steps import GPT2, LLAMA, MLP, RESNET, on, simulated_gpu, trained
 
@@ -24,7 +24,11 @@ A100 = profile_for("2.13.0", find_gpu("a100-80gb"))
 
 def taken(func: Any, *args: Any) -> list[int]:
     """Bytes of every buffer on an A100."""
-    return [found.size_bytes if isinstance(found, Computed) else found for found in scratch(func, args, A100)]
+    return [
+        found.size_bytes if isinstance(found, Computed) else found
+        for found in scratch(func, args, A100)
+        if not isinstance(found, GivenBack)
+    ]
 
 
 def _heads(batch: int, heads: int, tokens: int, width: int, dtype: torch.dtype) -> torch.Tensor:
@@ -170,6 +174,26 @@ def test_only_what_cudnn_runs_is_assumed_of_a_convolutional_network() -> None:
     assert {name.removesuffix("_overrideable") for name in assumed} == {
         "convolution", "convolution_backward", "native_batch_norm", "native_batch_norm_backward",
     }  # fmt: skip
+
+
+# Sorting
+
+
+@pytest.mark.parametrize(("pairs", "size_bytes"), [(1000, 1), (2048, 1), (4096, 72_191), (8192, 138_751)])
+def test_sorting_takes_what_two_gpus_were_recorded_with(pairs: int, size_bytes: int) -> None:
+    assert sizes("radix_sort", (pairs, 8, 8, 14)) == (size_bytes,)
+
+
+def test_accumulating_by_index_sorts_the_indices() -> None:
+    table, indices = torch.empty(10_000, 512, device="meta"), torch.empty(8, 512, dtype=torch.int64, device="meta")
+    buffers = scratch(aten.index_put_.default, [table, [indices], torch.empty(8, 512, 512, device="meta"), True], A100)
+    found = [buffer.size_bytes if isinstance(buffer, Computed) else buffer for buffer in buffers]
+    assert found == [32_768, 32_768, GivenBack(0), 32_768, 32_768, 32_768, 72_191, GivenBack(6)]
+
+
+def test_writing_by_index_sorts_nothing() -> None:
+    table, indices = torch.empty(10, 4, device="meta"), torch.empty(8, dtype=torch.int64, device="meta")
+    assert not taken(aten.index_put_.default, table, [indices], torch.empty(8, 4, device="meta"), False)
 
 
 # Profiles
