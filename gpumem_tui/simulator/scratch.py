@@ -198,6 +198,35 @@ def _layer_norm_backward(args: Sequence[Any], profile: Profile) -> list[Buffer]:
     )
 
 
+def _group_norm(args: Sequence[Any], profile: Profile) -> list[Buffer]:
+    """Scale and shift of every channel of a sample; none for one position or without weight and bias.
+
+    aten/src/ATen/native/cuda/group_norm_kernel.cu, `GroupNormKernelImplInternal`. Arguments are (input, weight, bias,
+    samples, channels, positions, groups, …).
+    """
+    images, weight, bias, samples, channels, positions = args[:6]
+    if positions == 1 or (weight is None and bias is None):
+        return []
+    return [samples * channels * max(_FLOAT_BYTES, images.element_size())] * 2
+
+
+def _group_norm_backward(args: Sequence[Any], profile: Profile) -> list[Buffer]:
+    """Two sums for each channel of a sample, its scale, and two factors for each group, where the input's gradient is
+    wanted.
+
+    The same file, `GroupNormBackwardKernelImplInternal` and, for one position, `GroupNorm1dBackward`. Arguments are
+    (gradient, input, mean, reciprocal deviation, weight, samples, channels, positions, groups, which gradients).
+    """
+    gradient, _, _, _, weight, samples, channels, positions, groups, wanted = args[:10]
+    value_bytes = max(_FLOAT_BYTES, gradient.element_size())
+    of_channels, of_groups = samples * channels * value_bytes, samples * groups * value_bytes
+    factors: list[Buffer] = [of_groups] * 2 if wanted[0] else []
+    if positions == 1:
+        return factors
+    scale = [of_channels] if wanted[0] and weight is not None else []
+    return [of_channels, of_channels, *scale, *factors]
+
+
 def _safe_softmax(args: Sequence[Any], profile: Profile) -> list[Buffer]:
     """The plain softmax, which elements and which rows are masked, and two scalars, until the result is chosen.
 
@@ -256,6 +285,8 @@ _SCRATCH: dict[str, Callable[[Sequence[Any], Profile], Sequence[Taken]]] = {
     "_ctc_loss_backward": _ctc_backward,
     "embedding_dense_backward": _embedding_backward,
     "native_layer_norm_backward": _layer_norm_backward,
+    "native_group_norm": _group_norm,
+    "native_group_norm_backward": _group_norm_backward,
     **dict.fromkeys(("sum", "mean", "prod"), _reduction),
     **dict.fromkeys(("amax", "amin", "all", "any"), _extremum),
     "linalg_vector_norm": _norm,

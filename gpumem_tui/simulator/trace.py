@@ -313,7 +313,7 @@ class DeviceMode(Storages, FakeTensorMode):
     def _take_workspace(self, name: str, size_bytes: int, is_kept: bool = True) -> None:
         """One for the forward and one for the autograd thread, unless a product gives it back at its end."""
         key = name, in_backward()
-        if key in self._workspaces:
+        if key in self._workspaces or not size_bytes:
             return
         number, block = self._allocate(size_bytes, name, Bucket.TEMPORARY)
         if is_kept:

@@ -49,7 +49,7 @@ def _formulas_that_add(x: torch.Tensor) -> torch.Tensor:
 def _gathered(x: torch.Tensor) -> torch.Tensor:
     w = x * 1.0
     rows = torch.zeros(_SIDE, 1, dtype=torch.int64, device=x.device)
-    return w.gather(1, rows).sum() + w.max(dim=-1)[0].sum() + w[rows[:, 0]].sum()
+    return w.gather(1, rows).sum() + w.max(dim=-1)[0].sum() + (w[rows[:, 0]] * 2).sum()
 
 
 def _gradient_seen_by_a_hook(x: torch.Tensor) -> torch.Tensor:

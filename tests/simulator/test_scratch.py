@@ -176,6 +176,18 @@ def test_only_what_cudnn_runs_is_assumed_of_a_convolutional_network() -> None:
     }  # fmt: skip
 
 
+# Group norm
+
+
+def test_group_norm_backward_takes_12_bytes_a_channel_and_8_a_group_of_every_sample() -> None:
+    images, weight = torch.empty(128, 32, 512, device="meta"), torch.empty(32, device="meta")
+    moments = torch.empty(128, 8, device="meta")
+    backward = aten.native_group_norm_backward.default
+    buffers = taken(backward, images, images, moments, moments, weight, 128, 32, 512, 8, [True, True, True])
+    assert sum(buffers) == 12 * 128 * 32 + 8 * 128 * 8
+    assert taken(aten.native_group_norm.default, images, weight, weight, 128, 32, 512, 8, 1e-5) == [128 * 32 * 4] * 2
+
+
 # Sorting
 
 
