@@ -56,7 +56,7 @@ def check(history: History, settings: AllocatorSettings | None = None, start: Se
     Raises:
         Differs: a block at another address, or a segment that only one of the two took or gave back.
     """
-    allocator = _Following(history, settings or AllocatorSettings())
+    allocator = FollowingAllocator(history, settings or AllocatorSettings())
     timeline = history.timeline
     blocks = allocator.begin_with(start)
     for event, number in enumerate(timeline.events):
@@ -86,7 +86,7 @@ def check(history: History, settings: AllocatorSettings | None = None, start: Se
     )
 
 
-class _Following(CachingAllocator):
+class FollowingAllocator(CachingAllocator):
     """Takes segments only where the recording did, at the recorded addresses."""
 
     def __init__(self, history: History, settings: AllocatorSettings) -> None:

@@ -11,6 +11,7 @@ from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,7 @@ class Snapshot:
     end_reserved_bytes: int
 
 
+@cache
 def load(path: Path) -> Snapshot:
     """Read one file of tests/recordings/data.
 
