@@ -7,29 +7,26 @@ import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._higher_order_ops.utils import registered_hop_fake_fns
 from torch._ops import HigherOrderOperator
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    FakeTensor,
-    FakeTensorMode,
-    UnsupportedOperatorException,
-)
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, UnsupportedOperatorException
+from torch.utils._mode_utils import no_dispatch
 
 from gpumem_tui.memory import Bucket
 from gpumem_tui.simulator import host
 from gpumem_tui.simulator.allocator import OutOfMemory
 from gpumem_tui.simulator.answers import UNTOLD, Answers
 from gpumem_tui.simulator.blocks import Block
+from gpumem_tui.simulator.example import NoExample, result_by_example
 from gpumem_tui.simulator.profile import CUBLAS_WORKSPACE
 from gpumem_tui.simulator.rules import Computed
 from gpumem_tui.simulator.scratch import MATRIX_PRODUCTS, Buffer, is_assumed, scratch
 from gpumem_tui.simulator.shaped import PACK, TAKEN_FROM_VALUES, Shapes
+from gpumem_tui.simulator.untraceable import Untraceable, in_words
 from gpumem_tui.simulator.values import Uniform, Unknown, Values
 
 if TYPE_CHECKING:
@@ -42,10 +39,6 @@ _NO_DISPATCH: Any = torch._C._disabled_torch_dispatch_impl
 _IS_PINNED: Any = torch.ops.aten.is_pinned.default
 _COPIES = (_TO_COPY, _COPY)
 _NONZERO: Any = torch.ops.aten.nonzero.default
-
-
-class Untraceable(RuntimeError):
-    """The step does something that cannot be followed without values; one line naming the operator."""
 
 
 _fake_dispatch: Any = FakeTensorMode.__torch_dispatch__
@@ -197,9 +190,13 @@ class DeviceMode(FakeTensorMode):
         try:
             if func in TAKEN_FROM_VALUES:
                 return self._shaped_by_values(func, types, args, kwargs)
-            return _fake_dispatch(self, func, types, args, kwargs)
+            result = self._shaped_by_torch(func, types, args, kwargs)
+            if isinstance(result, torch.Tensor) and result.layout is not torch.strided:
+                args = (result,)
+                raise UnsupportedOperatorException(func)
+            return result
         except Exception as error:
-            failure = self._in_words(func, args, error)
+            failure = in_words(func, args, error, self._gpu.sites.calling_line())
             if _in_backward():
                 self._gpu.on_backward_error(failure)
             raise failure from error
@@ -207,6 +204,15 @@ class DeviceMode(FakeTensorMode):
             self._depth = 0
             # Left there, its weak references would keep `Module.half()` and the like from swapping parameters.
             self.fake_tensor_converter.meta_converter.tensor_memo.clear()
+
+    def _shaped_by_torch(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """A result by torch's shape function, or where there is none by an example."""
+        try:
+            return _fake_dispatch(self, func, types, args, kwargs)
+        except (NotImplementedError, UnsupportedOperatorException):
+            with suppress(NoExample), no_dispatch():
+                return self._shaped_as(result_by_example(func, args, kwargs))
+            raise
 
     @contextmanager
     def unrecorded(self) -> Iterator[None]:
@@ -314,21 +320,6 @@ class DeviceMode(FakeTensorMode):
         ref = self._live.get(storage._cdata)
         if ref is not None and ref.number:
             self._gpu.recorder.tag(ref.number, Bucket.TEMPORARY)
-
-    def _in_words(self, func: Any, args: tuple[Any, ...], error: Exception) -> Exception:
-        """What the fake tensors could not follow, naming the operator and the line; any other error as it is."""
-        if isinstance(error, NotImplementedError | UnsupportedOperatorException) and _has_sparse(args):
-            problem = "works on a sparse tensor, which cannot be followed: make it dense, or run on a real GPU"
-        elif isinstance(error, (DataDependentOutputException, DynamicOutputShapeException)):
-            problem = (
-                "gives a result whose shape depends on what the GPU computes, and nothing is computed here: take it "
-                "from data of the CPU, keep the shape fixed (torch.where, a mask as factor), or run on a real GPU"
-            )
-        elif isinstance(error, NotImplementedError | UnsupportedOperatorException):
-            problem = "does not say what shape its result has (it has no meta kernel)"
-        else:
-            return error
-        return Untraceable(f"{func} {problem} ({self._gpu.sites.calling_line() or 'at an unknown place'})")
 
     def _concerns_device(self, types: Any, kwargs: Mapping[str, Any]) -> bool:
         if any(issubclass(kind, FakeTensor) for kind in types):
@@ -452,10 +443,6 @@ def _holds_values(args: tuple[Any, ...]) -> bool:
     """Whether what is copied, the last of a copy's tensors, lies on the host."""
     source = [argument for argument in args[:2] if isinstance(argument, torch.Tensor)][-1]
     return not isinstance(source, FakeTensor)
-
-
-def _has_sparse(args: tuple[Any, ...]) -> bool:
-    return any(isinstance(argument, torch.Tensor) and argument.layout is not torch.strided for argument in args)
 
 
 def _size_bytes(buffer: Buffer) -> int:
