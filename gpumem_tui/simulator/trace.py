@@ -196,7 +196,8 @@ class DeviceMode(FakeTensorMode):
                 raise UnsupportedOperatorException(func)
             return result
         except Exception as error:
-            failure = in_words(func, args, error, self._gpu.sites.calling_line())
+            line = self._gpu.sites.calling_line() or ("in backward" if _in_backward() else "at an unknown place")
+            failure = in_words(func, args, error, line)
             if _in_backward():
                 self._gpu.on_backward_error(failure)
             raise failure from error

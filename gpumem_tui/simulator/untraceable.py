@@ -20,7 +20,7 @@ def in_words(func: Any, args: tuple[Any, ...], error: Exception, line: str) -> E
     """What the fake tensors could not follow, naming the operator and the line; any other error as it is.
 
     Args:
-        line: where the program calls it; empty where no line of it does, as in backward.
+        line: where the program calls it.
     """
     if isinstance(error, NotImplementedError | UnsupportedOperatorException) and _has_sparse(args):
         problem = "works on a sparse tensor, which cannot be followed: make it dense, or run on a real GPU"
@@ -33,7 +33,7 @@ def in_words(func: Any, args: tuple[Any, ...], error: Exception, line: str) -> E
         problem = "does not say what shape its result has (it has no meta kernel)"
     else:
         return error
-    return Untraceable(f"{func} {problem} ({line or 'in backward'})")
+    return Untraceable(f"{func} {problem} ({line})")
 
 
 def _has_sparse(args: tuple[Any, ...]) -> bool:
