@@ -26,6 +26,7 @@ from gpumem_tui.simulator.profile import CUBLAS_WORKSPACE
 from gpumem_tui.simulator.rules import Computed
 from gpumem_tui.simulator.scratch import MATRIX_PRODUCTS, Buffer, is_assumed, scratch
 from gpumem_tui.simulator.shaped import PACK, TAKEN_FROM_VALUES, Shapes
+from gpumem_tui.simulator.sparse import SPARSE_PRODUCT, SparseTensors
 from gpumem_tui.simulator.untraceable import Untraceable, in_words
 from gpumem_tui.simulator.values import Uniform, Unknown, Values
 
@@ -84,6 +85,7 @@ class DeviceMode(FakeTensorMode):
         self.values = Values(self._live)
         self._shapes = Shapes(self.values)
         self._index_bytes: list[int] = []
+        self._sparse = SparseTensors()
 
     supports_higher_order_operators = True
 
@@ -145,6 +147,8 @@ class DeviceMode(FakeTensorMode):
             if func in TAKEN_FROM_VALUES:
                 return self._shaped_by_values(func, types, args, kwargs)
             return _fake_dispatch(self, func, types, args, kwargs)
+        if self._sparse.concern(func, args):
+            return self._follow_sparse(func, types, args, kwargs)
         if func is _TO_COPY and _is_to_host(args[0], kwargs):
             return self.values.copied_to_host(args[0], kwargs.get("dtype"))
         if kwargs.get("generator") is not None:
@@ -163,6 +167,23 @@ class DeviceMode(FakeTensorMode):
         if func in _COPIES and _holds_values(args):
             self._note_copy_from_host(args[0] if func is _COPY else result)
         self._use_scratch(func, args)
+        return result
+
+    def _follow_sparse(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """An operator on sparse tensors, or one that makes one."""
+        with self:
+            made = self._sparse.made_of_dense(func, args, kwargs)
+        if made is not None:
+            return made
+        self._operator = f"aten.{func._opname}"
+        if not self._sparse.is_followed(func, _in_backward()):
+            raise self._failed(func, args, UnsupportedOperatorException(func))
+        if func not in self._sparse.PRODUCTS:
+            return self._work_out(func, types, args, kwargs)
+        with no_dispatch():
+            result = self._shaped_as(self._sparse.product(args))
+        self._record(result)
+        self.assumed[SPARSE_PRODUCT] += 1
         return result
 
     def _without_data(self, args: Sequence[Any]) -> tuple[Any, ...]:
@@ -190,21 +211,21 @@ class DeviceMode(FakeTensorMode):
         try:
             if func in TAKEN_FROM_VALUES:
                 return self._shaped_by_values(func, types, args, kwargs)
-            result = self._shaped_by_torch(func, types, args, kwargs)
-            if isinstance(result, torch.Tensor) and result.layout is not torch.strided:
-                args = (result,)
-                raise UnsupportedOperatorException(func)
-            return result
+            return self._shaped_by_torch(func, types, args, kwargs)
         except Exception as error:
-            line = self._gpu.sites.calling_line() or ("in backward" if _in_backward() else "at an unknown place")
-            failure = in_words(func, args, error, line)
-            if _in_backward():
-                self._gpu.on_backward_error(failure)
-            raise failure from error
+            raise self._failed(func, args, error) from error
         finally:
             self._depth = 0
             # Left there, its weak references would keep `Module.half()` and the like from swapping parameters.
             self.fake_tensor_converter.meta_converter.tensor_memo.clear()
+
+    def _failed(self, func: Any, args: tuple[Any, ...], error: Exception) -> Exception:
+        """The error as it is raised; in backward the program ends here, as it would not reach the program."""
+        line = self._gpu.sites.calling_line() or ("in backward" if _in_backward() else "at an unknown place")
+        failure = in_words(func, args, error, line)
+        if _in_backward():
+            self._gpu.on_backward_error(failure)
+        return failure
 
     def _shaped_by_torch(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """A result by torch's shape function, or where there is none by an example."""
@@ -262,8 +283,8 @@ class DeviceMode(FakeTensorMode):
             raise self._gpu.out_of_memory(error) from None
 
     def allocation_of(self, tensor: torch.Tensor) -> int | None:
-        """The number of the allocation that holds this tensor, None for a tensor elsewhere."""
-        if not self._is_here(tensor):
+        """The number of the allocation that holds this tensor, None for a tensor elsewhere, or a sparse one."""
+        if not self._is_here(tensor) or tensor.layout is not torch.strided:
             return None
         ref = self._live.get(tensor.untyped_storage()._cdata)
         return ref.number if ref is not None else None

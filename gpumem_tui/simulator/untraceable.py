@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
     UnsupportedOperatorException,
 )
+
+from gpumem_tui.simulator.sparse import is_sparse
 
 
 class Untraceable(RuntimeError):
@@ -22,8 +23,11 @@ def in_words(func: Any, args: tuple[Any, ...], error: Exception, line: str) -> E
     Args:
         line: where the program calls it.
     """
-    if isinstance(error, NotImplementedError | UnsupportedOperatorException) and _has_sparse(args):
-        problem = "works on a sparse tensor, which cannot be followed: make it dense, or run on a real GPU"
+    if isinstance(error, NotImplementedError | UnsupportedOperatorException) and is_sparse(func, args):
+        problem = (
+            "works on a sparse tensor, of which only products with dense ones are followed: make it dense (of an "
+            "embedding, sparse=False), or run on a real GPU"
+        )
     elif isinstance(error, (DataDependentOutputException, DynamicOutputShapeException)):
         problem = (
             "gives a result whose shape depends on what the GPU computes, and nothing is computed here: take it "
@@ -35,6 +39,3 @@ def in_words(func: Any, args: tuple[Any, ...], error: Exception, line: str) -> E
         return error
     return Untraceable(f"{func} {problem} ({line})")
 
-
-def _has_sparse(args: tuple[Any, ...]) -> bool:
-    return any(isinstance(argument, torch.Tensor) and argument.layout is not torch.strided for argument in args)
