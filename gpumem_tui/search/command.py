@@ -34,6 +34,7 @@ from gpumem_tui.search.events import (
     encode,
 )
 from gpumem_tui.search.process import CannotStart, ChildDied
+from gpumem_tui.search.stdin import CommandInput
 
 _PACKAGE = Path(__file__).parent.parent
 _SUPERVISOR = _PACKAGE / "command" / "supervise.py"
@@ -88,6 +89,7 @@ class CommandProcess:
         if bypassed:
             raise CannotStart(f"-- COMMAND: {bypassed} keeps the command from being followed; leave it out")
         self._directory = Path(tempfile.mkdtemp(prefix="gpumem-tui-trial-"))
+        self._input = CommandInput(words)
         try:
             (self._directory / REQUEST_FILE).write_bytes(encode(request))
             self._listener = socket.socket(socket.AF_UNIX)
@@ -99,7 +101,7 @@ class CommandProcess:
             try:
                 self._process = subprocess.Popen(
                     [sys.executable, "-I", "-S", str(_SUPERVISOR), str(lifeline_fd), *words],
-                    stdin=subprocess.DEVNULL,
+                    stdin=self._input.fd,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.STDOUT,
                     pass_fds=(lifeline_fd,),
@@ -110,6 +112,7 @@ class CommandProcess:
             finally:
                 os.close(lifeline_fd)
         except BaseException:
+            self._input.close()
             shutil.rmtree(self._directory, ignore_errors=True)
             raise
         assert self._process.stdout is not None
@@ -307,6 +310,7 @@ class CommandProcess:
         for connection in self._members:
             connection.close()
         self._listener.close()
+        self._input.close()
         if self._process.stdout is not None:
             self._process.stdout.close()
         shutil.rmtree(self._directory, ignore_errors=True)

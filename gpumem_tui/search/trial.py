@@ -91,7 +91,7 @@ def _serve(events_fd: int) -> None:
         report(Failed("torch", f"{sys.executable}: {reason}"))
         return
     from gpumem_tui.simulator.device import register
-    from gpumem_tui.simulator.trace import Untraceable
+    from gpumem_tui.simulator.untraceable import Untraceable
     from gpumem_tui.workload.base import WorkloadError
 
     profile = profile_for(torch.__version__, request.gpu)
@@ -228,7 +228,7 @@ def _trial(
     import torch
 
     from gpumem_tui.search.classify import is_out_of_memory
-    from gpumem_tui.simulator.trace import Untraceable
+    from gpumem_tui.simulator.untraceable import Untraceable
     from gpumem_tui.workload.base import WorkloadError
     from gpumem_tui.workload.errors import located, one_line
     from gpumem_tui.workload.run import StepRun
@@ -331,7 +331,7 @@ def trace(request: TraceRequest, profile: Profile, report: Report) -> ChildEvent
 
 def _leaving(report: Report) -> Callable[[Exception], None]:
     """Say what went wrong in backward while there is still a process to say it."""
-    from gpumem_tui.simulator.trace import Untraceable
+    from gpumem_tui.simulator.untraceable import Untraceable
     from gpumem_tui.workload.errors import located
 
     def leave(error: Exception) -> None:

@@ -28,6 +28,7 @@ _UNKNOWN = {
     "convolution_backward_overrideable": "cuDNN's workspace depends on the algorithm that it picks",
     "native_batch_norm": "cuDNN's reserve depends on layout and version",
     "native_batch_norm_backward": "cuDNN's reserve depends on layout and version",
+    "sparse mm": "cuSPARSE's workspace, and that of sorting the indices, are not known",
     "sort": "depends on the sorting library's version",
     "topk": "depends on the algorithm that size selects",
     "cumsum": "depends on the scan library's version",

@@ -54,8 +54,8 @@ class Storages:
             raise self._gpu.out_of_memory(error) from None
 
     def allocation_of(self, tensor: torch.Tensor) -> int | None:
-        """The number of the allocation that holds this tensor, None for a tensor elsewhere."""
-        if not self._is_here(tensor):
+        """The number of the allocation that holds this tensor, None for a tensor elsewhere, or a sparse one."""
+        if not self._is_here(tensor) or tensor.layout is not torch.strided:
             return None
         ref = self._live.get(tensor.untyped_storage()._cdata)
         return ref.number if ref is not None else None

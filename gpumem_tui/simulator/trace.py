@@ -8,20 +8,15 @@ import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._higher_order_ops.utils import registered_hop_fake_fns
 from torch._ops import HigherOrderOperator
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    FakeTensor,
-    FakeTensorMode,
-    UnsupportedOperatorException,
-)
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, UnsupportedOperatorException
+from torch.utils._mode_utils import no_dispatch
 
 from gpumem_tui.memory import Bucket
 from gpumem_tui.simulator import host
@@ -29,11 +24,14 @@ from gpumem_tui.simulator.answers import COPIES, COPY, TO_COPY, UNTOLD, Answers
 from gpumem_tui.simulator.blocks import Block
 from gpumem_tui.simulator.conversion import HostConverter
 from gpumem_tui.simulator.engine import in_place
+from gpumem_tui.simulator.example import NoExample, result_by_example
 from gpumem_tui.simulator.profile import CUBLAS_WORKSPACE, CUBLASLT_WORKSPACE
 from gpumem_tui.simulator.rules import GivenBack
 from gpumem_tui.simulator.scratch import MATRIX_PRODUCTS, is_assumed, scratch, takes_cublaslt
 from gpumem_tui.simulator.shaped import PACK, TAKEN_FROM_VALUES, Shapes
+from gpumem_tui.simulator.sparse import SPARSE_PRODUCT, SparseTensors
 from gpumem_tui.simulator.storages import Storages, in_backward, size_bytes_of
+from gpumem_tui.simulator.untraceable import Untraceable, in_words
 from gpumem_tui.simulator.values import Unknown, Values
 
 if TYPE_CHECKING:
@@ -51,10 +49,6 @@ _FILLS = frozenset(
 """What initializes weights: gives back its argument, and torch's own way to say so loads much else."""
 
 _NONZERO: Any = torch.ops.aten.nonzero.default
-
-
-class Untraceable(RuntimeError):
-    """The step does something that cannot be followed without values; one line naming the operator."""
 
 
 _fake_dispatch: Any = FakeTensorMode.__torch_dispatch__
@@ -85,6 +79,7 @@ class DeviceMode(Storages, FakeTensorMode):
         self.values = Values(self._live)
         self._shapes = Shapes(self.values)
         self._index_bytes: list[int] = []
+        self._sparse = SparseTensors()
 
     supports_higher_order_operators = True
 
@@ -148,6 +143,8 @@ class DeviceMode(Storages, FakeTensorMode):
             if func in TAKEN_FROM_VALUES:
                 return self._shaped_by_values(func, types, args, kwargs)
             return _fake_dispatch(self, func, types, args, kwargs)
+        if self._sparse.concern(func, args):
+            return self._follow_sparse(func, types, args, kwargs)
         if func is TO_COPY and _is_to_host(args[0], kwargs):
             return self.values.copied_to_host(args[0], kwargs.get("dtype"))
         if kwargs.get("generator") is not None:
@@ -168,6 +165,23 @@ class DeviceMode(Storages, FakeTensorMode):
         if func in COPIES and _holds_values(args):
             self._note_copy_from_host(args[0] if func is COPY else result)
         self._use_scratch(func, args)
+        return result
+
+    def _follow_sparse(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """An operator on sparse tensors, or one that makes one."""
+        with self:
+            made = self._sparse.made_of_dense(func, args, kwargs)
+        if made is not None:
+            return made
+        self._operator = f"aten.{func._opname}"
+        if not self._sparse.is_followed(func, in_backward()):
+            raise self._failed(func, args, UnsupportedOperatorException(func))
+        if func not in self._sparse.PRODUCTS:
+            return self._work_out(func, types, args, kwargs)
+        with no_dispatch():
+            result = self._shaped_as(self._sparse.product(args))
+        self._record(result)
+        self.assumed[SPARSE_PRODUCT] += 1
         return result
 
     def _without_data(self, args: Sequence[Any]) -> tuple[Any, ...]:
@@ -197,16 +211,30 @@ class DeviceMode(Storages, FakeTensorMode):
                 return args[0]
             if func in TAKEN_FROM_VALUES:
                 return self._shaped_by_values(func, types, args, kwargs)
-            return _fake_dispatch(self, func, types, args, kwargs)
+            return self._shaped_by_torch(func, types, args, kwargs)
         except Exception as error:
-            failure = self._in_words(func, args, error)
-            if in_backward():
-                self._gpu.on_backward_error(failure)
-            raise failure from error
+            raise self._failed(func, args, error) from error
         finally:
             self._depth = 0
             # Left there, its weak references would keep `Module.half()` and the like from swapping parameters.
             self.fake_tensor_converter.meta_converter.tensor_memo.clear()
+
+    def _failed(self, func: Any, args: tuple[Any, ...], error: Exception) -> Exception:
+        """The error as it is raised; in backward the program ends here, as it would not reach the program."""
+        line = self._gpu.sites.calling_line() or ("in backward" if in_backward() else "at an unknown place")
+        failure = in_words(func, args, error, line)
+        if in_backward():
+            self._gpu.on_backward_error(failure)
+        return failure
+
+    def _shaped_by_torch(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """A result by torch's shape function, or where there is none by an example."""
+        try:
+            return _fake_dispatch(self, func, types, args, kwargs)
+        except (NotImplementedError, UnsupportedOperatorException):
+            with suppress(NoExample), no_dispatch():
+                return self._shaped_as(result_by_example(func, args, kwargs))
+            raise
 
     @contextmanager
     def unrecorded(self) -> Iterator[None]:
@@ -255,21 +283,6 @@ class DeviceMode(Storages, FakeTensorMode):
         elem = torch.empty(0, dtype=dtype, device="meta")
         elem.set_(storage, offset, shape, stride)
         return FakeTensor(self, elem, torch.device(self._device_type, 0))
-
-    def _in_words(self, func: Any, args: tuple[Any, ...], error: Exception) -> Exception:
-        """What the fake tensors could not follow, naming the operator and the line; any other error as it is."""
-        if isinstance(error, NotImplementedError | UnsupportedOperatorException) and _has_sparse(args):
-            problem = "works on a sparse tensor, which cannot be followed: make it dense, or run on a real GPU"
-        elif isinstance(error, (DataDependentOutputException, DynamicOutputShapeException)):
-            problem = (
-                "gives a result whose shape depends on what the GPU computes, and nothing is computed here: take it "
-                "from data of the CPU, keep the shape fixed (torch.where, a mask as factor), or run on a real GPU"
-            )
-        elif isinstance(error, NotImplementedError | UnsupportedOperatorException):
-            problem = "does not say what shape its result has (it has no meta kernel)"
-        else:
-            return error
-        return Untraceable(f"{func} {problem} ({self._gpu.sites.calling_line() or 'at an unknown place'})")
 
     def _concerns_device(self, types: Any, kwargs: Mapping[str, Any]) -> bool:
         if any(issubclass(kind, FakeTensor) for kind in types):
@@ -352,7 +365,3 @@ def _holds_values(args: tuple[Any, ...]) -> bool:
     """Whether what is copied, the last of a copy's tensors, lies on the host."""
     source = [argument for argument in args[:2] if isinstance(argument, torch.Tensor)][-1]
     return not isinstance(source, FakeTensor)
-
-
-def _has_sparse(args: tuple[Any, ...]) -> bool:
-    return any(isinstance(argument, torch.Tensor) and argument.layout is not torch.strided for argument in args)

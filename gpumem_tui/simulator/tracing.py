@@ -15,7 +15,7 @@ from gpumem_tui.simulator.device import SimulatedGpu
 from gpumem_tui.simulator.profile import Profile
 from gpumem_tui.simulator.replay import AffineTrace, NotAffine
 from gpumem_tui.simulator.timeline import Timeline
-from gpumem_tui.simulator.trace import Untraceable
+from gpumem_tui.simulator.untraceable import Untraceable
 from gpumem_tui.simulator.world import world
 from gpumem_tui.workload.base import Workload, WorkloadError
 from gpumem_tui.workload.errors import located
