@@ -133,13 +133,16 @@ class _Simulated(_Trial):
         from gpumem_tui.simulator.cuda import presented_as_cuda
         from gpumem_tui.simulator.device import SimulatedGpu, simulate
         from gpumem_tui.simulator.repeats import Repeats
+        from gpumem_tui.simulator.shaped import AssumedRows
         from gpumem_tui.simulator.uncompiled import leave_compiler_unloaded
 
         leave_compiler_unloaded(torch)
         limit_bytes = self.request.limit_bytes if isinstance(self.request, TrialRequest) else None
+        self.rows = AssumedRows(self.request.workload.assumed_rows)
         self.gpu = SimulatedGpu(
             self.request.gpu, self.profile, limit_bytes, unlimited=isinstance(self.request, TraceRequest),
             on_backward_error=self._failed_in_backward, on_out_of_memory=self._out_of_memory,
+            assumed_rows=self.rows,
         )  # fmt: skip
         gpus = self.request.workload.recipe.gpus
         stack = ExitStack()
@@ -157,6 +160,9 @@ class _Simulated(_Trial):
 
             self.changes = Changes(self.request.change, self.request.gpu)
             self.changes.start()
+
+    def all_notes(self) -> tuple[str, ...]:
+        return (*super().all_notes(), *self.rows.used)
 
     def outcome(self) -> ChildEvent:
         from gpumem_tui.simulator.replay import AffineTrace

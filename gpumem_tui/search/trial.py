@@ -39,6 +39,7 @@ from gpumem_tui.simulator.uncompiled import exclude_nothing, leave_compiler_unlo
 if TYPE_CHECKING:
     import torch
 
+    from gpumem_tui.simulator.shaped import AssumedRows
     from gpumem_tui.workload.base import Workload
     from gpumem_tui.workload.run import MemorySample, Recorder
 
@@ -91,6 +92,7 @@ def _serve(events_fd: int) -> None:
         report(Failed("torch", f"{sys.executable}: {reason}"))
         return
     from gpumem_tui.simulator.device import register
+    from gpumem_tui.simulator.shaped import AssumedRows
     from gpumem_tui.simulator.untraceable import Untraceable
     from gpumem_tui.workload.base import WorkloadError
 
@@ -101,11 +103,12 @@ def _serve(events_fd: int) -> None:
             leave_compiler_unloaded(torch)
             register()
             notes: dict[str, None] = {}
+            rows = AssumedRows(request.workload.assumed_rows, notes)
             stay_eager(notes.setdefault)
             if isinstance(request, TraceRequest):
-                done = trace(request, profile, report)
+                done = trace(request, profile, report, rows)
             else:
-                done = _simulated_trial(request, profile, report, may_run)
+                done = _simulated_trial(request, profile, report, may_run, rows)
             report(replace(done, notes=tuple(notes)) if isinstance(done, (TraceDone, TrialDone)) else done)
         elif isinstance(request, TraceRequest) or not torch.cuda.is_available():
             report(Failed("device", f"torch {torch.__version__} of {sys.executable} finds no CUDA device"))
@@ -170,11 +173,13 @@ def _obey(commands: RawIOBase) -> threading.Event:
 # Trials
 
 
-def _simulated_trial(request: TrialRequest, profile: Profile, report: Report, may_run: threading.Event) -> ChildEvent:
+def _simulated_trial(
+    request: TrialRequest, profile: Profile, report: Report, may_run: threading.Event, rows: AssumedRows
+) -> ChildEvent:
     from gpumem_tui.simulator.cuda import device_for
     from gpumem_tui.simulator.device import SimulatedGpu
 
-    gpu = SimulatedGpu(request.gpu, profile, request.limit_bytes, on_backward_error=_leaving(report))
+    gpu = SimulatedGpu(request.gpu, profile, request.limit_bytes, on_backward_error=_leaving(report), assumed_rows=rows)
     with device_for(gpu, user_code=request.workload.file is not None) as device:
         return _trial(request, request.workload.load(), device, gpu, profile, report, may_run)
 
@@ -297,7 +302,7 @@ def _composition(recorder: Recorder, peak_bytes: int, failed: bool) -> tuple[dic
 # Traces
 
 
-def trace(request: TraceRequest, profile: Profile, report: Report) -> ChildEvent:
+def trace(request: TraceRequest, profile: Profile, report: Report, rows: AssumedRows | None = None) -> ChildEvent:
     """The affine trace of a workload; where there is none, the trace at the size asked for, or why there is none.
 
     Raises:
@@ -306,6 +311,7 @@ def trace(request: TraceRequest, profile: Profile, report: Report) -> ChildEvent
     """
     from gpumem_tui.simulator.replay import AffineTrace, NotAffine
     from gpumem_tui.simulator.scratch import assumption
+    from gpumem_tui.simulator.shaped import AssumedRows
     from gpumem_tui.simulator.tracing import Tracer
 
     started = time.perf_counter()
@@ -313,7 +319,7 @@ def trace(request: TraceRequest, profile: Profile, report: Report) -> ChildEvent
     recipe = request.workload.recipe
     tracer = Tracer(
         request.workload.load, recipe, request.gpu, profile, request.steps, _leaving(report), assumed,
-        user_code=request.workload.file is not None,
+        user_code=request.workload.file is not None, assumed_rows=rows or AssumedRows(),
     )  # fmt: skip
     only_at, not_affine = 0, ""
     try:

@@ -28,7 +28,7 @@ from gpumem_tui.simulator.example import NoExample, result_by_example
 from gpumem_tui.simulator.profile import CUBLAS_WORKSPACE, CUBLASLT_WORKSPACE
 from gpumem_tui.simulator.rules import GivenBack
 from gpumem_tui.simulator.scratch import MATRIX_PRODUCTS, is_assumed, scratch, takes_cublaslt
-from gpumem_tui.simulator.shaped import PACK, TAKEN_FROM_VALUES, Shapes
+from gpumem_tui.simulator.shaped import PACK, TAKEN_FROM_VALUES, Shapes, by_assumption
 from gpumem_tui.simulator.sparse import SPARSE_PRODUCT, SparseTensors
 from gpumem_tui.simulator.storages import Storages, in_backward, size_bytes_of
 from gpumem_tui.simulator.untraceable import Untraceable, in_words
@@ -80,6 +80,8 @@ class DeviceMode(Storages, FakeTensorMode):
         self._shapes = Shapes(self.values)
         self._index_bytes: list[int] = []
         self._sparse = SparseTensors()
+        self._assumed: Any = None
+        """What the operator that is being followed is assumed to give, where that depends on unknown values."""
 
     supports_higher_order_operators = True
 
@@ -162,6 +164,10 @@ class DeviceMode(Storages, FakeTensorMode):
         if func._opname in MATRIX_PRODUCTS:
             self._take_workspaces(func, args)
         self.values.follow(func, args, kwargs, result)
+        if self._assumed is not None:
+            if func is _NONZERO:
+                self.values.learn(result, self._assumed)
+            self._assumed = None
         if func in COPIES and _holds_values(args):
             self._note_copy_from_host(args[0] if func is COPY else result)
         self._use_scratch(func, args)
@@ -251,7 +257,11 @@ class DeviceMode(Storages, FakeTensorMode):
         try:
             known = self._shapes.of_result(func, args, kwargs)
         except Unknown:
-            return super().__torch_dispatch__(func, types, args, kwargs)
+            share = self._gpu.assumed_rows.at(self._gpu.sites.calling_line(), func)
+            if share is None:
+                return super().__torch_dispatch__(func, types, args, kwargs)
+            with no_dispatch():
+                known = self._assumed = by_assumption(func, args, share)
         if func is _NONZERO and self._operator != "aten.nonzero":
             self._index_bytes.append(known.nbytes)
         return (self._shaped_as(known[0]), known[1]) if func is PACK else self._shaped_as(known)

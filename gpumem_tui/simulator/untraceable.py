@@ -14,7 +14,9 @@ from gpumem_tui.simulator.sparse import is_sparse
 
 
 class Untraceable(RuntimeError):
-    """The step does something that cannot be followed without values; one line naming the operator."""
+    """The step does something that cannot be followed without values; one line naming the operator and the place."""
+
+    says_where = True
 
 
 def in_words(func: Any, args: tuple[Any, ...], error: Exception, line: str) -> Exception:
@@ -31,7 +33,8 @@ def in_words(func: Any, args: tuple[Any, ...], error: Exception, line: str) -> E
     elif isinstance(error, (DataDependentOutputException, DynamicOutputShapeException)):
         problem = (
             "gives a result whose shape depends on what the GPU computes, and nothing is computed here: take it "
-            "from data of the CPU, keep the shape fixed (torch.where, a mask as factor), or run on a real GPU"
+            "from data of the CPU, keep the shape fixed (torch.where, a mask as factor), say what share of the rows "
+            "it keeps (--assume-rows 0.5), or run on a real GPU"
         )
     elif isinstance(error, NotImplementedError | UnsupportedOperatorException):
         problem = "does not say what shape its result has (it has no meta kernel)"
