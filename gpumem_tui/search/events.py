@@ -167,6 +167,7 @@ class TraceDone:
             is one.
         changes: of a command, by change, why it cannot be made or was not; empty where it can be, or was.
         is_sharded: whether each rank of a command holds a part.
+        emptied: before which events the step emptied its cache.
     """
 
     events: tuple[int, ...]
@@ -184,6 +185,7 @@ class TraceDone:
     notes: tuple[str, ...] = ()
     changes: tuple[tuple[str, str], ...] = ()
     is_sharded: bool = False
+    emptied: tuple[int, ...] = ()
     event: Literal["trace"] = "trace"
 
     @property
@@ -194,7 +196,9 @@ class TraceDone:
         computed = tuple(
             (number, Computed(rule, position, start), steps) for number, rule, position, start, steps in self.computed
         )
-        return AffineTrace(self.events, self.constants, self.slopes, self.buckets, marks, self.sites, table, computed)
+        return AffineTrace(
+            self.events, self.constants, self.slopes, self.buckets, marks, self.sites, table, computed, self.emptied
+        )
 
     @classmethod
     def of(
@@ -221,6 +225,7 @@ class TraceDone:
             only_at=only_at,
             not_affine=not_affine,
             notes=notes,
+            emptied=trace.emptied,
             computed=tuple(
                 (number, start.rule, start.position, start.arguments, steps) for number, start, steps in trace.computed
             ),
