@@ -168,6 +168,7 @@ class TraceDone:
         changes: of a command, by change, why it cannot be made or was not; empty where it can be, or was.
         is_sharded: whether each rank of a command holds a part.
         emptied: before which events the step emptied its cache.
+        apart: the trace at one size for which this form does not hold, as `AffineTrace.apart`; None for none.
     """
 
     events: tuple[int, ...]
@@ -186,6 +187,7 @@ class TraceDone:
     changes: tuple[tuple[str, str], ...] = ()
     is_sharded: bool = False
     emptied: tuple[int, ...] = ()
+    apart: TraceDone | None = None
     event: Literal["trace"] = "trace"
 
     @property
@@ -196,9 +198,11 @@ class TraceDone:
         computed = tuple(
             (number, Computed(rule, position, start), steps) for number, rule, position, start, steps in self.computed
         )
+        apart = () if self.apart is None else ((self.apart.only_at, self.apart.trace.at(self.apart.only_at)),)
         return AffineTrace(
-            self.events, self.constants, self.slopes, self.buckets, marks, self.sites, table, computed, self.emptied
-        )
+            self.events, self.constants, self.slopes, self.buckets, marks, self.sites, table, computed, self.emptied,
+            apart,
+        )  # fmt: skip
 
     @classmethod
     def of(
@@ -226,6 +230,7 @@ class TraceDone:
             not_affine=not_affine,
             notes=notes,
             emptied=trace.emptied,
+            apart=next((cls.of(AffineTrace.constant(run), seconds, (), size) for size, run in trace.apart), None),
             computed=tuple(
                 (number, start.rule, start.position, start.arguments, steps) for number, start, steps in trace.computed
             ),
@@ -278,7 +283,7 @@ def encode(message: Request | ChildEvent) -> bytes:
         body = {**asdict(message), "action": "trial" if isinstance(message, TrialRequest) else "trace"}
     else:
         body = vars(message)  # of plain values only: a trace has hundreds of thousands
-    return json.dumps({"schema": SCHEMA, **body}, separators=(",", ":")).encode() + b"\n"
+    return json.dumps({"schema": SCHEMA, **body}, separators=(",", ":"), default=vars).encode() + b"\n"
 
 
 def decode_request(line: bytes) -> Request:

@@ -326,8 +326,8 @@ def trace(request: TraceRequest, profile: Profile, report: Report, rows: Assumed
         if request.not_affine:
             raise NotAffine(request.not_affine)
         found = tracer.affine()
-        if request.batch_size == 1:  # kernels and layouts can be others for a single sample
-            found.check(1, tracer.at(1))
+        if request.batch_size == 1 and not found.holds(1, one := tracer.at(1)):
+            found = replace(found, apart=((1, one),))
     except NotAffine as error:
         if request.batch_size is None:
             return Failed("trace", str(error))
