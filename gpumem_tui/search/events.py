@@ -155,7 +155,7 @@ class TrialDone:
 class TraceDone:
     """An affine trace (see `AffineTrace`), flattened for the wire.
 
-    Marks are (event, step, phase), sites (operator, module, source).
+    Marks are (event, step, phase), sites (operator, module, source, function).
 
     Attributes:
         notes: what else is to be known of the result, a line each.
@@ -175,7 +175,7 @@ class TraceDone:
     marks: tuple[tuple[int, int, str], ...]
     seconds: float
     sites: tuple[int, ...] = ()
-    site_table: tuple[tuple[str, str, str], ...] = ()
+    site_table: tuple[tuple[str, str, str, str], ...] = ()
     assumed: tuple[tuple[str, int, str], ...] = ()
     only_at: int = 0
     not_affine: str = ""
@@ -215,7 +215,7 @@ class TraceDone:
             marks=marks,
             seconds=seconds,
             sites=trace.sites,
-            site_table=tuple((site.operator, site.module, site.source) for site in trace.site_table),
+            site_table=tuple((site.operator, site.module, site.source, site.function) for site in trace.site_table),
             assumed=assumed,
             only_at=only_at,
             not_affine=not_affine,
