@@ -12,7 +12,7 @@ import msgspec
 from gpumem_tui.memory import Breakdown
 from gpumem_tui.probe.documents import MAX_DOCUMENT_BYTES, SCHEMA
 from gpumem_tui.probe.files import Files, WireError, read_private
-from gpumem_tui.watch.hosts import printable
+from gpumem_tui.text import printable
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 Seconds = Annotated[float, msgspec.Meta(ge=0)]

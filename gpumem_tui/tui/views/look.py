@@ -13,7 +13,7 @@ from gpumem_tui.tui.views.areas import Band, Stack, area_column, drawn, eighths
 from gpumem_tui.tui.views.probed import seconds
 from gpumem_tui.tui.views.readings import fit, ruled
 from gpumem_tui.watch.documents import Look, LookedDevice
-from gpumem_tui.watch.hosts import printable
+from gpumem_tui.text import printable
 from gpumem_tui.watch.records import device_name
 
 Row = list[Span]
