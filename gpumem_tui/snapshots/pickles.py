@@ -1,9 +1,9 @@
-"""Reads the pickle of a memory snapshot without executing anything: only containers, text, numbers and bytes exist here.
+"""Reads the pickle of a memory snapshot without executing anything: there are only containers, text and numbers here.
 
-An unpickler of its own, for three reasons. There is no way to a class or a function in it, so there is nothing to forbid. It
-takes the events of a trace into columns as they come, instead of a dictionary each, so that memory stays a fraction of
-what Python's unpickler needs. And it has limits, so that a file of a few bytes cannot take the machine's memory.
-The format: pickletools.py of CPython, protocols 2 to 5.
+An unpickler of its own, for three reasons. There is no way to a class or a function in it, so there is nothing to
+forbid. It takes the events of a trace into columns as they come, instead of a dictionary each, so that memory stays a
+fraction of what Python's unpickler needs. And it has limits, so that a file of a few bytes cannot take the machine's
+memory. The format: pickletools.py of CPython, protocols 2 to 5.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ import struct
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from gpumem_tui.snapshots.model import History, SnapshotError, Stacks
+from gpumem_tui.snapshots.gathering import Broken, Frames, Gathered
+from gpumem_tui.snapshots.model import SnapshotError, Stacks
 from gpumem_tui.text import shortened
 
 Progress = Callable[[float], None]
@@ -38,19 +39,6 @@ _FRAMES = re.compile(rb"\](?:\x94|q.|r.{4})\(((?:h.|j.{4})+)e", re.DOTALL)
 stacks, which makes most of a snapshot one look-up each."""
 
 
-class _Frames:
-    """A list that turned out to be a stack of frames."""
-
-    __slots__ = ("number",)
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-
-
-class _Broken(Exception):
-    """What is wrong with the file."""
-
-
 Data = bytes | mmap.mmap
 
 
@@ -71,9 +59,7 @@ class SnapshotUnpickler:
         self._memo: list[Any] = []
         self._most_memos = _SOME_MEMOS + self._size // _BYTES_A_MEMO
         self._containers = 0
-        self._stacks = stacks
-        self._numbers: dict[bytes, _Frames] = {}
-        self._histories: dict[int, tuple[list[Any], History]] = {}
+        self.gathered = Gathered(stacks)
         self._progress = progress
         self._reported = 0
 
@@ -92,13 +78,15 @@ class SnapshotUnpickler:
                     return self._finished(self._stack[-1])
                 action = codes[code]
                 if action is None:
-                    raise _Broken(f"it holds {code:#04x}, which is no instruction")
+                    raise Broken(f"it holds {code:#04x}, which is no instruction")
                 action(self)
-        except _Broken as error:
+        except Broken as error:
             raise SnapshotError(f"is broken at byte {self._at:,}: {error}") from None
         except (IndexError, KeyError, ValueError, TypeError, OverflowError, struct.error) as error:
             if self._at >= self._size - _LONGEST_INSTRUCTION:
-                raise SnapshotError(f"ends in the middle, after {self._size:,} bytes: it was not written to its end") from error
+                raise SnapshotError(
+                    f"ends in the middle, after {self._size:,} bytes: it was not written to its end"
+                ) from error
             raise SnapshotError(f"is broken at byte {self._at:,}") from error
 
     # What instructions are made of
@@ -116,13 +104,13 @@ class SnapshotUnpickler:
 
     def _push(self, value: Any) -> None:
         if len(self._stack) > _MOST_STACKED:
-            raise _Broken("its values are nested or listed beyond what a snapshot has")
+            raise Broken("its values are nested or listed beyond what a snapshot has")
         self._stack.append(value)
 
     def _count(self) -> None:
         self._containers += 1
         if self._containers > _MOST_CONTAINERS:
-            raise _Broken(f"it holds more than {_MOST_CONTAINERS:,} lists and dictionaries beside its events")
+            raise Broken(f"it holds more than {_MOST_CONTAINERS:,} lists and dictionaries beside its events")
 
     def _since_mark(self) -> list[Any]:
         start = self._marks.pop()
@@ -140,9 +128,9 @@ class SnapshotUnpickler:
             memo.extend([None] * (index - len(memo)))
             memo.append(value)
         else:
-            raise _Broken("it remembers values in no order")
+            raise Broken("it remembers values in no order")
         if len(memo) > self._most_memos:
-            raise _Broken("it remembers more values than it can hold")
+            raise Broken("it remembers more values than it can hold")
 
     # Instructions
 
@@ -157,7 +145,7 @@ class SnapshotUnpickler:
 
     def _mark(self) -> None:
         if len(self._marks) > _MOST_STACKED:
-            raise _Broken("its values are nested beyond what a snapshot has")
+            raise Broken("its values are nested beyond what a snapshot has")
         self._marks.append(len(self._stack))
 
     def _get_short(self) -> None:
@@ -257,7 +245,7 @@ class SnapshotUnpickler:
                 self._at = after
                 self._list()
                 value = self._stack.pop()
-                if type(value) is not _Frames:  # its items follow
+                if type(value) is not Frames:  # its items follow
                     self._stack += [key, value]
                     self._marks.append(len(self._stack) - 2)
                     return True
@@ -285,10 +273,10 @@ class SnapshotUnpickler:
 
     def _list(self) -> None:
         found = _FRAMES.match(self._data, self._at - 1)
-        if found is not None and (frames := self._known_frames(found[1])) is not None:
+        if found is not None and (frames := self.gathered.known_frames(found[1], self._memo)) is not None:
             self._push(frames)
             self._at = found.start(1) - 1
-            if self._data[found.start()+1] == _MEMOIZE:
+            if self._data[found.start() + 1] == _MEMOIZE:
                 self._memorize()
             else:
                 self._remember(int.from_bytes(self._data[found.start() + 2 : self._at], "little"))
@@ -310,9 +298,10 @@ class SnapshotUnpickler:
     def _extend(self, values: list[Any]) -> None:
         target = self._stack[-1]
         if type(target) is not list:
-            raise _Broken("it appends to what is no list")
+            raise Broken("it appends to what is no list")
         if values and type(values[0]) is dict and "action" in values[0]:
-            self._take_events(target, values)
+            self.gathered.take_events(target, values)
+            self._containers -= len(values)
         else:
             target.extend(values)
 
@@ -326,14 +315,14 @@ class SnapshotUnpickler:
     def _set(self, pairs: list[Any]) -> None:
         target = self._stack[-1]
         if type(target) is not dict or len(pairs) % 2:
-            raise _Broken("it sets keys of what is no dictionary")
+            raise Broken("it sets keys of what is no dictionary")
         for index in range(0, len(pairs), 2):
             key = pairs[index]
             if type(key) not in (str, int):
-                raise _Broken("a dictionary has keys that are neither text nor numbers")
+                raise Broken("a dictionary has keys that are neither text nor numbers")
             target[key] = pairs[index + 1]
         if len(target) > _MOST_KEYS:
-            raise _Broken("a dictionary has more keys than any in a snapshot")
+            raise Broken("a dictionary has more keys than any in a snapshot")
 
     def _refuse(self) -> NoReturn:
         """Whatever leads to a class or a function: nothing of it is looked for, let alone called."""
@@ -344,77 +333,17 @@ class SnapshotUnpickler:
             name = ".".join(part.decode("utf-8", "replace") for part in rest[:2])
         elif code == _STACK_GLOBAL and len(stack) > 1:
             name = ".".join(str(part)[:80] for part in stack[-2:] if isinstance(part, str))
-        raise SnapshotError(f"asks for {shortened(name)}: a memory snapshot holds no such thing, and nothing of it was loaded")
-
-    # Events and stacks
-
-    def _take_events(self, target: list[Any], events: list[Any]) -> None:
-        """Put events into the columns of the list that they were to be appended to."""
-        if id(target) not in self._histories:
-            if target:
-                raise _Broken("events follow what are none")
-            self._histories[id(target)] = target, History()
-        history = self._histories[id(target)][1]
-        for event in events:
-            is_oom = event["action"] == "oom"
-            history.append(
-                event["action"],
-                event.get("device_free", 0) if is_oom else event.get("addr", 0),
-                event.get("size", 0),
-                event.get("stream", 0),
-                event.get("time_us", 0),
-                self._stack_number(event.get("frames")),
-                event.get("category", ""),
-            )
-            event.clear()  # what the memo keeps of it
-        self._containers -= len(events)
-
-    def _stack_number(self, frames: Any) -> int:
-        if type(frames) is _Frames:
-            return frames.number
-        numbers = self._frame_numbers(frames) if type(frames) is list else ()
-        return self._stacks.add(numbers or ())
-
-    def _frame_numbers(self, frames: list[Any]) -> tuple[int, ...] | None:
-        """The numbers of frames; None if there is something else among them."""
-        found = []
-        for frame in frames:
-            if type(frame) is not dict or "filename" not in frame:
-                return None
-            found.append(self._stacks.frame(frame["filename"], frame.get("line"), frame.get("name")))
-        return tuple(found)
-
-    def _known_frames(self, references: bytes) -> _Frames | None:
-        """The stack that references name; None if they name something else."""
-        if references in self._numbers:
-            return self._numbers[references]
-        memo, frames, at = self._memo, [], 0
-        while at < len(references):
-            end = at + (2 if references[at] == _GET_SHORT else 5)
-            frames.append(memo[int.from_bytes(references[at + 1 : end], "little")])
-            at = end
-        numbers = self._frame_numbers(frames)
-        if numbers is None:
-            return None
-        found = self._numbers[references] = _Frames(self._stacks.add(numbers))
-        return found
+        raise SnapshotError(
+            f"asks for {shortened(name)}: a memory snapshot holds no such thing, and nothing of it was loaded"
+        )
 
     def _finished(self, value: Any) -> Any:
-        """The value with its events and stacks in place of what they were read as."""
+        """The value with its events in place of the lists that they were read into."""
         self._progress(1.0)
-        if type(value) is not dict:
-            return value
-        traces = value.get("device_traces")
+        traces = value.get("device_traces") if type(value) is dict else None
         if type(traces) is list:
-            value["device_traces"] = [self._history_of(trace) for trace in traces]
+            value["device_traces"] = [self.gathered.history_of(trace) for trace in traces]
         return value
-
-    def _history_of(self, trace: Any) -> Any:
-        return self._histories[id(trace)][1] if id(trace) in self._histories else trace
-
-    def stack_number(self, frames: Any) -> int:
-        """The number of the stack that a value, read by this, is."""
-        return self._stack_number(frames)
 
 
 _U2, _U4, _I4, _U8, _F8 = (struct.Struct(layout) for layout in ("<H", "<I", "<i", "<Q", ">d"))
@@ -465,6 +394,8 @@ for _code, _action in {
     b"e": _U._appends,
     b"s": _U._set_item,
     b"u": _U._set_items,
-    **dict.fromkeys([b"c", b"\x93", b"R", b"b", b"i", b"o", b"\x81", b"\x92", b"\x82", b"\x83", b"\x84", b"P", b"Q"], _U._refuse),
+    **dict.fromkeys(
+        [b"c", b"\x93", b"R", b"b", b"i", b"o", b"\x81", b"\x92", b"\x82", b"\x83", b"\x84", b"P", b"Q"], _U._refuse
+    ),
 }.items():
     _CODES[_code[0]] = _action

@@ -30,7 +30,7 @@ def read_snapshot(path: Path, progress: Progress = lambda share: None) -> Snapsh
         progress: told how much of it is read, from 0 to 1; what it raises ends the reading.
 
     Raises:
-        SnapshotError: there is no such file, it cannot be read, or it is no snapshot; one line that begins with its name.
+        SnapshotError: there is no such file, it cannot be read, or it is no snapshot; one line with its name.
     """
     try:
         with path.open("rb") as file:
@@ -94,7 +94,7 @@ def _read_pickle(data: Data, name: str, size_bytes: int, stacks: Stacks, progres
     return _snapshot(
         name, "pickle", size_bytes, stacks, histories, settings if isinstance(settings, dict) else {},
         documents.segments_of(value["segments"]), documents.annotations_of(value.get("external_annotations")),
-        unpickler.stack_number,
+        unpickler.gathered.stack_number,
     )  # fmt: skip
 
 

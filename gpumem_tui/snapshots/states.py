@@ -1,9 +1,9 @@
 """What a device's allocator held at any moment of a snapshot.
 
-The file says what was held at its end, and what happened before. So the state at the start follows by undoing the events
-from the end, and any other by doing them again. The allocator joins free blocks that touch, so a state is which memory
-there is and which of it is taken; how large a taken block is, the event does not say (it tells the request), but the rules
-of CUDACachingAllocator.cpp do: the rest of a free block is cut off if it is worth it (`should_split`).
+The file says what was held at its end, and what happened before. So the state at the start follows by undoing the
+events from the end, and any other by doing them again. The allocator joins free blocks that touch, so a state is which
+memory there is and which of it is taken. How large a taken block is, the event does not say (it tells the request), but
+the rules of CUDACachingAllocator.cpp do: the rest of a free block is cut off if it is worth it (`should_split`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from gpumem_tui.simulator.allocator import MIN_BLOCK_BYTES, SMALL_REQUEST_BYTES, CachingAllocator
+from gpumem_tui.simulator.allocator import MIN_BLOCK_BYTES, SMALL_REQUEST_BYTES, SMALL_SEGMENT_BYTES, CachingAllocator
 from gpumem_tui.simulator.settings import AllocatorSettings, SettingsError
 from gpumem_tui.snapshots import model
 from gpumem_tui.snapshots.model import History, Segment, Snapshot
@@ -128,8 +128,7 @@ class State:
         elif action == model.FREE_COMPLETED:
             self._drop(address)
         elif action in (model.SEGMENT_ALLOC, model.SEGMENT_MAP):
-            is_small = size == _SMALL_SEGMENT_BYTES
-            self._add(address, Memory(size, history.streams[event], is_small, is_expandable=action == model.SEGMENT_MAP))
+            self._add(address, _memory_of_event(history, event))
         elif action in (model.SEGMENT_FREE, model.SEGMENT_UNMAP):
             self._remove(address, size)
         return action
@@ -187,9 +186,6 @@ class State:
 
     def _remove(self, address: int, size_bytes: int) -> None:
         self.reserved_bytes -= _part(self.memory, self._starts, address, size_bytes)
-
-
-_SMALL_SEGMENT_BYTES = 2 << 20
 
 
 def _join(memory: dict[int, Memory], starts: list[int], address: int, added: Memory) -> None:
@@ -269,11 +265,12 @@ def first_state(snapshot: Snapshot, device: int) -> State:
         elif action in (model.SEGMENT_ALLOC, model.SEGMENT_MAP):
             _part(memory, starts, address, size)
         elif action in (model.SEGMENT_FREE, model.SEGMENT_UNMAP):
-            _join(memory, starts, address, _given_back(history, event))
+            _join(memory, starts, address, _memory_of_event(history, event))
     return State(rules, history, held, memory)
 
 
-def _given_back(history: History, event: int) -> Memory:
+def _memory_of_event(history: History, event: int) -> Memory:
+    """What a segment event is about. Small requests have segments of a size of their own (kSmallBuffer)."""
     size = history.sizes[event]
-    is_mapped = history.actions[event] == model.SEGMENT_UNMAP
-    return Memory(size, history.streams[event], size == _SMALL_SEGMENT_BYTES, is_expandable=is_mapped)
+    is_mapped = history.actions[event] in (model.SEGMENT_MAP, model.SEGMENT_UNMAP)
+    return Memory(size, history.streams[event], size == SMALL_SEGMENT_BYTES, is_expandable=is_mapped)

@@ -1,6 +1,6 @@
 """A simulated run in the format of `torch.cuda.memory._dump_snapshot`, for pytorch.org/memory_viz and its like.
 
-The keys are those of torch 2.13 (`THCPModule_memorySnapshot` in torch/csrc/cuda/Module.cpp). What a real snapshot has no
+The keys are those of torch 2.13 (`THCPModule_memorySnapshot` in torch/csrc/cuda/Module.cpp). What a snapshot has no
 place for stands where viewers look for more: ``category`` (as `_memory_viz._profile_to_snapshot` writes it) the row of
 the ledger, ``user_metadata`` the module, and ``external_annotations`` the phases of each step. A simulated run has no
 clock: ``time_us`` counts its events.
