@@ -239,5 +239,4 @@ def segment_cells(row: SegmentRow, cells: int, signs: str) -> str:
         first, last = offset * cells / size, (offset + length) * cells / size
         for cell in range(int(first), min(cells, int(last) + 1)):
             used[cell] += max(0.0, min(last, cell + 1) - max(first, cell))
-    full, partly, free = signs
-    return "".join(full if share > 0.995 else partly if share > 0.005 else free for share in used)
+    return "".join(signs[0] if share > 0.995 else signs[1] if share > 0.005 else signs[2] for share in used)

@@ -24,6 +24,7 @@ from gpumem_tui.probe.wire import (
     decode_record,
     slot_offset,
 )
+from gpumem_tui.text import printable
 from gpumem_tui.watch import hosts
 from gpumem_tui.watch.documents import read_post_mortem
 from gpumem_tui.watch.records import ProbedProcess, RefusedFile, Sample, State, Watched
@@ -100,7 +101,7 @@ class Watcher:
                 self._refused[str(path)] = f"{path.name} cannot be read: {error.strerror}"
         processes.sort(key=lambda process: (not process.is_running, -process.process.started_ns))
         refused = (
-            RefusedFile(hosts.printable(path), hosts.printable(reason))
+            RefusedFile(printable(path), hosts.printable(reason))
             for path, reason in sorted(self._refused.items())
         )
         return Watched(tuple(processes), tuple(refused))
@@ -286,7 +287,7 @@ def _newest(ring: _Ring) -> tuple[Sample, ...]:
 def _problem(header: Header, state: State, samples: tuple[Sample, ...], age_s: Reading[float]) -> str:
     """What a user should know about how far to trust the samples; one line, empty if nothing."""
     if header.switched_off:
-        return f"the probe switched itself off: {hosts.printable(header.switched_off)}"
+        return f"the probe switched itself off: {printable(header.switched_off)}"
     record = samples[0].record if samples else None
     if record is not None and record.errors:
         return f"the probe met {record.errors} errors"
