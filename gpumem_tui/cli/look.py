@@ -43,14 +43,10 @@ def look(target: str, by: By, timeout_s: float, as_json: bool, plain: bool) -> i
     path = Path(target)
     if target.isdecimal() and int(target) and not path.exists():
         return _look_at_process(int(target), by, timeout_s, as_json=as_json)
-    if not as_json and not plain and is_terminal():
-        from gpumem_tui.tui.start import open_snapshot
-
-        return open_snapshot(path)
-    return _look_at_file(path, as_json=as_json)
+    return _look_at_file(path, as_json=as_json, on_screen=not as_json and not plain and is_terminal())
 
 
-def _look_at_file(path: Path, *, as_json: bool) -> int:
+def _look_at_file(path: Path, *, as_json: bool, on_screen: bool) -> int:
     from gpumem_tui.snapshots.analysis import analyse
     from gpumem_tui.snapshots.model import SnapshotError
     from gpumem_tui.snapshots.read import read_snapshot
@@ -64,6 +60,10 @@ def _look_at_file(path: Path, *, as_json: bool) -> int:
         said.clear()
         return complain(str(error), EXIT_BAD_INPUT)
     said.clear()
+    if on_screen:
+        from gpumem_tui.tui.start import open_snapshot
+
+        return open_snapshot(snapshot, analyses)
     if as_json:
         click.echo(json.dumps(snapshot_json(snapshot, analyses)))
     else:

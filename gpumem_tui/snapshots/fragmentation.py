@@ -115,7 +115,7 @@ class OutOfMemory:
         if self.reason == "full":
             return [
                 f"{wanted} wanted, {format_bytes(self.free_bytes)} free in all ({free}): "
-                f"{format_bytes(self.wanted_bytes - self.free_bytes)} too little, however it had lain"
+                f"{format_bytes(self.wanted_bytes - self.free_bytes)} too little, in one piece or not"
             ]
         lines = [f"{wanted} wanted, {format_bytes(self.free_bytes)} free in all ({free}): enough, but not in one piece"]
         if self.pieces:

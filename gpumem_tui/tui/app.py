@@ -50,9 +50,9 @@ _MOUNT_S = 1.0
 _LOOK_S = 0.01
 """How long the program's end waits for widgets, and how often it looks."""
 
-ScreenName = Literal["monitor", "search", "plan"]
+ScreenName = Literal["monitor", "search", "plan", "snapshot"]
 SCREENS: tuple[ScreenName, ...] = get_args(ScreenName)
-"""On keys 1, 2, 3."""
+"""On keys 1, 2, 3; a snapshot on 4 where the program was opened with one."""
 
 _OWN_COMMANDS = ("Theme",)
 """Of Textual's own commands, the ones that mean something here."""

@@ -101,7 +101,7 @@ class Watcher:
                 self._refused[str(path)] = f"{path.name} cannot be read: {error.strerror}"
         processes.sort(key=lambda process: (not process.is_running, -process.process.started_ns))
         refused = (
-            RefusedFile(printable(path), hosts.printable(reason))
+            RefusedFile(printable(path), printable(reason))
             for path, reason in sorted(self._refused.items())
         )
         return Watched(tuple(processes), tuple(refused))
