@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from gpumem_tui.memory import format_bytes, format_count
+from gpumem_tui.snapshots.against import Comparison, Request
 from gpumem_tui.snapshots.analysis import Analysis, Part
 from gpumem_tui.snapshots.fragmentation import OutOfMemory, SegmentRow
 from gpumem_tui.snapshots.model import Snapshot
@@ -229,6 +230,78 @@ def _segment_lines(analysis: Analysis) -> Iterator[str]:
         size = format_bytes(sum(row.segment.size_bytes for row in rest))
         free = format_bytes(sum(row.free_bytes for row in rest))
         yield f"{size:>{_SIZE_WIDTH}}  in {len(rest):,} smaller ones, {free} of it free"
+
+
+# Against a trace
+
+
+def comparison_json(comparison: Comparison) -> dict[str, Any]:
+    """A recording held against a trace."""
+
+    def request(one: Request | None) -> dict[str, Any] | None:
+        if one is None:
+            return None
+        action = "alloc" if one.is_allocation else "free"
+        return {"event": one.event, "action": action, "bytes": one.size_bytes, "source": one.place}
+
+    return {
+        "aligned": comparison.aligned,
+        "file_start": comparison.file_start,
+        "traced_start": comparison.traced_start,
+        "file_events": comparison.file_events,
+        "traced_events": comparison.traced_events,
+        "equal": comparison.equal,
+        "reordered": comparison.reordered,
+        "first_difference": None
+        if comparison.first is None
+        else {"file": request(comparison.first[0]), "traced": request(comparison.first[1])},
+        "only_in_file_bytes": comparison.bytes_only(in_file=True),
+        "only_in_trace_bytes": comparison.bytes_only(in_file=False),
+        "differences": [
+            {
+                "in": "file" if one.in_file else "trace",
+                "bytes": one.size_bytes,
+                "count": one.count,
+                "source": one.place,
+            }
+            for one in comparison.differing[:_MOST_JSON_PARTS]
+        ],
+    }
+
+
+def comparison_lines(comparison: Comparison, file_peak_bytes: int, traced_peak_bytes: int) -> Iterator[str]:
+    """The same as text."""
+    if not comparison.aligned:
+        yield "the file and the trace have no stretch of events in common: another model, batch size or optimizer?"
+        return
+    yield (
+        f"{comparison.file_events:,} allocations and releases of the file, from event {comparison.file_start:,}, "
+        f"against {comparison.traced_events:,} of the trace, from event {comparison.traced_start:,}"
+    )
+    yield f"{comparison.equal:,} agree in order and size, {comparison.reordered:,} come in another order"
+    if comparison.first is None:
+        yield "first difference: none"
+    else:
+        file, traced = comparison.first
+        yield f"first difference: the file {_request_text(file)}"
+        yield f"                  the trace {_request_text(traced)}"
+    file_peak, traced_peak = format_bytes(file_peak_bytes), format_bytes(traced_peak_bytes)
+    yield f"peak {file_peak} in the file, {traced_peak} in the trace ({traced_peak_bytes - file_peak_bytes:+,} bytes)"
+    for in_file, whose in ((True, "only in the file"), (False, "only in the trace")):
+        found = [one for one in comparison.differing if one.in_file == in_file]
+        yield f"\nallocations {whose}: {format_bytes(comparison.bytes_only(in_file=in_file))}"
+        for one in found[:_MOST_PLACES]:
+            size = format_bytes(one.total_bytes)
+            yield f"{size:>{_SIZE_WIDTH}}  {one.count:,} of {one.size_bytes:,} bytes, {one.place}"
+        if rest := found[_MOST_PLACES:]:
+            yield f"{format_bytes(sum(one.total_bytes for one in rest)):>{_SIZE_WIDTH}}  {len(rest):,} smaller ones"
+
+
+def _request_text(request: Request | None) -> str:
+    if request is None:
+        return "goes on where the other one is again"
+    verb = "allocates" if request.is_allocation else "releases"
+    return f"{verb} {request.size_bytes:,} bytes at event {request.event:,}, {request.place}"
 
 
 def segment_cells(row: SegmentRow, cells: int, signs: str) -> str:
