@@ -17,6 +17,7 @@ from gpumem_tui.simulator.replay import AffineTrace
 from gpumem_tui.simulator.rules import Computed
 from gpumem_tui.simulator.timeline import Mark
 from gpumem_tui.step import Phase, Site
+from gpumem_tui.text import cleaned
 from gpumem_tui.workload.spec import WorkloadSpec
 
 SCHEMA = 1
@@ -254,6 +255,10 @@ _BY_NAME: dict[str, type[ChildEvent]] = {
 }
 
 
+_NUMBERS = frozenset({"events", "constants", "slopes", "buckets", "sites"})
+"""Columns of a trace without any text."""
+
+
 class WireError(ValueError):
     """A line that is not an event of this schema."""
 
@@ -293,6 +298,6 @@ def decode_event(line: bytes) -> ChildEvent:
         if values.get("schema") != SCHEMA:
             raise WireError(f"event of schema {values.get('schema')!r}, expected {SCHEMA}")
         kind = _BY_NAME[values["event"]]
-        return msgspec.convert(values, kind)
+        return msgspec.convert({key: one if key in _NUMBERS else cleaned(one) for key, one in values.items()}, kind)
     except (msgspec.MsgspecError, KeyError, TypeError) as error:
         raise WireError(f"not an event: {error}") from error

@@ -154,7 +154,7 @@ def request_lines(found: PostMortem) -> Iterator[str]:
         device = "" if found.device is None else f" on {device_name(found.device)}{kind}"
         yield f"the failed request: {about}{format_bytes(found.requested_bytes)}{device}{where}{free}"
     elif found.message:
-        yield f"the error: {found.message.splitlines()[0]}"
+        yield f"the error: {found.message}"
 
 
 def ledger_rows(case: Case) -> Iterator[tuple[Bucket, str, Value]]:
