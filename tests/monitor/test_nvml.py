@@ -138,6 +138,6 @@ def test_what_the_installed_bindings_lack_is_a_reason(
 
 def test_memory_by_bindings_without_the_second_version(fake_nvml: FakeMachine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(pynvml, "nvmlMemory_v2")
-    gpu = FakeGpu(total_bytes=80 * GIB, used_bytes=GIB)
+    gpu = FakeGpu(total_bytes=80 * GIB, reserved_bytes=0, used_bytes=GIB)
     found = _read(fake_nvml, gpu, fields.memory)
     assert (found.total_bytes, found.used_bytes) == (80 * GIB, GIB)
