@@ -27,7 +27,7 @@ from gpumem_tui.search.events import (
     TrialRequest,
     decode_request,
 )
-from gpumem_tui.simulator.profile import Profile, profile_for
+from gpumem_tui.simulator.profile import Profile, profile_for, too_old
 
 if TYPE_CHECKING:
     from gpumem_tui.command.changes import Changes
@@ -35,20 +35,13 @@ if TYPE_CHECKING:
     from gpumem_tui.simulator.timeline import Timeline
     from gpumem_tui.workload.run import MemorySample
 
-_OLDEST_SIMULATED = (2, 10)
-
 
 def take_part(link: Link) -> None:
     """Make this process, which has just imported torch, part of the trial that `link` belongs to."""
     request = decode_request(link.request())
     simulated = isinstance(request, TraceRequest) or request.simulated
-    version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
-    if simulated and version < _OLDEST_SIMULATED:
-        oldest = ".".join(map(str, _OLDEST_SIMULATED))
-        said = (
-            f"torch {torch.__version__} of {sys.executable} is too old to simulate a GPU: {oldest} or newer is needed"
-        )
-        link.conclude(Failed("torch", said))
+    if simulated and (reason := too_old(torch.__version__)):
+        link.conclude(Failed("torch", f"torch {torch.__version__} of {sys.executable} {reason}"))
         os._exit(1)
     profile = profile_for(torch.__version__, request.gpu)
     link.report(Ready(torch.__version__, profile.name, profile.context_bytes, profile.context_source))

@@ -21,6 +21,7 @@ from typing import Any
 
 from gpumem_tui.memory import Unknown
 from gpumem_tui.monitor.snapshot import NO_DRIVER, NO_DRIVER_LOADED, GpuReading, Snapshot, State
+from gpumem_tui.simulator.profile import too_old
 
 _TORCH_TIMEOUT_S = 120.0
 _TORCH_CODE = """
@@ -270,6 +271,9 @@ def torch_check(python: str | None, *, has_gpu: bool) -> Check:
         remedy = "`pip install torch` there, or --python PATH of the environment that has it"
         return Check("torch", bad, f"{interpreter}: {facts['error']}", remedy)
     found = f"{facts['torch']}, Python {facts['python']}"
+    if reason := too_old(facts["torch"]):
+        remedy = "upgrade it there, or --python PATH of an environment with a newer one; `run` and `attach` need none"
+        return Check("torch", bad, f"{found}: {reason}", remedy)
     if facts["usable"]:
         return Check("torch", Status.OK, f"{found}, CUDA {facts['cuda']}")
     if not has_gpu:

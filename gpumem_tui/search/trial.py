@@ -32,7 +32,7 @@ from gpumem_tui.search.events import (
     decode_request,
     encode,
 )
-from gpumem_tui.simulator.profile import Profile, profile_for
+from gpumem_tui.simulator.profile import Profile, profile_for, too_old
 
 if TYPE_CHECKING:
     import torch
@@ -82,6 +82,9 @@ def _serve(events_fd: int) -> None:
     except ImportError as error:
         mend = "install torch there, or give --python the interpreter of the environment you train in"
         report(Failed("torch", f"{sys.executable} cannot import torch ({error}): {mend}"))
+        return
+    if reason := too_old(torch.__version__):
+        report(Failed("torch", f"torch {torch.__version__} of {sys.executable} {reason}"))
         return
     from gpumem_tui.simulator.device import register
     from gpumem_tui.simulator.trace import Untraceable

@@ -9,6 +9,17 @@ from dataclasses import dataclass, replace
 from gpumem_tui.catalog.shapes import Gpu
 from gpumem_tui.memory import KIB, MIB
 
+OLDEST_TORCH = (2, 10)
+"""The first version whose Python backends of a device type the simulated GPU is one of."""
+
+
+def too_old(torch_version: str) -> str:
+    """Why a version of torch cannot simulate a GPU; "" where it can."""
+    version = tuple(int(part) for part in re.findall(r"\d+", torch_version)[:2])
+    if version >= OLDEST_TORCH:
+        return ""
+    return f"is too old to simulate a GPU: {'.'.join(map(str, OLDEST_TORCH))} or newer is needed"
+
 
 @dataclass(frozen=True, slots=True)
 class Profile:
