@@ -32,6 +32,7 @@ _NOT_THE_PROGRAM = (
     os.path.join(_PACKAGE, "workload", "run.py"),
     "<",
 )
+_NOBODY = ("", "")
 
 
 class SiteFinder:
@@ -43,8 +44,8 @@ class SiteFinder:
     def __init__(self) -> None:
         self._names: dict[int, str] = {}
         self._running: list[str] = []
-        self._forward: dict[int, tuple[str, str]] = {}
-        self._lines: dict[tuple[CodeType, int], str | None] = {}
+        self._forward: dict[int, tuple[str, tuple[str, str]]] = {}
+        self._lines: dict[tuple[CodeType, int], tuple[str, str] | None] = {}
 
     def name_modules(self, model: nn.Module) -> None:
         """Call the modules of `model`, too, by their qualified names from now on."""
@@ -81,14 +82,18 @@ class SiteFinder:
         """The place of the operator that is being run."""
         node = torch._C._current_autograd_node()
         if node is not None and not torch.is_grad_enabled():
-            module, source = self._forward.get(node._sequence_nr(), ("", ""))
-            return Site(operator, module, source)
-        module, source = self._running[-1] if self._running else "", self.calling_line()
-        self._forward.setdefault(torch._C._autograd._get_sequence_nr() - 1, (module, source))
-        return Site(operator, module, source)
+            module, caller = self._forward.get(node._sequence_nr(), ("", _NOBODY))
+            return Site(operator, module, *caller)
+        module, caller = self._running[-1] if self._running else "", self._caller()
+        self._forward.setdefault(torch._C._autograd._get_sequence_nr() - 1, (module, caller))
+        return Site(operator, module, *caller)
 
     def calling_line(self) -> str:
         """``file:line`` of the innermost frame that is the program's own."""
+        return self._caller()[0]
+
+    def _caller(self) -> tuple[str, str]:
+        """That line, and the name of the function that it is in."""
         frame: FrameType | None = sys._getframe(1)
         while frame is not None:
             key = (frame.f_code, frame.f_lineno)
@@ -98,7 +103,7 @@ class SiteFinder:
             if line is not None:
                 return line
             frame = frame.f_back
-        return ""
+        return _NOBODY
 
 
 def is_own(path: str) -> bool:
@@ -152,6 +157,6 @@ def in_order(trace: Iterable[dict[str, Any]], notes: Iterable[N]) -> Iterator[di
         note = next(pending, None)
 
 
-def _line(code: CodeType, number: int) -> str | None:
+def _line(code: CodeType, number: int) -> tuple[str, str] | None:
     path = code.co_filename
-    return f"{os.path.basename(path)}:{number}" if is_own(path) else None
+    return (f"{os.path.basename(path)}:{number}", code.co_name) if is_own(path) else None

@@ -27,8 +27,10 @@ class Site:
         operator: e.g. ``aten.addmm``.
         module: qualified name of the module that ran, e.g. ``blocks.3.mlp.0``; in backward, of the forward it undoes.
         source: ``file:line`` that called.
+        function: the name of the function that this line is in.
     """
 
     operator: str = ""
     module: str = ""
     source: str = ""
+    function: str = ""

@@ -19,14 +19,20 @@ from tempfile import TemporaryDirectory
 
 from gpumem_tui.catalog.loader import find_gpu, find_model
 from gpumem_tui.formula.recipe import Recipe
+from gpumem_tui.memory import Unknown
 from gpumem_tui.options import WorkloadOptions, simulated_device
 from gpumem_tui.plan.command_runs import CommandRuns
 from gpumem_tui.plan.plan import Plan
 from gpumem_tui.search.config import SearchConfig
+from gpumem_tui.search.predicting import predict
+from gpumem_tui.snapshots.analysis import analyse
+from gpumem_tui.snapshots.read import read_snapshot
+from gpumem_tui.snapshots.write import write_snapshot
 from gpumem_tui.tui.app import GpuMemApp
 from gpumem_tui.tui.screens.command_plan import CommandPlanScreen
 from gpumem_tui.tui.screens.plan import PlanScreen
 from gpumem_tui.tui.screens.search import SearchScreen
+from gpumem_tui.tui.screens.snapshot import SnapshotScreen
 from gpumem_tui.tui.search_state import SearchState, Stage
 from gpumem_tui.tui.widgets.plan_rows import RowList
 
@@ -204,6 +210,23 @@ async def _command_picture() -> None:
         fixed = WorkloadOptions(command=("python", "train.py", "--batch-size", "24"))
         planned = SearchConfig(fixed.spec(), simulated_device("rtx-4090-24gb"))
         await _command_plan_picture("plan-command", planned, 24)
+        await _snapshot_picture("snapshot", planned, 24)
+
+
+async def _snapshot_picture(name: str, config: SearchConfig, batch_size: int) -> None:
+    """The memory snapshot of a command that runs out of memory."""
+    traced = predict(config, batch_size=batch_size).prediction.traced
+    assert not isinstance(traced, Unknown)
+    path = Path("snapshot.pickle")
+    write_snapshot(traced.recorded(batch_size), path)
+    found = read_snapshot(path)
+    screen = SnapshotScreen(found, [analyse(found, 0)], clock=lambda: CLOCK)
+    app = GpuMemApp({"snapshot": lambda: screen}, "snapshot")
+    async with app.run_test(size=SIZE) as pilot:
+        await stands_still(pilot)
+        await pilot.press("l")
+        await stands_still(pilot)
+        _write(name, app.export_screenshot(title="gpumem-tui"))
 
 
 async def _command_plan_picture(name: str, config: SearchConfig, batch_size: int) -> None:

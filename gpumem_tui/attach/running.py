@@ -26,6 +26,7 @@ from gpumem_tui.attach.target import Refused, Target, refusal
 from gpumem_tui.memory import Unknown
 from gpumem_tui.probe.documents import decode_document
 from gpumem_tui.probe.files import WireError, read_private
+from gpumem_tui.text import cleaned, shortened
 
 RemoteExec = Callable[[int, str], None]
 REMOTE_EXEC: RemoteExec | None = getattr(sys, "remote_exec", None)
@@ -35,6 +36,7 @@ _PACKAGE = Path(__file__).resolve().parent.parent
 _PROBE = ("__init__.py", "importing.py", "memory.py", "step.py", "sites.py", "probe/**/*.py")
 """All that the probe imports of this package."""
 _ANSWER_LIMIT_BYTES = 64 * 1024
+_LONGEST_WORD = 200
 _ATTEMPTS = 3
 _POLL_S = 0.02
 
@@ -76,9 +78,10 @@ def attach(target: Target, timeout_s: float, remote_exec: RemoteExec | None = RE
             script = _remote_script(target)
             try:
                 _remote_exec(target, remote_exec, str(script))
-                has_torch = _wait_for_answer(target, answer, timeout_s)
-            finally:
+            except Refused:
                 script.unlink()
+                raise
+            has_torch = _wait_for_answer(target, answer, timeout_s)  # the script removes itself, whenever it runs
             pause_s: float | Unknown = Unknown("not measured: the interpreter chose the moment")
         else:
             pause_s = _inject(target, _payload(target))
@@ -171,19 +174,26 @@ def _helper(request: ptrace.Request) -> ptrace.Answer:
     assert helper.stdin is not None
     assert helper.stdout is not None
     try:
-        helper.stdin.write(json.dumps(request).encode())
-        helper.stdin.close()
-        reply: ptrace.Answer = json.loads(helper.stdout.read())
-        return reply
+        with suppress(BrokenPipeError):  # it is dead; what it said is looked at below
+            helper.stdin.write(json.dumps(request).encode())
+            helper.stdin.close()
+        said = helper.stdout.read()
     finally:
-        helper.wait()
+        code = helper.wait()
         helper.stdout.close()
+    try:
+        reply: ptrace.Answer = json.loads(said)
+    except ValueError:
+        last = said.decode(errors="replace").strip().splitlines()
+        how = shortened(last[-1], _LONGEST_WORD) if last else "without a word"
+        raise AttachFailed(f"the program that attaches ended (code {code}): {how}") from None
+    return reply
 
 
 def _remote_script(target: Target) -> Path:
     descriptor, name = tempfile.mkstemp(prefix="gpumem-tui-", suffix=".py")
     with os.fdopen(descriptor, "w") as file:
-        file.write(_payload(target))
+        file.write(f"try: __import__('os').unlink({name!a})\nexcept OSError: pass\n{_payload(target)}")
     return Path(name)
 
 
@@ -216,7 +226,7 @@ def _wait_for_answer(target: Target, path: Path, timeout_s: float) -> bool:
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         with suppress(FileNotFoundError, WireError):  # not yet there, or half written
-            answer = decode_document(read_private(path, _ANSWER_LIMIT_BYTES, {target.host.uid}))
+            answer = cleaned(decode_document(read_private(path, _ANSWER_LIMIT_BYTES, {target.host.uid})))
             if answer.get("problem"):
                 raise AttachFailed(f"{target.host.title}: the probe could not start: {answer['problem']}")
             return bool(answer.get("has_torch"))

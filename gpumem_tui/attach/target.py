@@ -63,6 +63,8 @@ def inspect(pid: int, proc: Path = hosts.PROC) -> Target:
         raise refusal(host) from None
     except (FileNotFoundError, ProcessLookupError):
         raise Refused(f"{host.title} has ended") from None
+    except OSError as error:  # EIO: it unmaps that memory just now, or ends
+        raise Refused(f"the memory of {host.title} cannot be read: {error.strerror}", _INSTEAD) from None
     python = _python_version(mapped)
     if python is not None and python < OLDEST_PYTHON:
         raise Refused(f"{host.title} runs Python {python[0]}.{python[1]}; the probe needs 3.9 or later")

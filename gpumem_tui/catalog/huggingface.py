@@ -18,6 +18,8 @@ TRAINING_SEQ_LEN: Mapping[Family, int] = MappingProxyType({"gpt2": 1024, "llama"
 """Tokens per sample that a sequence model is trained at unless told otherwise; fewer where it takes fewer."""
 
 Size = Annotated[int, Meta(ge=1)]
+Layers = Annotated[int, Meta(ge=1, le=10_000)]
+"""As many as `--layers` takes: they are gone through one by one."""
 Dropout = Annotated[float, Meta(ge=0, lt=1)]
 Gelu = Literal["gelu", "gelu_new", "gelu_fast", "gelu_python", "gelu_pytorch_tanh"]
 
@@ -35,7 +37,7 @@ class HfConfig(Struct, kw_only=True):
 
 
 class Gpt2Config(HfConfig, kw_only=True):
-    n_layer: Size
+    n_layer: Layers
     n_embd: Size
     n_head: Size
     n_positions: Size
@@ -67,7 +69,7 @@ class Gpt2Config(HfConfig, kw_only=True):
 class TransformerConfig(HfConfig, kw_only=True):
     """What the newer configurations have in common."""
 
-    num_hidden_layers: Size
+    num_hidden_layers: Layers
     hidden_size: Size
     num_attention_heads: Size
     intermediate_size: Size

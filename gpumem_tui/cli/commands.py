@@ -24,7 +24,7 @@ _COMMANDS = {
     "run": "gpumem_tui.cli.watch:run",
     "attach": "gpumem_tui.cli.watch:attach",
     "watch": "gpumem_tui.cli.watch:watch",
-    "look": "gpumem_tui.cli.watch:look",
+    "look": "gpumem_tui.cli.look:look",
 }
 """Where each command is, in the order of the help."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -58,22 +59,31 @@ def search(as_json: bool, plain: bool, quiet: bool, **values: Any) -> int:
 @click.option(
     "--by", type=click.Choice(["module", "operator", "source"]), help="Also list what holds the traced peak, by place."
 )
+@click.option(
+    "--snapshot", metavar="FILE", type=click.Path(path_type=Path),
+    help="Also write the simulated run as a PyTorch memory snapshot, for pytorch.org/memory_viz or `look`.",
+)  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @click.option("--quiet", is_flag=True, help="Do not show what a command prints.")
-def predict(batch_size: int | None, by: str | None, as_json: bool, quiet: bool, **values: Any) -> int:
+def predict(
+    batch_size: int | None, by: str | None, snapshot: Path | None, as_json: bool, quiet: bool, **values: Any
+) -> int:
     """Predict one batch size by formula and by tracing the real step; needs no GPU.
 
     The step is a catalog model's (--model), your file's (--workload), or your own command's, unchanged, after `--`:
     `gpumem-tui predict -- python train.py --batch-size 32`.
     """
+    from gpumem_tui.cli.snapshot import check_target, write_prediction
     from gpumem_tui.search.headless import show_prediction
 
+    if snapshot is not None:
+        check_target(snapshot)
     _, config = configure({**values, "command": trained_command(), "share": True})
     _refuse_idle_gpus(config)
     size = predicted_size(config, batch_size)
     predicted = predict_or_exit(config, size, quiet=quiet)
     show_prediction(config, predicted, size, by, as_json=as_json)
-    return 0
+    return 0 if snapshot is None else write_prediction(predicted.prediction, size, snapshot)
 
 
 def predicted_size(config: SearchConfig, given: int | None) -> int:

@@ -1,4 +1,4 @@
-"""`run`, `attach`, `watch` and `look`: the memory of a training process while it trains."""
+"""`run`, `attach` and `watch`: the memory of a training process while it trains."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from gpumem_tui.attach.target import Target
     from gpumem_tui.watch.reader import Watcher
     from gpumem_tui.watch.records import ProbedProcess
-    from gpumem_tui.watch.report import By
 
 PID = click.IntRange(min=1)
 SECONDS = Finite(min=0.05)
@@ -60,8 +59,8 @@ def attach(pid: int, yes: bool, timeout_s: float) -> int:
     from gpumem_tui.attach.target import Refused, inspect
     from gpumem_tui.memory import Unknown
 
-    watcher = _following(pid)
-    watched = _find(watcher, pid)
+    watcher = following(pid)
+    watched = find(watcher, pid)
     if watched is not None:
         problem = f" ({watched.problem})" if watched.problem else ""
         click.echo(f"{watched.title} publishes already, by {watched.process.entry}{problem}")
@@ -86,7 +85,7 @@ def attach(pid: int, yes: bool, timeout_s: float) -> int:
         click.echo("it has not imported torch; once it does and trains, it will publish")
         return 0
     deadline = time.monotonic() + _FIRST_SAMPLE_S
-    while (watched := _find(watcher, pid)) is None and time.monotonic() < deadline:
+    while (watched := find(watcher, pid)) is None and time.monotonic() < deadline:
         time.sleep(_POLL_S)
     click.echo("it publishes" if watched else "it will publish from its next optimizer step on", nl=False)
     click.echo(f": `gpumem-tui watch {pid}`")
@@ -103,10 +102,10 @@ def watch(pid: int | None, interval_s: float, post_mortem: bool, as_json: bool) 
     from gpumem_tui.watch import headless
     from gpumem_tui.watch.records import State
 
-    watcher = _following(pid)
-    process = None if pid is None else _find(watcher, pid, ended=True)
+    watcher = following(pid)
+    process = None if pid is None else find(watcher, pid, ended=True)
     if pid is not None and process is None:
-        return _does_not_publish(pid)
+        return does_not_publish(pid)
     if post_mortem:
         return _post_mortem(watcher, process, as_json=as_json)
     if process is None or process.is_running:
@@ -118,39 +117,8 @@ def watch(pid: int | None, interval_s: float, post_mortem: bool, as_json: bool) 
     return 0
 
 
-@click.command(short_help="One step's peak by bucket, by module or by source line.")
-@click.argument("pid", type=PID)
-@click.option(
-    "--by", type=click.Choice(["bucket", "module", "source"]), default="source", show_default=True,
-    help="What to list after the buckets.",
-)  # fmt: skip
-@click.option(
-    "--timeout", "timeout_s", type=SECONDS, default=60.0, show_default=True, help="Seconds to wait for a step to end."
-)
-@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
-def look(pid: int, by: By, timeout_s: float, as_json: bool) -> int:
-    """One step's peak: by bucket, by module or source line, and how memory went over the step."""
-    from gpumem_tui.watch import report
-    from gpumem_tui.watch.requests import NoAnswer, await_look, request_look
-
-    process = _find(_following(pid), pid, ended=True)
-    if process is None:
-        return _does_not_publish(pid)
-    if not process.is_running:
-        return complain(f"{process.title} has ended: `gpumem-tui watch {pid}` shows its last sample", EXIT_FAILED)
-    try:
-        answer = await_look(process, request_look(process), timeout_s)
-    except NoAnswer as error:
-        return complain(str(error), EXIT_FAILED)
-    if as_json:
-        click.echo(json.dumps(report.look_json(process, answer)))
-    else:
-        for line in report.look_lines(process, answer, by):
-            click.echo(line)
-    return 0 if answer.devices else EXIT_FAILED
-
-
-def _following(pid: int | None) -> Watcher:
+def following(pid: int | None) -> Watcher:
+    """Who reads what is published; also of a process that publishes elsewhere than usual."""
     from gpumem_tui.watch.reader import Watcher
 
     watcher = Watcher()
@@ -159,7 +127,7 @@ def _following(pid: int | None) -> Watcher:
     return watcher
 
 
-def _find(watcher: Watcher, pid: int, *, ended: bool = False) -> ProbedProcess | None:
+def find(watcher: Watcher, pid: int, *, ended: bool = False) -> ProbedProcess | None:
     """The process of that pid that publishes; with `ended`, else the last one that did."""
     processes = watcher.processes()
     running = next((process for process in processes if process.pid == pid), None)
@@ -168,7 +136,8 @@ def _find(watcher: Watcher, pid: int, *, ended: bool = False) -> ProbedProcess |
     return next((process for process in processes if process.pid is None and process.files.pid == pid), None)
 
 
-def _does_not_publish(pid: int) -> int:
+def does_not_publish(pid: int) -> int:
+    """Say why there is nothing to read of a process; the exit code."""
     from gpumem_tui.watch import hosts
 
     host = hosts.find(pid)

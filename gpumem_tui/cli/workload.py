@@ -38,7 +38,7 @@ def trained_command() -> tuple[str, ...]:
 
 
 class Size(click.ParamType[int]):
-    """A memory size: a number of bytes, or with a unit (20GiB, 512MiB; GB and G mean GiB)."""
+    """A memory size with its unit (20GiB, 512MiB; GB and G mean GiB), or a number of bytes, of a MiB at least."""
 
     name = "size"
 
@@ -48,6 +48,8 @@ class Size(click.ParamType[int]):
         if match is not None:
             unit = {"": 1, "K": KIB, "M": MIB, "G": GIB}[match[2].upper()]
             size_bytes = int(float(match[1]) * unit)
+            if not match[2] and not match[3] and 0 < size_bytes < MIB:
+                self.fail(f"{value} would be bytes: write the unit, as in {value}GiB", param, ctx)
         if size_bytes <= 0:
             self.fail(f"{value!r} is not a size such as 20GiB or 512MiB", param, ctx)
         return size_bytes

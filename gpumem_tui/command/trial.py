@@ -40,7 +40,7 @@ def take_part(link: Link) -> None:
     """Make this process, which has just imported torch, part of the trial that `link` belongs to."""
     request = decode_request(link.request())
     if request.simulated and (reason := too_old(torch.__version__)):
-        link.conclude(Failed("torch", f"{sys.executable}: {reason}"))
+        link.conclude(Failed("torch", f"torch {torch.__version__} of {sys.executable} {reason}"))
         os._exit(1)
     profile = profile_for(torch.__version__, request.gpu)
     link.report(Ready(torch.__version__, profile.name, profile.context_bytes, profile.context_source))

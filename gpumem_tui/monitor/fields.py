@@ -13,7 +13,7 @@ from typing import Any
 import pynvml
 
 from gpumem_tui.memory import Unknown, Value
-from gpumem_tui.monitor.nvml import NOT_AVAILABLE, Caller, Fault, number, reading, refused, text
+from gpumem_tui.monitor.nvml import NOT_AVAILABLE, Caller, Fault, declared, number, reading, refused, text
 from gpumem_tui.monitor.snapshot import Memory, Reading
 
 
@@ -92,7 +92,7 @@ def memory(call: Caller, handle: Any) -> Reading[Memory]:
     """By the second version of the call, which tells the driver's reserve apart, or the first on older drivers."""
     if _MEMORY_V2 not in call.missing:
         try:
-            found = call("nvmlDeviceGetMemoryInfo", handle, version=pynvml.nvmlMemory_v2)
+            found = call("nvmlDeviceGetMemoryInfo", handle, version=declared("nvmlMemory_v2"))
             return _memory(found, _size(int(found.reserved)))
         except Fault as fault:
             if fault.code not in _NO_SECOND_VERSION:
@@ -131,12 +131,13 @@ def graphics_processes(call: Caller, handle: Any) -> Reading[tuple[Running, ...]
 
 
 def _processes(call: Caller, function: str, handle: Any) -> tuple[Running, ...]:
+    kind = declared("c_nvmlProcessInfo_v2_t")
     for version in ("_v3", "_v2"):
         name = function + version
         if name in call.missing or (version == "_v3" and _longer_v3_structs()):
             continue
         try:
-            found = _array(call, name, pynvml.c_nvmlProcessInfo_v2_t, lambda count, infos: (handle, count, infos))
+            found = _array(call, name, kind, lambda count, infos: (handle, count, infos))
         except Fault as fault:
             if fault.code != pynvml.NVML_ERROR_FUNCTION_NOT_FOUND:
                 raise
@@ -182,7 +183,7 @@ def sm_percents(call: Caller, handle: Any, since_us: int) -> Reading[tuple[Mappi
     """
 
     def read() -> tuple[Mapping[int, int], int]:
-        function, kind = "nvmlDeviceGetProcessUtilization", pynvml.c_nvmlProcessUtilizationSample_t
+        function, kind = "nvmlDeviceGetProcessUtilization", declared("c_nvmlProcessUtilizationSample_t")
         try:
             samples = _array(
                 call, function, kind, lambda count, array: (handle, array, count, ctypes.c_ulonglong(since_us))

@@ -117,6 +117,9 @@ class Caller:
                 self.missing.add(function)
             reason = _REASONS.get(error.value, f"NVML error: {error}")
             raise (Gone if error.value in _GONE else Fault)(error.value, reason) from error
+        except AttributeError as error:
+            self.missing.add(function)
+            raise not_declared() from error
         finally:
             self._now = None
 
@@ -181,12 +184,31 @@ def refused(fault: Fault) -> Unknown:
     return Unknown(fault.reason)
 
 
+def not_declared() -> Fault:
+    """The installed bindings lack a function, a struct or a field of one."""
+    return Fault(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND, "not in this nvidia-ml-py: upgrade it")
+
+
+def declared(name: str) -> Any:
+    """What the bindings declare under a name.
+
+    Raises:
+        Fault: they do not.
+    """
+    found = getattr(pynvml, name, None)
+    if found is None:
+        raise not_declared()
+    return found
+
+
 def reading(read: Callable[[], Reading[T]]) -> Reading[T]:
     """What `read` returns, or the reason why the call in it failed. A lost GPU still raises `Gone`."""
     try:
         return read()
     except Fault as fault:
         return refused(fault)
+    except AttributeError:  # a field that an older struct has not
+        return refused(not_declared())
 
 
 def number(call: Caller, function: str, *arguments: Any) -> Reading[int]:

@@ -20,6 +20,7 @@ import psutil
 
 from gpumem_tui.memory import Unknown, Value
 from gpumem_tui.monitor.snapshot import HostProcess, Reading
+from gpumem_tui.text import printable
 
 _HOST_NAMESPACE = "pid:[4026531836]"
 """PROC_PID_INIT_INO of Linux's include/linux/proc_ns.h: the first pid namespace has the same inode everywhere."""
@@ -102,7 +103,7 @@ class HostProcesses:
     def _meet(self, pid: int) -> _Known:
         process = psutil.Process(pid)
         with process.oneshot():
-            name = _printable(process.name())
+            name = printable(process.name())
             try:
                 command = " ".join(process.cmdline()) or f"[{name}]"
             except (psutil.AccessDenied, psutil.ZombieProcess):
@@ -111,7 +112,7 @@ class HostProcesses:
                 process=process,
                 user=process.username(),
                 name=name,
-                command=_printable(command),
+                command=printable(command),
                 start_time_s=process.create_time(),
                 container=_container(_text(self._proc / str(pid) / "cgroup")),
             )
@@ -228,13 +229,8 @@ def _container(cgroup: str) -> str:
     for pattern, manager in _CONTAINERS:
         found = pattern.search(cgroup)
         if found is not None:
-            return f"{manager} {_printable(found[1])}"
+            return f"{manager} {printable(found[1])}"
     return ""
-
-
-def _printable(text: str) -> str:
-    """Without what would steer a terminal: anyone may name a process so."""
-    return "".join(character if character.isprintable() else " " for character in text)
 
 
 def _text(path: Path) -> str:

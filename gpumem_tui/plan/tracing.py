@@ -281,6 +281,8 @@ class Tracer:
             return None
         except (Unusable, ChildDied) as error:
             found = Unknown(str(error))
+        except Exception as error:  # noqa: BLE001  said on the screen; else it would wait for ever for this thread
+            found = Unknown(f"tracing failed: {type(error).__name__}: {error}")
         finally:
             with self._changed:
                 self._tracing = None

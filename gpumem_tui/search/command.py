@@ -12,7 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -33,8 +33,9 @@ from gpumem_tui.search.events import (
     decode_event,
     encode,
 )
-from gpumem_tui.search.process import CannotStart, ChildDied
+from gpumem_tui.search.process import CannotStart, ChildDied, no_room, open_pipe
 from gpumem_tui.search.stdin import CommandInput
+from gpumem_tui.text import printable
 
 _PACKAGE = Path(__file__).parent.parent
 _SUPERVISOR = _PACKAGE / "command" / "supervise.py"
@@ -79,7 +80,7 @@ class CommandProcess:
         gpu_uuids: the only GPUs the command may see; empty hides all of them.
 
     Raises:
-        CannotStart: a Python in the command ignores what follows it.
+        CannotStart: a Python in the command ignores what follows it, or no process can be started at all.
     """
 
     def __init__(self, request: Request, words: tuple[str, ...], gpu_uuids: tuple[str, ...]) -> None:
@@ -88,17 +89,18 @@ class CommandProcess:
         bypassed = bypass(words)
         if bypassed:
             raise CannotStart(f"-- COMMAND: {bypassed} keeps the command from being followed; leave it out")
-        self._directory = Path(tempfile.mkdtemp(prefix="gpumem-tui-trial-"))
-        self._input = CommandInput(words)
-        try:
-            (self._directory / REQUEST_FILE).write_bytes(encode(request))
-            self._listener = socket.socket(socket.AF_UNIX)
-            self._listener.bind(str(self._directory / SOCKET_FILE))
-            self._listener.listen(128)
-            self._listener.setblocking(False)
-            lifeline_fd, held_fd = os.pipe()
-            self._lifeline = os.fdopen(held_fd, "wb", buffering=0)  # closed with this process, however that ends
+        with ExitStack() as ours, ExitStack() as theirs:  # of a command that cannot be started, nothing stays
             try:
+                self._directory = Path(tempfile.mkdtemp(prefix="gpumem-tui-trial-"))
+                ours.callback(shutil.rmtree, self._directory, ignore_errors=True)
+                self._input = CommandInput(words)
+                ours.callback(self._input.close)
+                (self._directory / REQUEST_FILE).write_bytes(encode(request))
+                self._listener = ours.enter_context(socket.socket(socket.AF_UNIX))
+                self._listener.bind(str(self._directory / SOCKET_FILE))
+                self._listener.listen(128)
+                self._listener.setblocking(False)
+                lifeline_fd, held_fd = open_pipe(theirs, ours)
                 self._process = subprocess.Popen(
                     [sys.executable, "-I", "-S", str(_SUPERVISOR), str(lifeline_fd), *words],
                     stdin=self._input.fd,
@@ -109,12 +111,10 @@ class CommandProcess:
                     cwd=command.cwd,
                     start_new_session=True,
                 )
-            finally:
-                os.close(lifeline_fd)
-        except BaseException:
-            self._input.close()
-            shutil.rmtree(self._directory, ignore_errors=True)
-            raise
+            except OSError as error:
+                raise CannotStart(no_room(error)) from error
+            ours.pop_all()
+        self._lifeline = os.fdopen(held_fd, "wb", buffering=0)  # closed with this process, however that ends
         assert self._process.stdout is not None
         self._simulated = not isinstance(request, TrialRequest) or request.simulated
         self._name = Path(words[0]).name
@@ -355,7 +355,7 @@ class _Lines:
 
     def _shown(self, line: bytes) -> Iterator[str]:
         written = [part for part in line.decode(errors="replace").split("\r") if part.strip()]
-        text = _ESCAPES.sub("", written[-1].expandtabs()).rstrip() if written else ""
+        text = printable(_ESCAPES.sub("", written[-1].expandtabs())).rstrip() if written else ""
         if text:
             self.last = text
             yield text

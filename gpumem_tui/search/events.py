@@ -16,6 +16,7 @@ from gpumem_tui.simulator.replay import AffineTrace
 from gpumem_tui.simulator.rules import Computed
 from gpumem_tui.simulator.timeline import Mark
 from gpumem_tui.step import Phase, Site
+from gpumem_tui.text import cleaned
 from gpumem_tui.workload.spec import WorkloadSpec
 
 SCHEMA = 1
@@ -156,7 +157,7 @@ class TrialDone:
 class TraceDone:
     """An affine trace (see `AffineTrace`), flattened for the wire.
 
-    Marks are (event, step, phase), sites (operator, module, source).
+    Marks are (event, step, phase), sites (operator, module, source, function).
 
     Attributes:
         notes: what else is to be known of the result, a line each.
@@ -178,7 +179,7 @@ class TraceDone:
     marks: tuple[tuple[int, int, str], ...]
     seconds: float
     sites: tuple[int, ...] = ()
-    site_table: tuple[tuple[str, str, str], ...] = ()
+    site_table: tuple[tuple[str, str, str, str], ...] = ()
     assumed: tuple[tuple[str, int, str], ...] = ()
     only_at: int = 0
     not_affine: str = ""
@@ -224,7 +225,7 @@ class TraceDone:
             marks=marks,
             seconds=seconds,
             sites=trace.sites,
-            site_table=tuple((site.operator, site.module, site.source) for site in trace.site_table),
+            site_table=tuple((site.operator, site.module, site.source, site.function) for site in trace.site_table),
             assumed=assumed,
             only_at=only_at,
             not_affine=not_affine,
@@ -308,6 +309,8 @@ def decode_event(line: bytes) -> ChildEvent:
     import msgspec
 
     try:
+        if b"\\" in line:  # behind it JSON has what is not printable
+            line = msgspec.json.encode(cleaned(msgspec.json.decode(line)))
         head = msgspec.json.decode(line, type=_Head)
         if head.schema != SCHEMA:
             raise WireError(f"event of schema {head.schema!r}, expected {SCHEMA}")

@@ -13,6 +13,7 @@ from gpumem_tui.search.events import Ready, TraceDone
 from gpumem_tui.simulator.replay import AffineTrace, BatchFinder, NotAffine, Replay, replay
 from gpumem_tui.simulator.settings import AllocatorSettings
 from gpumem_tui.simulator.timeline import Held
+from gpumem_tui.snapshots.recording import Recording, record
 from gpumem_tui.workload.spec import WorkloadSpec
 
 
@@ -112,6 +113,16 @@ class Traced:
         if self.only_at not in (0, batch_size):
             raise ValueError(f"traced at batch size {self.only_at} only, not at {batch_size}")
         return self._run(batch_size)[0]
+
+    def recorded(self, batch_size: int) -> Recording:
+        """The run at a batch size on this device, event by event, up to where memory runs out if it does.
+
+        Raises:
+            ValueError: only one batch size was traced, and it is another.
+        """
+        if self.only_at not in (0, batch_size):
+            raise ValueError(f"traced at batch size {self.only_at} only, not at {batch_size}")
+        return record(self.trace.at(batch_size), self.capacity_bytes, self.settings, self.allowed_bytes)
 
     def fits(self, batch_size: int) -> bool:
         """Whether the step fits on this device."""

@@ -9,10 +9,11 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from gpumem_tui.search.events import ChildEvent, Request, TrialRequest, WireError, decode_event, encode
+from gpumem_tui.text import printable, shortened
 
 _CHILD = Path(__file__).with_name("child.py")
 _POLL_S = 0.1
@@ -25,7 +26,29 @@ class ChildDied(Exception):
 
 
 class CannotStart(Exception):
-    """There is no such interpreter, or it cannot be run; one line."""
+    """There is no such interpreter, it cannot be run, or the system has no room for another process; one line."""
+
+
+def open_pipe(reader: ExitStack, writer: ExitStack) -> tuple[int, int]:
+    """A pipe whose ends are closed with whom they belong to: what is read from, what is written to."""
+    read_fd, write_fd = os.pipe()
+    reader.callback(os.close, read_fd)
+    writer.callback(os.close, write_fd)
+    return read_fd, write_fd
+
+
+def _cannot_start(python: str, error: OSError) -> CannotStart:
+    if error.filename == python:
+        return CannotStart(
+            f"--python {python}: cannot be run ({error.strerror}); give the path of a Python that has torch"
+        )
+    return CannotStart(no_room(error))
+
+
+def no_room(error: OSError) -> str:
+    """Why the system does not start another process, e.g. too many open files, or a full folder for temporary ones."""
+    where = "" if error.filename is None else f" ({error.filename})"
+    return f"no process can be started: {error.strerror}{where}"
 
 
 class ChildProcess:
@@ -37,36 +60,30 @@ class ChildProcess:
         gpu_uuid: the only GPU the child may see; None hides all of them.
 
     Raises:
-        CannotStart: `python` is not a program that runs here.
+        CannotStart: `python` is not a program that runs here, or no process can be started at all.
     """
 
     def __init__(self, request: Request, python: str, gpu_uuid: str | None) -> None:
-        read_fd, write_fd = os.pipe()
-        lifeline_fd, held_fd = os.pipe()
-        self._lifeline = os.fdopen(held_fd, "wb", buffering=0)  # closed with this process, however that ends
-        self._output = tempfile.TemporaryFile()  # noqa: SIM115  lives as long as the child
         simulated = not isinstance(request, TrialRequest) or request.simulated
         environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "" if simulated or gpu_uuid is None else gpu_uuid}
-        try:
-            self._process = subprocess.Popen(
-                [python, str(_CHILD), str(write_fd), str(lifeline_fd)],
-                stdin=subprocess.PIPE,
-                stdout=self._output,
-                stderr=subprocess.STDOUT,
-                pass_fds=(write_fd, lifeline_fd),
-                env=environment,
-                start_new_session=True,
-            )
-        except OSError as error:
-            os.close(read_fd)
-            self._lifeline.close()
-            self._output.close()
-            raise CannotStart(
-                f"--python {python}: cannot be run ({error.strerror}); give the path of a Python that has torch"
-            ) from error
-        finally:
-            os.close(write_fd)
-            os.close(lifeline_fd)
+        with ExitStack() as ours, ExitStack() as theirs:  # of a child that cannot be started, nothing stays open
+            try:
+                read_fd, write_fd = open_pipe(ours, theirs)
+                lifeline_fd, held_fd = open_pipe(theirs, ours)
+                self._output = ours.enter_context(tempfile.TemporaryFile())
+                self._process = subprocess.Popen(
+                    [python, str(_CHILD), str(write_fd), str(lifeline_fd)],
+                    stdin=subprocess.PIPE,
+                    stdout=self._output,
+                    stderr=subprocess.STDOUT,
+                    pass_fds=(write_fd, lifeline_fd),
+                    env=environment,
+                    start_new_session=True,
+                )
+            except OSError as error:
+                raise _cannot_start(python, error) from error
+            ours.pop_all()
+        self._lifeline = os.fdopen(held_fd, "wb", buffering=0)  # closed with this process, however that ends
         self._pipe = os.fdopen(read_fd, "rb", buffering=0)
         self._command(encode(request))
 
@@ -165,15 +182,10 @@ class ChildProcess:
         self._output.seek(0, os.SEEK_END)
         self._output.seek(max(0, self._output.tell() - _OUTPUT_TAIL_BYTES))
         printed = self._output.read().decode(errors="replace").strip().splitlines()
-        last = f": {_printable(printed[-1])}" if printed else ""
+        word = " ".join(printable(printed[-1]).split()) if printed else ""
+        last = f": {shortened(word, _LONGEST_LAST_LINE)}" if word else ""
         if code >= 0:
             return f"exited with code {code}{last}"
         name = signal.Signals(-code).name if -code in signal.Signals.__members__.values() else f"signal {-code}"
         hint = " (host memory full?)" if -code == signal.SIGKILL else ""
         return f"killed by {name}{hint}{last}"
-
-
-def _printable(line: str) -> str:
-    """A line fit for one line of a terminal, whatever was printed."""
-    text = "".join(character for character in line if character.isprintable()).strip()
-    return text if len(text) <= _LONGEST_LAST_LINE else text[: _LONGEST_LAST_LINE - 1] + "…"

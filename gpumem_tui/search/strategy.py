@@ -77,10 +77,10 @@ def _guided(tried: Sequence[Tried], settings: Settings) -> int:
     """The prediction and its successor; when it is off, the size that the measured slope foretells."""
     fit, oom = bracket(tried, settings.floor)
     sizes = {t.batch_size for t in tried}
-    predicted = max(settings.floor, settings.predicted) if settings.predicted is not None else None
-    if predicted is None:
+    if settings.predicted is None:
         return _double(tried, settings)
-    if predicted not in sizes:
+    predicted = min(max(settings.floor, settings.predicted), settings.ceiling)
+    if predicted not in sizes and (oom is None or predicted < oom):
         return predicted
     if fit == predicted and predicted + 1 not in sizes:
         return predicted + 1

@@ -89,10 +89,8 @@ def _serve(events_fd: int) -> None:
         report(Failed("torch", f"{sys.executable} cannot import torch ({error}): {mend}"))
         return
     if request.simulated and (reason := too_old(torch.__version__)):
-        report(Failed("torch", f"{sys.executable}: {reason}"))
+        report(Failed("torch", f"torch {torch.__version__} of {sys.executable} {reason}"))
         return
-    from gpumem_tui.simulator.device import register
-    from gpumem_tui.simulator.shaped import AssumedRows
     from gpumem_tui.simulator.untraceable import Untraceable
     from gpumem_tui.workload.base import WorkloadError
 
@@ -100,6 +98,9 @@ def _serve(events_fd: int) -> None:
     report(Ready(torch.__version__, profile.name, profile.context_bytes, profile.context_source))
     try:
         if request.simulated:
+            from gpumem_tui.simulator.device import register
+            from gpumem_tui.simulator.shaped import AssumedRows
+
             leave_compiler_unloaded(torch)
             register()
             notes: dict[str, None] = {}

@@ -366,10 +366,7 @@ class CachingAllocator:
     def _unmap(self, block: Block) -> None:
         """Take the memory away from the whole chunks inside a free block."""
         pool = block.pool
-        granule = self._expandable_granule(pool)
-        base = self._range_start(block)
-        first = base + -(-(block.address - base) // granule) * granule
-        last = base + (block.address + block.size_bytes - base) // granule * granule
+        first, last = self._whole_chunks(block)
         if last <= first:
             return
         pool.remove(block)
@@ -387,6 +384,13 @@ class CachingAllocator:
                 absorb(block, neighbour)
         if block.is_split:  # else the whole virtual range is empty and is given up
             self._insert_unmapped(pool, block)
+
+    def _whole_chunks(self, block: Block) -> tuple[int, int]:
+        """From where to where a block of an expandable segment covers whole chunks."""
+        granule = self._expandable_granule(block.pool)
+        base = self._range_start(block)
+        first = base + -(-(block.address - base) // granule) * granule
+        return first, base + (block.address + block.size_bytes - base) // granule * granule
 
     @staticmethod
     def _insert_unmapped(pool: Pool, block: Block) -> None:

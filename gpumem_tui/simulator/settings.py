@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gpumem_tui.memory import MIB
 
@@ -33,6 +33,7 @@ class AllocatorSettings:
         large_segment_bytes: what is taken from the driver for a large request below 10 MiB.
         max_non_split_rounding_bytes: a free block beyond the split limit serves a request that is smaller by less than
             this; None for `large_segment_bytes`.
+        text: the variable's value that this was read from.
     """
 
     expandable_segments: bool = False
@@ -41,6 +42,7 @@ class AllocatorSettings:
     garbage_collection_threshold: float = 0.0
     large_segment_bytes: int = 20 * MIB
     max_non_split_rounding_bytes: int | None = None
+    text: str = field(default="", compare=False)
 
     def divisions_for(self, size_bytes: int) -> int:
         """The round-up divisions that apply to a request of this size."""
@@ -67,7 +69,7 @@ class AllocatorSettings:
             SettingsError: an option whose value PyTorch would refuse.
         """
         options = dict(_key_and_value(option) for option in _split_options(text))
-        found: dict[str, object] = {}
+        found: dict[str, object] = {"text": text}
         smallest_mb = 20
         if (value := options.get("large_segment_size_mb")) is not None:
             smallest_mb = _megabytes("large_segment_size_mb", value, _MIN_LARGE_SEGMENT_MB + 1)

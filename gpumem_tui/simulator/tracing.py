@@ -24,6 +24,8 @@ from gpumem_tui.workload.run import StepRun
 
 TRACED_BATCH_SIZES = (2, 3)
 CHECKED_BATCH_SIZE = 5
+_MULTIPLES = (1, 8)
+"""Of those sizes: a step may take only even ones, or multiples of 4 or 8."""
 
 
 @dataclass(frozen=True)
@@ -58,14 +60,27 @@ class Tracer:
             WorkloadError: the step itself fails.
             Untraceable: it does what cannot be followed without values.
         """
-        first, second = ((size, self.at(size)) for size in TRACED_BATCH_SIZES)
+        first, second, multiple = self._two()
         try:
             trace = AffineTrace.fit(first, second)
         except NotAffine:
             # The first run of a process fills caches (DTensor's sharding rules, a user's own) that the next finds full.
             trace = AffineTrace.fit((first[0], self.at(first[0])), second)
-        trace.check(CHECKED_BATCH_SIZE, self.at(CHECKED_BATCH_SIZE))
+        trace.check(CHECKED_BATCH_SIZE * multiple, self.at(CHECKED_BATCH_SIZE * multiple))
         return trace
+
+    def _two(self) -> tuple[tuple[int, Timeline], tuple[int, Timeline], int]:
+        """The runs at two batch sizes that the step takes, and of what those are multiples."""
+        failure: WorkloadError | None = None
+        for multiple in _MULTIPLES:
+            try:
+                first, second = ((size * multiple, self.at(size * multiple)) for size in TRACED_BATCH_SIZES)
+            except WorkloadError as error:
+                failure = failure or error
+            else:
+                return first, second, multiple
+        assert failure is not None
+        raise failure
 
     def at(self, batch_size: int) -> Timeline:
         """The run at one batch size.

@@ -50,9 +50,9 @@ _MOUNT_S = 1.0
 _LOOK_S = 0.01
 """How long the program's end waits for widgets, and how often it looks."""
 
-ScreenName = Literal["monitor", "search", "plan"]
+ScreenName = Literal["monitor", "search", "plan", "snapshot"]
 SCREENS: tuple[ScreenName, ...] = get_args(ScreenName)
-"""On keys 1, 2, 3."""
+"""On keys 1, 2, 3; a snapshot on 4 where the program was opened with one."""
 
 _OWN_COMMANDS = ("Theme",)
 """Of Textual's own commands, the ones that mean something here."""
@@ -130,6 +130,7 @@ class GpuMemApp(App[int]):
         self._makers = screens
         self._python = python
         self._made: dict[ScreenName, MainScreen] = {}
+        self._making: dict[ScreenName, asyncio.Task[Unavailable | None]] = {}
         self._measured: list[MeasuredRate] = []
         for name in screens:
             self.add_mode(name, partial(self.main_screen, name))
@@ -160,15 +161,28 @@ class GpuMemApp(App[int]):
 
     async def _show(self, name: ScreenName) -> None:
         if name not in self._made:
-            try:
-                made = await in_daemon_thread(self._makers[name])
-            except Unavailable as error:
+            if name not in self._making:
+                self._making[name] = asyncio.create_task(self._make(name))
+            error = await asyncio.shield(self._making[name])  # another key may end the wait, not the making
+            if error is not None:
                 self.notify(str(error), title=name.capitalize(), severity="error")
                 return
-            self._made.setdefault(name, made)
-            self._hand_over_measured()
         if not self._ending:
             await self.switch_mode(name)
+
+    async def _make(self, name: ScreenName) -> Unavailable | None:
+        """Make a main screen, once however often it is asked for meanwhile; or why it cannot be made."""
+        try:
+            made = await in_daemon_thread(self._makers[name])
+        except Unavailable as error:
+            return error
+        finally:
+            del self._making[name]
+        self._made[name] = made
+        self._hand_over_measured()
+        if self._ending:
+            made.cancel()
+        return None
 
     def on_search_screen_measured(self, message: SearchScreen.Measured) -> None:
         """What a search has measured counts for the plans of the same step."""

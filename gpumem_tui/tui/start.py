@@ -9,13 +9,16 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from gpumem_tui.errors import OptionError
-from gpumem_tui.monitor.snapshot import NO_DRIVER, Snapshot, Source
+from gpumem_tui.monitor.snapshot import NO_DRIVER, Source
+from gpumem_tui.monitor.snapshot import Snapshot as MonitorSnapshot
 from gpumem_tui.settings import Settings, load
 
 if TYPE_CHECKING:
     from gpumem_tui.options import WorkloadOptions
     from gpumem_tui.plan.plan import Plan
     from gpumem_tui.search.config import SearchConfig
+    from gpumem_tui.snapshots.analysis import Analysis
+    from gpumem_tui.snapshots.model import Snapshot
     from gpumem_tui.tui.app import ScreenName
     from gpumem_tui.tui.screens.main import MainScreen
 
@@ -123,6 +126,24 @@ def open_command_plan(
         "plan": partial(_command_plan_screen, config, batch_size, tuple(wanted), run_all=run_all),
     }
     return _run(screens, "plan", settings, config.python)
+
+
+def open_snapshot(snapshot: Snapshot, analyses: Sequence[Analysis]) -> int:
+    """Open on a memory snapshot that was read, and return the exit code.
+
+    Args:
+        analyses: its devices, taken apart.
+    """
+    from gpumem_tui.tui.screens.snapshot import SnapshotScreen
+
+    settings = load()
+    screens: Screens = {
+        "monitor": partial(_own_monitor, settings),
+        "search": _default_search,
+        "plan": _default_plan,
+        "snapshot": lambda: SnapshotScreen(snapshot, analyses),
+    }
+    return _run(screens, "snapshot", settings)
 
 
 def _leave_garbage() -> None:
@@ -257,7 +278,7 @@ def _sampler(settings: Settings) -> Source:
     return Sampler(settings.interval_s)
 
 
-def _worth_watching(snapshot: Snapshot | None) -> bool:
+def _worth_watching(snapshot: MonitorSnapshot | None) -> bool:
     """A GPU answers, or a driver is there and something is wrong with it."""
     if snapshot is None or snapshot.gpus:
         return True

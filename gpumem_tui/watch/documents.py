@@ -12,7 +12,7 @@ import msgspec
 from gpumem_tui.memory import Breakdown
 from gpumem_tui.probe.documents import MAX_DOCUMENT_BYTES, SCHEMA
 from gpumem_tui.probe.files import Files, WireError, read_private
-from gpumem_tui.watch.hosts import printable
+from gpumem_tui.text import cleaned, printable
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 Seconds = Annotated[float, msgspec.Meta(ge=0)]
@@ -82,8 +82,8 @@ class Held:
     def place(self, by: Literal["module", "source"]) -> str:
         """Its module or source line, for a person; in brackets why there is none."""
         if by == "module":
-            return printable(self.module) or "(no module known)"
-        return printable(self.source) or ("(allocated before this step)" if self.before_step else "(no line known)")
+            return self.module or "(no module known)"
+        return self.source or ("(allocated before this step)" if self.before_step else "(no line known)")
 
 
 @dataclass(frozen=True)
@@ -129,6 +129,7 @@ class PostMortem:
     """The last time memory ran out; see `gpumem_tui.probe.documents.OutOfMemoryDocument`.
 
     Attributes:
+        message: the first line of the error's.
         buckets: parameters, gradients and optimizer state on that device at that moment.
         fatal: whether the error ended the process.
         device_name, compute_capability: what kind of GPU it was; empty and None where the probe did not say.
@@ -210,10 +211,12 @@ def _read(kind: type[Document], path: Path, uid: int) -> Document | None:
     except OSError as error:
         raise WireError(f"{path.name} cannot be read: {error.strerror}") from error
     try:
-        content: Mapping[str, Any] = msgspec.json.decode(data, type=dict[str, Any])
+        content: dict[str, Any] = msgspec.json.decode(data, type=dict[str, Any])
         if content.get("schema") != SCHEMA:
             raise WireError(f"{path.name} was written by another version (schema {content.get('schema')!r:.40})")
-        return msgspec.convert(content, kind)
+        if isinstance(message := content.get("message"), str):  # PyTorch's goes on for many lines of advice
+            content["message"] = next((line for line in message.splitlines() if line.strip()), "")
+        return msgspec.convert(cleaned(content), kind)
     except (msgspec.MsgspecError, RecursionError) as error:
         raise WireError(f"{path.name} is damaged: {printable(str(error))}") from error
 

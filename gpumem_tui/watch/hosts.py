@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpumem_tui.probe.files import Files
+from gpumem_tui.text import shortened
 
 PROC = Path("/proc")
 
@@ -130,14 +131,3 @@ def find(pid: int, proc: Path = PROC) -> Host | None:
 def _text(path: Path) -> str:
     """What the kernel says there: names in it are the processes' own, and cut to 15 bytes wherever that is."""
     return os.fsdecode(path.read_bytes())
-
-
-def printable(text: str) -> str:
-    """A text that cannot move the cursor, colour the terminal or break the line, whoever wrote it."""
-    return "".join(character if character.isprintable() else " " for character in text)
-
-
-def shortened(text: str, length: int = 60) -> str:
-    """A printable text of at most so many characters."""
-    clean = printable(text)
-    return clean if len(clean) <= length else clean[: length - 1] + "…"

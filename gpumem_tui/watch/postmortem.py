@@ -17,9 +17,9 @@ from gpumem_tui.monitor.devices import RealGpu
 from gpumem_tui.monitor.snapshot import Reading
 from gpumem_tui.probe.files import WireError
 from gpumem_tui.probe.wire import CPU
+from gpumem_tui.text import printable
 from gpumem_tui.watch.documents import PostMortem, read_post_mortem, read_trained
 from gpumem_tui.watch.expected import FIXED, Expected, expect
-from gpumem_tui.watch.hosts import printable
 from gpumem_tui.watch.records import ProbedProcess, device_name
 from gpumem_tui.watch.report import SCHEMA, ago
 
@@ -154,7 +154,7 @@ def request_lines(found: PostMortem) -> Iterator[str]:
         device = "" if found.device is None else f" on {device_name(found.device)}{kind}"
         yield f"the failed request: {about}{format_bytes(found.requested_bytes)}{device}{where}{free}"
     elif found.message:
-        yield f"the error: {found.message.splitlines()[0]}"
+        yield f"the error: {found.message}"
 
 
 def ledger_rows(case: Case) -> Iterator[tuple[Bucket, str, Value]]:

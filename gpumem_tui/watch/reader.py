@@ -7,7 +7,7 @@ import re
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from gpumem_tui.memory import Unknown
@@ -24,6 +24,7 @@ from gpumem_tui.probe.wire import (
     decode_record,
     slot_offset,
 )
+from gpumem_tui.text import printable
 from gpumem_tui.watch import hosts
 from gpumem_tui.watch.documents import read_post_mortem
 from gpumem_tui.watch.records import ProbedProcess, RefusedFile, Sample, State, Watched
@@ -99,10 +100,7 @@ class Watcher:
             except OSError as error:
                 self._refused[str(path)] = f"{path.name} cannot be read: {error.strerror}"
         processes.sort(key=lambda process: (not process.is_running, -process.process.started_ns))
-        refused = (
-            RefusedFile(hosts.printable(path), hosts.printable(reason))
-            for path, reason in sorted(self._refused.items())
-        )
+        refused = (RefusedFile(printable(path), printable(reason)) for path, reason in sorted(self._refused.items()))
         return Watched(tuple(processes), tuple(refused))
 
     def history(self, process: ProbedProcess) -> tuple[Sample, ...]:
@@ -234,7 +232,7 @@ def _read_new(ring: _Ring) -> Header:
     """
     with open_private(ring.files.ring, RING_BYTES, (ring.uid,)) as opened:
         found = os.fstat(opened.fileno())
-        header = decode_header(os.pread(opened.fileno(), HEADER_BYTES, 0))
+        header = _printable(decode_header(os.pread(opened.fileno(), HEADER_BYTES, 0)))
         if (header.process.pid, header.process.start_ticks) != (ring.files.pid, ring.files.start_ticks):
             raise WireError(f"{ring.files.ring.name} says that it is of process {header.process.pid}")
         file = (found.st_dev, found.st_ino)
@@ -258,6 +256,20 @@ def _read_new(ring: _Ring) -> Header:
     if slots:
         ring.problem = f"samples lost to damage: {damaged}" if damaged else ""
     return header
+
+
+def _printable(header: Header) -> Header:
+    """The header with nothing in its texts that could steer a terminal: root reads the rings of others too."""
+    told = header.process
+    process = replace(
+        told,
+        entry=printable(told.entry),
+        python=printable(told.python),
+        torch=printable(told.torch),
+        visible_devices=None if told.visible_devices is None else printable(told.visible_devices),
+        command=tuple(map(printable, told.command)),
+    )
+    return replace(header, process=process, switched_off=printable(header.switched_off))
 
 
 def _slots(descriptor: int, first: int, last: int) -> Iterator[tuple[int, bytes]]:
@@ -286,7 +298,7 @@ def _newest(ring: _Ring) -> tuple[Sample, ...]:
 def _problem(header: Header, state: State, samples: tuple[Sample, ...], age_s: Reading[float]) -> str:
     """What a user should know about how far to trust the samples; one line, empty if nothing."""
     if header.switched_off:
-        return f"the probe switched itself off: {hosts.printable(header.switched_off)}"
+        return f"the probe switched itself off: {header.switched_off}"
     record = samples[0].record if samples else None
     if record is not None and record.errors:
         return f"the probe met {record.errors} errors"

@@ -12,7 +12,7 @@ from gpumem_tui.memory import Bucket, Unknown, Value
 from gpumem_tui.monitor.snapshot import Reading
 from gpumem_tui.probe.files import Files
 from gpumem_tui.probe.wire import CPU, Process, Record
-from gpumem_tui.watch.hosts import shortened
+from gpumem_tui.text import shortened
 
 NO_ALLOCATOR = Unknown("host memory has no caching allocator")
 NOT_REPORTED = Unknown("not reported by the probe")

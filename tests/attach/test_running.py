@@ -6,6 +6,7 @@ import os
 import platform
 import signal
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -189,6 +190,40 @@ def test_python_3_14_is_asked_itself(
                 attach(target, loops.DEADLINE_S, remote_exec)
         else:
             assert isinstance(attach(target, loops.DEADLINE_S, remote_exec).pause_s, Unknown)
+
+
+def test_a_probe_that_starts_after_the_timeout_finds_its_script(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The interpreter reads the script when it is next in Python, which may be long after we gave up; then it goes."""
+    monkeypatch.setattr(running, "can_remote_exec", lambda target: True)
+    scripts: list[Path] = []
+    with loops.running(loops.BUSY, tmp_path / "probes") as program:
+        target = inspect(program.pid)
+        with pytest.raises(running.AttachFailed, match=r"has not answered within 0\.1 s"):
+            attach(target, 0.1, lambda pid, script: scripts.append(Path(script)))
+        (script,) = scripts
+        assert script.exists()
+        running._inject(target, f"exec(open({str(script)!r}).read(), {{}})")
+        deadline = time.monotonic() + loops.DEADLINE_S
+        while script.exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+
+
+@pytest.mark.parametrize(
+    ("code", "said"), [("print('broken \\x1b[2J')", "broken"), ("pass", "without a word")], ids=["words", "silence"]
+)
+def test_a_helper_that_dies_is_one_line(code: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    helper = tmp_path / "helper.py"
+    helper.write_text(f"import sys\n{code}\nsys.exit(3)\n")
+    with loops.running(loops.BUSY, tmp_path / "probes") as program:
+        target = inspect(program.pid)
+        monkeypatch.setattr(ptrace, "__file__", str(helper))
+        with pytest.raises(running.AttachFailed) as raised:
+            attach(target, loops.DEADLINE_S, None)
+    assert str(raised.value).startswith(f"the program that attaches ended (code 3): {said}")
+    assert str(raised.value).isprintable()
 
 
 @pytest.mark.bench

@@ -186,3 +186,16 @@ def test_registers_of_the_saved_state_have_the_kernels_size() -> None:
     from gpumem_tui.attach.ptrace import _Registers
 
     assert ctypes.sizeof(_Registers) == 27 * 8
+
+
+def test_memory_that_cannot_be_read_is_a_refusal(tmp_path: Path) -> None:
+    """The kernel answers EIO where a page goes away meanwhile: here the addresses are looked up in another process."""
+    with loops.running(loops.BUSY, tmp_path / "probes") as program, child("sleep", "60") as other:
+        proc = tmp_path / "proc"
+        folder = proc / str(program.pid)
+        folder.mkdir(parents=True)
+        for name in os.listdir(f"/proc/{program.pid}"):
+            whose = other if name == "mem" else program.pid
+            (folder / name).symlink_to(f"/proc/{whose}/{name}")
+        with pytest.raises(Refused, match=r"the memory of PID .* cannot be read: Input/output error"):
+            inspect(program.pid, proc)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -40,6 +42,7 @@ def train_step(model, optimizer, batch):
         (["search", "--gpu", "sim:a10000"], "--gpu: unknown GPU 'a10000'"),
         (["search", "--config", "broken.json"], "--config: "),
         (["search", "--limit", "999GiB"], "--limit: the device has only 80.00 GiB"),
+        (["search", "--limit", "20"], "'--limit': 20 would be bytes: write the unit, as in 20GiB"),
         (["search", "--limit", "lots"], "'--limit': 'lots' is not a size such as 20GiB"),
         (["search", "--python", "/no/python"], "--python: /no/python is no program"),
         (["search", "--headroom", "nan"], "'--headroom': nan is not a finite number"),
@@ -138,3 +141,35 @@ def test_allocator_settings_that_pytorch_would_refuse(program: Program) -> None:
     done = program("predict", "--batch-size", "1", env={"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:8"})
     assert done.code == 2
     assert "max_split_size_mb must be at least 20" in done.err
+
+
+@pytest.mark.parametrize("version", ["2.4.1", "2.8.0+cu128"])
+@pytest.mark.parametrize("command", ["predict", "search"])
+def test_a_torch_that_is_too_old_is_said(program: Program, tmp_path: Path, version: str, command: str) -> None:
+    (tmp_path / "torch.py").write_text(f"__version__ = {version!r}\n")
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path} exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    size = ["--batch-size", "1"] if command == "predict" else ["--plain"]
+    done = program(command, *size, "--gpu", "sim:t4-16gb", "--python", str(python))
+    assert (done.code, done.err) == (
+        2,
+        f"gpumem-tui: torch {version} of {sys.executable} is too old to simulate a GPU: 2.10 or newer is needed\n",
+    )
+
+
+def test_a_configuration_beyond_all_bounds_is_refused_at_once(program: Program, tmp_path: Path) -> None:
+    config = {"model_type": "llama", "num_hidden_layers": 10**12, "hidden_size": 64, "num_attention_heads": 4}
+    config |= {"intermediate_size": 128, "vocab_size": 100, "max_position_embeddings": 128}
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config))
+    done = program("predict", "--config", str(path), "--batch-size", "1")
+    assert done.code == 2
+    assert "'num_hidden_layers' = 1000000000000: Expected `int` <= 10000" in done.err
+
+
+def test_a_terminal_that_lacks_characters_gets_others(program: Program) -> None:
+    options = ("--model", "mlp", "--batch-size", "4", "--gpu", "sim:t4-16gb")
+    done = program("predict", *options, env={"PYTHONIOENCODING": "ascii"})
+    assert (done.code, done.err) == (0, "")
+    assert done.out.startswith("mlp ? ")

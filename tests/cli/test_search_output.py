@@ -341,3 +341,35 @@ def test_what_pytorch_is_told_is_simulated(program: Program) -> None:
     )
     before, after = _lines(plain)[0]["traced"], _lines(expandable)[0]["traced"]
     assert after["peak_reserved_bytes"] < before["peak_reserved_bytes"]
+
+
+@pytest.mark.parametrize("multiple", [2, 8])
+def test_a_step_that_takes_only_multiples_is_traced_at_those(program: Program, tmp_path: Path, multiple: int) -> None:
+    spec = workload(
+        tmp_path,
+        f"""
+        def make_batch(batch_size, device):
+            assert batch_size % {multiple} == 0, "pairs only"
+            return torch.randn(batch_size, 1024, 8, device=device)
+        """,
+    )
+    options = ("--workload", str(spec.file), "--gpu", "sim:t4-16gb", "--json")
+    done = program("predict", "--batch-size", "64", *options)
+    assert done.code == 0, done.err
+    traced = json.loads(done.out)["traced"]
+    assert traced["buckets"]["batch_data"] == 64 * 1024 * 8 * 4
+    assert traced["max_batch_size"] > 1000
+
+
+def test_a_step_that_fails_at_every_size_says_so_once(program: Program, tmp_path: Path) -> None:
+    spec = workload(
+        tmp_path,
+        """
+        def make_batch(batch_size, device):
+            raise ValueError(f"no data for {batch_size}")
+        """,
+    )
+    done = program("predict", "--batch-size", "4", "--workload", str(spec.file), "--gpu", "sim:t4-16gb")
+    assert done.code == 2
+    assert "no data for 2" in done.err
+    assert len(done.err.splitlines()) == 1

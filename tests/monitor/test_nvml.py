@@ -117,3 +117,27 @@ def test_drivers_whose_process_structs_are_longer_still_give_the_right_pids(fake
         "print([p.pid for p in fields.compute_processes(call, call('nvmlDeviceGetHandleByIndex', 0))])\n"
     )
     assert printed.strip() == "[11, 12, 13]"
+
+
+@pytest.mark.parametrize(
+    ("name", "read"),
+    [
+        ("c_nvmlProcessInfo_v2_t", fields.compute_processes),
+        ("c_nvmlProcessUtilizationSample_t", lambda call, gpu: fields.sm_percents(call, gpu, 0)),
+        ("nvmlDeviceGetPowerUsage", fields.power_w),
+        ("nvmlDeviceGetUtilizationRates", fields.utilization),
+    ],
+)
+def test_what_the_installed_bindings_lack_is_a_reason(
+    fake_nvml: FakeMachine, monkeypatch: pytest.MonkeyPatch, name: str, read: Callable[[Caller, Any], Any]
+) -> None:
+    """An AttributeError would end the GPU's thread, and every figure of it with that."""
+    monkeypatch.delattr(pynvml, name)
+    assert _read(fake_nvml, FakeGpu(), read) == Unknown("not in this nvidia-ml-py: upgrade it")
+
+
+def test_memory_by_bindings_without_the_second_version(fake_nvml: FakeMachine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(pynvml, "nvmlMemory_v2")
+    gpu = FakeGpu(total_bytes=80 * GIB, reserved_bytes=0, used_bytes=GIB)
+    found = _read(fake_nvml, gpu, fields.memory)
+    assert (found.total_bytes, found.used_bytes) == (80 * GIB, GIB)

@@ -189,6 +189,20 @@ def test_failures_carry_their_reason(session: Session, result: Callable[[], Trac
     assert session.traces.started.qsize() == 1
 
 
+def test_what_nobody_foresaw_is_said_and_the_next_plan_is_answered(session: Session) -> None:
+    def full() -> Traced:
+        raise OSError(28, "No space left on device")
+
+    session.traces.result = full
+    session.tracer.want(GPT2)
+    failed = session.next()
+    assert isinstance(failed, Failed)
+    assert "OSError: [Errno 28] No space left on device" in failed.reason
+    session.traces.result = lambda: TRACED
+    session.tracer.again(GPT2)
+    assert isinstance(session.next(), Ready)
+
+
 def test_a_trace_that_failed_is_tried_again_when_asked_to(session: Session) -> None:
     session.traces.result = killed
     session.tracer.want(GPT2)

@@ -56,7 +56,7 @@ EVENTS: list[ChildEvent] = [
         0.5,
         computed=((2, "norm_gradient", 0, (0, 768, 4, 108), (1024, 0, 0, 0)),),
     ),
-    Failed("device", 'no "GPU" here\nat all'),
+    Failed("device", 'no "GPU" here'),
 ]
 REQUESTS: list[Request] = [
     TrialRequest(CATALOG, GPU, True, 8, 3, limit_bytes=2**30, others_bytes=7),
@@ -142,3 +142,16 @@ def test_another_version_is_refused_on_both_sides() -> None:
 def test_fields_of_a_later_program_are_no_obstacle() -> None:
     event = json.loads(encode(EVENTS[5])) | {"colour": "red"}
     assert decode_event(json.dumps(event).encode()) == EVENTS[5]
+
+
+def test_what_a_users_program_says_cannot_steer_the_terminal() -> None:
+    """Names of modules and the words of exceptions are the program's own."""
+    hostile = "\x1b[31mred\x07"
+    failed = decode_event(encode(Failed("workload", hostile)))
+    assert isinstance(failed, Failed)
+    assert failed.detail == " [31mred "
+    done = TraceDone((1,), (512,), (0,), (0,), (), 0.1, (0,), ((hostile, hostile, hostile, hostile),), notes=(hostile,))
+    traced = decode_event(encode(done))
+    assert isinstance(traced, TraceDone)
+    assert all(text.isprintable() for text in (*traced.site_table[0], *traced.notes))
+    assert traced.trace.constants == (512,)

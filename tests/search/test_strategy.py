@@ -76,6 +76,8 @@ def test_no_size_beyond_the_ceiling_is_tried(name: Name, largest: int, predicted
     tried = explore(Settings(name, predicted, CAPACITY, ceiling=ceiling), lambda size: size <= largest)
     assert max(t.batch_size for t in tried) <= ceiling
     assert bracket(tried)[0] == min(largest, ceiling)
+    if name == "guided":
+        assert len(tried) <= PATIENCE_TRIALS + 3 * ceiling.bit_length(), "it goes down one by one"
 
 
 @quick

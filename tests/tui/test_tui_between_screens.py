@@ -190,3 +190,26 @@ async def test_sizes_that_come_at_once_do_not_call_each_other_up_for_ever() -> N
         assert len(resized) == told
         await pilot.resize_terminal(80, 24)
         assert (app.screen.size, resized[-1]) == (Size(80, 24), Size(80, 24))
+
+
+async def test_a_screen_is_made_once_however_the_keys_come(tmp_path: Path) -> None:
+    """1, 3, 1 before the Monitor is there: a second one would read the driver for ever, and nobody would see it."""
+    app, _ = _program(tmp_path)
+    go_on = threading.Event()
+    made: list[MainScreen] = []
+
+    def slowly() -> MainScreen:
+        made.append(MainScreen())
+        go_on.wait(30)
+        return made[-1]
+
+    app._makers = {**app._makers, "monitor": slowly}
+    app.add_mode("monitor", lambda: app.main_screen("monitor"))
+    async with app.run_test(size=(120, 40)) as pilot:
+        await plan_scene.settled(pilot)
+        for name in ("monitor", "search", "monitor"):
+            app.action_show(name)
+            await pilot.pause(0.1)
+        go_on.set()
+        await until(pilot, lambda: bool(made) and app.screen is made[0])
+    assert len(made) == 1

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 
 import pytest
@@ -194,3 +196,44 @@ def test_a_damaged_black_box_does_not_hide_the_process(tmp_path: Path) -> None:
     ring.files.oom.chmod(0o600)
     [process] = Watcher([ring.files.directory]).processes()
     assert "is damaged" in process.problem
+
+
+HOSTILE = "\x1b]0;owned\x07\x1b[2J\u202eevil\n"
+
+
+def texts(value: object) -> Iterator[str]:
+    """Every text in a value that panels get."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        yield from texts([*value, *value.values()])
+    elif isinstance(value, list | tuple):
+        for one in value:
+            yield from texts(one)
+    elif is_dataclass(value):
+        yield from texts([getattr(value, field.name) for field in fields(value)])
+
+
+def test_what_a_ring_says_cannot_steer_the_terminal(tmp_path: Path) -> None:
+    """Root reads the rings of others too."""
+    told = {"entry": HOSTILE, "python": HOSTILE, "torch": HOSTILE, "visible_devices": HOSTILE}
+    ring = RingFile(tmp_path / "probes", this_process(**told, command=("python", HOSTILE)))
+    ring.sample(RECORD)
+    (process,) = Watcher([ring.files.directory]).read().processes
+    shown = list(texts(process.process))
+    assert any("evil" in text for text in shown)
+    assert all(text.isprintable() for text in [*shown, process.title, process.problem])
+
+
+def test_what_documents_say_cannot_steer_the_terminal(tmp_path: Path) -> None:
+    ring = RingFile(tmp_path / "probes", this_process())
+    parameter = {"name": HOSTILE, "shape": [1], "dtype": HOSTILE, "trained": True}
+    model = {"name": HOSTILE, "parameters": [parameter], "truncated": False}
+    optimizer = {"name": HOSTILE, "parameters": 1, "options": {HOSTILE: [HOSTILE]}}
+    ring.document(ring.files.model, {"models": [model], "optimizers": [optimizer]})
+    ring.document(ring.files.oom, out_of_memory(source=HOSTILE, message=f"{HOSTILE}second line"))
+    found = [read_trained(ring.files, UID), read_post_mortem(ring.files, UID)]
+    shown = list(texts(found))
+    assert any("evil" in text for text in shown)
+    assert not any("second line" in text for text in shown)
+    assert all(text.isprintable() for text in shown)

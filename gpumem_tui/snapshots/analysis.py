@@ -1,0 +1,232 @@
+"""A snapshot taken apart, device by device: memory over time, what the peak consists of, how it lies."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from gpumem_tui.snapshots import model
+from gpumem_tui.snapshots.fragmentation import OutOfMemory, SegmentMap, out_of_memory, segment_map
+from gpumem_tui.snapshots.model import History, Snapshot
+from gpumem_tui.snapshots.pickles import Progress
+from gpumem_tui.snapshots.places import Places, frame_text
+from gpumem_tui.snapshots.states import Held, Rules, State, first_state
+
+_POINTS = 600
+"""Of the timeline: as many as a wide screen has columns, times a few."""
+_MOST_OOMS = 20
+_MOST_MARKS = 400
+_MOST_FRAMES = 60
+_REPORT_EVENTS = 50_000
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """The highest moment of a stretch of events.
+
+    Attributes:
+        by_category: the allocated bytes divided as `Analysis.categories`.
+    """
+
+    event: int
+    allocated_bytes: int
+    reserved_bytes: int
+    by_category: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What one place, category or stack holds at the peak.
+
+    Attributes:
+        categories: its bytes by category, the largest first.
+        frames: of a stack, the innermost first; else empty.
+    """
+
+    name: str
+    size_bytes: int
+    blocks: int
+    categories: tuple[tuple[str, int], ...] = ()
+    frames: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """One device of a snapshot.
+
+    Attributes:
+        duration_s: from the first event to the last; None where the file has no times.
+        peak_event: after which most bytes are allocated; -1 for before the first.
+        end_allocated_bytes, end_reserved_bytes: when the snapshot was taken.
+        difference_bytes: what the file's end has beyond what its events lead to: 0 unless the file lacks events.
+        categories_from: whether the file names categories, or stacks tell them.
+        marks: annotations, each at the number of the event that follows.
+    """
+
+    device: int
+    events: int
+    allocations: int
+    duration_s: float | None
+    peak_event: int
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+    end_allocated_bytes: int
+    end_reserved_bytes: int
+    difference_bytes: int
+    categories: tuple[str, ...]
+    categories_from: str
+    timeline: tuple[Point, ...]
+    by_category: tuple[Part, ...]
+    by_line: tuple[Part, ...]
+    by_stack: tuple[Part, ...]
+    segments: SegmentMap
+    ooms: tuple[OutOfMemory, ...]
+    marks: tuple[tuple[int, str], ...]
+
+
+def analyse(snapshot: Snapshot, device: int, progress: Progress = lambda share: None) -> Analysis:
+    """Take a device of a snapshot apart; `progress` is told the share that is done."""
+    history, places, rules = snapshot.history(device), Places(snapshot), Rules(snapshot)
+    course = _Course(first_state(snapshot, device), history, places, rules, progress)
+    course.run()
+    at_peak = first_state(snapshot, device)
+    for _ in range(course.peak_event + 1):
+        at_peak.step()
+    held = [block for block in at_peak.held.values() if block.is_allocated]
+    segments = [segment for segment in snapshot.segments if segment.device == device]
+    allocated = sum(block.size_bytes for segment in segments for block in segment.blocks if block.is_allocated)
+    times = [time for time in (history.times_us[:1] + history.times_us[-1:]) if time]
+    return Analysis(
+        device=device,
+        events=len(history),
+        allocations=history.actions.count(model.ALLOC),
+        duration_s=(times[1] - times[0]) / 1e6 if len(times) == 2 and times[1] > times[0] else None,
+        peak_event=course.peak_event,
+        peak_allocated_bytes=course.peak_bytes,
+        peak_reserved_bytes=course.peak_reserved_bytes,
+        end_allocated_bytes=allocated,
+        end_reserved_bytes=sum(segment.size_bytes for segment in segments),
+        difference_bytes=allocated - course.state.allocated_bytes,
+        categories=tuple(course.categories),
+        categories_from="the file" if places.are_categories_named else "the stacks",
+        timeline=tuple(course.points()),
+        by_category=_parts(held, places, places.category),
+        by_line=_parts(held, places, lambda block: places.line(block.stack)),
+        by_stack=_stacks(held, places, snapshot),
+        segments=segment_map(snapshot, device),
+        ooms=tuple(course.ooms),
+        marks=tuple(_marks(snapshot, device)),
+    )
+
+
+class _Course:
+    """Goes through all events once."""
+
+    def __init__(self, state: State, history: History, places: Places, rules: Rules, progress: Progress) -> None:
+        self.state = state
+        self._history, self._places, self._rules, self._progress = history, places, rules, progress
+        self.categories: dict[str, int] = {}
+        self._totals: list[int] = []
+        for block in state.held.values():
+            self._count(block, 1)
+        self.peak_event = -1
+        self.peak_bytes, self.peak_reserved_bytes = state.allocated_bytes, state.reserved_bytes
+        self.ooms: list[OutOfMemory] = []
+        self._points: list[Point] = [self._point()]
+
+    def run(self) -> None:
+        """Up to the last event."""
+        state, history, total = self.state, self._history, len(self._history)
+        filled = -1
+        for event in range(total):
+            if not event % _REPORT_EVENTS:
+                self._progress(event / total)
+            self._do()
+            allocated = state.allocated_bytes
+            if allocated > self.peak_bytes:
+                self.peak_bytes, self.peak_event = allocated, event
+            self.peak_reserved_bytes = max(self.peak_reserved_bytes, state.reserved_bytes)
+            if event * _POINTS // total != filled:
+                filled = event * _POINTS // total
+                self._points.append(self._point())
+            elif allocated > self._points[-1].allocated_bytes:
+                self._points[-1] = self._point()
+            if history.actions[event] == model.OOM and len(self.ooms) < _MOST_OOMS:
+                self.ooms.append(out_of_memory(state, history, self._rules, self._places))
+        self._progress(1.0)
+
+    def _do(self) -> None:
+        """The next event, and what it changes of the categories."""
+        state, address = self.state, self._history.addresses[self.state.event + 1]
+        action = self._history.actions[state.event + 1]
+        if action > model.FREE_COMPLETED:
+            state.step()
+            return
+        before = state.held.get(address)
+        if before is not None:
+            self._count(before, -1)
+        state.step()
+        after = state.held.get(address)
+        if after is not None:
+            self._count(after, 1)
+
+    def _count(self, block: Held, sign: int) -> None:
+        if not block.is_allocated:
+            return
+        name = self._places.category(block)
+        index = self.categories.setdefault(name, len(self.categories))
+        if index == len(self._totals):
+            self._totals.append(0)
+        self._totals[index] += sign * block.size_bytes
+
+    def _point(self) -> Point:
+        state = self.state
+        return Point(state.event, state.allocated_bytes, state.reserved_bytes, tuple(self._totals))
+
+    def points(self) -> Iterator[Point]:
+        """The timeline; categories that came later count as 0 before."""
+        for point in self._points:
+            missing = len(self.categories) - len(point.by_category)
+            yield Point(point.event, point.allocated_bytes, point.reserved_bytes, (*point.by_category, *[0] * missing))
+
+
+def _parts(held: Iterable[Held], places: Places, name_of: Callable[[Held], Hashable]) -> tuple[Part, ...]:
+    """What is held, by name, the largest first."""
+    found: defaultdict[Hashable, list[Held]] = defaultdict(list)
+    for block in held:
+        found[name_of(block)].append(block)
+    parts = [_part(str(name), blocks, places) for name, blocks in found.items()]
+    return tuple(sorted(parts, key=lambda part: (-part.size_bytes, part.name)))
+
+
+def _part(name: str, blocks: Sequence[Held], places: Places, frames: tuple[str, ...] = ()) -> Part:
+    categories: Counter[str] = Counter()
+    for block in blocks:
+        categories[places.category(block)] += block.size_bytes
+    return Part(name, categories.total(), len(blocks), tuple(categories.most_common()), frames)
+
+
+def _stacks(held: Iterable[Held], places: Places, snapshot: Snapshot) -> tuple[Part, ...]:
+    found: defaultdict[int, list[Held]] = defaultdict(list)
+    for block in held:
+        found[block.stack].append(block)
+    parts = [
+        _part(
+            " ← ".join(filter(None, (places.operator(stack), places.line(stack)))),
+            blocks,
+            places,
+            tuple(frame_text(frame) for frame in snapshot.stacks[stack][:_MOST_FRAMES]),
+        )
+        for stack, blocks in found.items()
+    ]
+    return tuple(sorted(parts, key=lambda part: (-part.size_bytes, part.name)))
+
+
+def _marks(snapshot: Snapshot, device: int) -> Iterator[tuple[int, str]]:
+    """Where the program said that something begins, by the number of the first event from then on."""
+    times = snapshot.history(device).times_us
+    for note in snapshot.annotations[:_MOST_MARKS]:
+        if note.is_start and note.device == device:
+            yield bisect_left(times, note.time_us), note.name

@@ -1,0 +1,211 @@
+"""How free memory lies: between the blocks of segments, and where a request found no room."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from gpumem_tui.memory import format_bytes
+from gpumem_tui.simulator.allocator import SMALL_REQUEST_BYTES
+from gpumem_tui.snapshots.model import History, Segment, Snapshot
+from gpumem_tui.snapshots.places import Places
+from gpumem_tui.snapshots.states import Rules, State
+
+Reason = Literal["full", "fragmented", "limited"]
+_REMEDY = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True may help"
+_MOST_PINS = 8
+_MOST_LINES = 3
+
+
+@dataclass(frozen=True)
+class SegmentRow:
+    """A segment as it was when the snapshot was taken.
+
+    Attributes:
+        taken: runs of bytes in use, as (offset, bytes), in order.
+        largest_free_bytes: its largest free block; `free_pieces`: how many there are.
+    """
+
+    segment: Segment
+    taken: tuple[tuple[int, int], ...]
+    free_bytes: int
+    largest_free_bytes: int
+    free_pieces: int
+
+    @property
+    def is_partly_used(self) -> bool:
+        """Whether it has free blocks that it cannot give back."""
+        return bool(self.taken) and self.free_bytes > 0
+
+
+@dataclass(frozen=True)
+class SegmentMap:
+    """All segments of a device, the largest first.
+
+    Attributes:
+        stranded_bytes: free, but between blocks in use: nobody but this process can have them.
+        returnable_bytes: in wholly free segments, which `torch.cuda.empty_cache()` gives back.
+        largest_free_bytes: the largest request that would be served without asking the driver.
+    """
+
+    rows: tuple[SegmentRow, ...]
+    stranded_bytes: int
+    returnable_bytes: int
+    largest_free_bytes: int
+
+
+@dataclass(frozen=True)
+class Pin:
+    """Blocks that keep a segment from being given back.
+
+    Attributes:
+        lines: where the largest of them were made.
+    """
+
+    address: int
+    size_bytes: int
+    free_bytes: int
+    blocks: int
+    lines: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class OutOfMemory:
+    """A request that found no room.
+
+    Attributes:
+        wanted_bytes: the request, rounded as the allocator does; `segment_bytes`: what it asked of the driver for it.
+        device_free_bytes: what the driver had left.
+        cached_bytes: free in segments of this process; `usable_bytes`: of that, in the request's stream and pool.
+        largest_free_bytes, pieces: the largest usable free block, and how many there are.
+        line: where the program asked.
+    """
+
+    event: int
+    wanted_bytes: int
+    segment_bytes: int
+    device_free_bytes: int
+    allocated_bytes: int
+    reserved_bytes: int
+    cached_bytes: int
+    usable_bytes: int
+    largest_free_bytes: int
+    pieces: int
+    reason: Reason
+    line: str
+    expandable: bool
+    pins: tuple[Pin, ...]
+
+    @property
+    def free_bytes(self) -> int:
+        """What was free in all."""
+        return self.device_free_bytes + self.cached_bytes
+
+    def explanation(self) -> list[str]:
+        """Why it did not fit, a sentence a line."""
+        wanted = format_bytes(self.wanted_bytes)
+        free = f"{format_bytes(self.device_free_bytes)} with the driver, {format_bytes(self.cached_bytes)} in the cache"
+        if self.reason == "limited":
+            return [
+                f"{wanted} wanted, and the driver had {format_bytes(self.device_free_bytes)}: "
+                "a limit of the process stopped it (set_per_process_memory_fraction), not the device"
+            ]
+        if self.reason == "full":
+            return [
+                f"{wanted} wanted, {format_bytes(self.free_bytes)} free in all ({free}): "
+                f"{format_bytes(self.wanted_bytes - self.free_bytes)} too little, in one piece or not"
+            ]
+        lines = [f"{wanted} wanted, {format_bytes(self.free_bytes)} free in all ({free}): enough, but not in one piece"]
+        if self.pieces:
+            usable, largest = format_bytes(self.usable_bytes), format_bytes(self.largest_free_bytes)
+            lines.append(f"of the cache {usable} could serve it: {self.pieces:,} pieces, the largest of {largest}")
+        if elsewhere := self.cached_bytes - self.usable_bytes:
+            lines.append(f"{format_bytes(elsewhere)} of it belong to other streams or sizes of request")
+        driver = format_bytes(self.device_free_bytes)
+        lines.append(f"a new segment for it takes {format_bytes(self.segment_bytes)}, and the driver had {driver}")
+        if not self.expandable:
+            lines.append(f"{_REMEDY}: whole free pages between blocks are given back and mapped in one piece")
+        return lines
+
+
+def segment_map(snapshot: Snapshot, device: int) -> SegmentMap:
+    """The segments of a device when the snapshot was taken."""
+    rows = [_row(segment) for segment in snapshot.segments if segment.device == device]
+    rows.sort(key=lambda row: (-row.segment.size_bytes, row.segment.address))
+    return SegmentMap(
+        rows=tuple(rows),
+        stranded_bytes=sum(row.free_bytes for row in rows if row.taken),
+        returnable_bytes=sum(row.free_bytes for row in rows if not row.taken),
+        largest_free_bytes=max((row.largest_free_bytes for row in rows), default=0),
+    )
+
+
+def _row(segment: Segment) -> SegmentRow:
+    taken: list[tuple[int, int]] = []
+    free = [block.size_bytes for block in segment.blocks if block.is_free]
+    for block in segment.blocks:
+        offset = block.address - segment.address
+        if block.is_free:
+            continue
+        if taken and sum(taken[-1]) == offset:
+            taken[-1] = taken[-1][0], taken[-1][1] + block.size_bytes
+        else:
+            taken.append((offset, block.size_bytes))
+    return SegmentRow(segment, tuple(taken), sum(free), max(free, default=0), len(free))
+
+
+def out_of_memory(state: State, history: History, rules: Rules, places: Places) -> OutOfMemory:
+    """The request that failed in the event that a state has just reached."""
+    event = state.event
+    wanted, stream = rules.rounded(history.sizes[event]), history.streams[event]
+    device_free, is_small = history.addresses[event], wanted <= SMALL_REQUEST_BYTES
+    free: defaultdict[int, list[int]] = defaultdict(list)
+    for _, size_bytes, start in state.free_ranges():
+        free[start].append(size_bytes)
+    usable = [
+        size_bytes
+        for start, sizes in free.items()
+        if state.memory[start].stream == stream
+        and state.memory[start].is_small == is_small
+        and state.memory[start].pool == (0, 0)
+        for size_bytes in sizes
+    ]
+    cached = sum(map(sum, free.values()))
+    expandable = rules.settings.expandable_segments
+    segment_bytes = wanted if expandable else rules.segment_size(wanted)
+    reason: Reason = "fragmented" if device_free + cached >= wanted else "full"
+    if device_free >= segment_bytes:
+        reason = "limited"
+    return OutOfMemory(
+        event=event,
+        wanted_bytes=wanted,
+        segment_bytes=segment_bytes,
+        device_free_bytes=device_free,
+        allocated_bytes=state.allocated_bytes,
+        reserved_bytes=state.reserved_bytes,
+        cached_bytes=cached,
+        usable_bytes=sum(usable),
+        largest_free_bytes=max(usable, default=0),
+        pieces=len(usable),
+        reason=reason,
+        line=places.line(history.stacks[event]),
+        expandable=expandable,
+        pins=tuple(_pins(state, free, places)),
+    )
+
+
+def _pins(state: State, free: dict[int, list[int]], places: Places) -> list[Pin]:
+    """The segments with most free memory between blocks, and what keeps them."""
+    most = sorted(free, key=lambda start: -sum(free[start]))[:_MOST_PINS]
+    return [
+        Pin(start, state.memory[start].size_bytes, sum(free[start]), len(blocks), _lines(state, blocks, places))
+        for start in most
+        if (blocks := [at for at in state.held if start <= at < start + state.memory[start].size_bytes])
+    ]
+
+
+def _lines(state: State, blocks: Sequence[int], places: Places) -> tuple[str, ...]:
+    largest = sorted((state.held[address] for address in blocks), key=lambda held: -held.size_bytes)
+    return tuple(dict.fromkeys(places.line(held.stack) for held in largest[:_MOST_LINES]))

@@ -1,0 +1,225 @@
+"""A memory snapshot in little space: events as columns, each stack and each frame once."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from gpumem_tui.text import shortened
+
+ACTIONS = (
+    "alloc",
+    "free_requested",
+    "free_completed",
+    "segment_alloc",
+    "segment_free",
+    "segment_map",
+    "segment_unmap",
+    "oom",
+    "snapshot",
+)
+(
+    ALLOC,
+    FREE_REQUESTED,
+    FREE_COMPLETED,
+    SEGMENT_ALLOC,
+    SEGMENT_FREE,
+    SEGMENT_MAP,
+    SEGMENT_UNMAP,
+    OOM,
+    SNAPSHOT,
+) = range(len(ACTIONS))
+UNKNOWN_ACTION = len(ACTIONS)
+"""Of actions of later versions, which say nothing about memory that these do not."""
+
+_ACTION_NUMBERS = {name: number for number, name in enumerate(ACTIONS)}
+_LONGEST_TEXT = 300
+_MOST_LINES = 1 << 31
+NO_STACK = 0
+
+
+class SnapshotError(Exception):
+    """A file that is no snapshot, or one that cannot be read; one line."""
+
+
+class Frame(NamedTuple):
+    """A place in a program. `line` is 0 where it is not known."""
+
+    file: str
+    line: int
+    function: str
+
+
+class Stacks:
+    """Stacks by number, each kept once: a tuple of frame numbers, the innermost first. Number 0 is the empty one.
+
+    Names in frames are somebody else's text: control characters are taken out here, once.
+    """
+
+    def __init__(self) -> None:
+        self.frames: list[Frame] = []
+        self._frame_numbers: dict[Frame, int] = {}
+        self._stacks: list[tuple[int, ...]] = [()]
+        self._numbers: dict[tuple[int, ...], int] = {(): NO_STACK}
+
+    def __len__(self) -> int:
+        return len(self._stacks)
+
+    def __getitem__(self, number: int) -> tuple[Frame, ...]:
+        return tuple(self.frames[frame] for frame in self._stacks[number])
+
+    def frame(self, file: object, line: object, function: object) -> int:
+        """The number of a frame; what is no text or number in it counts as not known."""
+        found = Frame(_text(file), line if isinstance(line, int) and 0 <= line < _MOST_LINES else 0, _text(function))
+        if found not in self._frame_numbers:
+            self._frame_numbers[found] = len(self.frames)
+            self.frames.append(found)
+        return self._frame_numbers[found]
+
+    def add(self, frames: tuple[int, ...]) -> int:
+        """The number of a stack."""
+        if frames not in self._numbers:
+            self._numbers[frames] = len(self._stacks)
+            self._stacks.append(frames)
+        return self._numbers[frames]
+
+
+def _text(value: object) -> str:
+    return shortened(value, _LONGEST_TEXT) if isinstance(value, str) else ""
+
+
+@dataclass
+class History:
+    """The events of one device, a column each.
+
+    Attributes:
+        addresses: of an ``oom``, what the device had free.
+        times_us: wall clock in microseconds; 0 where it was not recorded.
+        stacks: numbers in `Stacks`.
+        categories: indices into `category_names`; the first is "", for events that name none.
+    """
+
+    actions: bytearray = field(default_factory=bytearray)
+    addresses: array[int] = field(default_factory=lambda: array("Q"))
+    sizes: array[int] = field(default_factory=lambda: array("Q"))
+    streams: array[int] = field(default_factory=lambda: array("q"))
+    times_us: array[int] = field(default_factory=lambda: array("q"))
+    stacks: array[int] = field(default_factory=lambda: array("i"))
+    categories: bytearray = field(default_factory=bytearray)
+    category_names: list[str] = field(default_factory=lambda: [""])
+
+    def __len__(self) -> int:
+        return len(self.actions)
+
+    def append(
+        self, action: str, address: int, size_bytes: int, stream: int, time_us: int = 0, stack: int = NO_STACK,
+        category: str = "",
+    ) -> None:  # fmt: skip
+        """Add an event.
+
+        Raises:
+            TypeError, OverflowError: a value that is no number, or none that an address or a size can be.
+        """
+        self.addresses.append(address)
+        self.sizes.append(size_bytes)
+        self.streams.append(stream)
+        self.times_us.append(time_us)
+        self.stacks.append(stack)
+        self.actions.append(_ACTION_NUMBERS.get(action, UNKNOWN_ACTION))
+        self.categories.append(self._category(category) if category else 0)
+
+    def _category(self, name: str) -> int:
+        clean = _text(name)
+        if clean not in self.category_names:
+            if len(self.category_names) > 255:
+                return 0
+            self.category_names.append(clean)
+        return self.category_names.index(clean)
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotBlock:
+    """A part of a segment.
+
+    Attributes:
+        requested_bytes: what the program asked for; of a free block 0.
+        state: ``active_allocated``, ``inactive``, or ``active_pending_free`` (another stream may still use it).
+    """
+
+    address: int
+    size_bytes: int
+    requested_bytes: int
+    state: str
+    stack: int = NO_STACK
+    category: str = ""
+
+    @property
+    def is_free(self) -> bool:
+        """Whether it can be given again."""
+        return self.state == "inactive"
+
+    @property
+    def is_allocated(self) -> bool:
+        """Whether the program holds it."""
+        return self.state == "active_allocated"
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Memory that the allocator holds of the driver's in one piece, as it was when the snapshot was taken.
+
+    Attributes:
+        pool: the id of a private pool (of a CUDA graph, for example); (0, 0) for the usual one.
+    """
+
+    device: int
+    address: int
+    size_bytes: int
+    stream: int
+    is_small: bool
+    pool: tuple[int, int]
+    is_expandable: bool
+    blocks: tuple[SnapshotBlock, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Annotation:
+    """Something that the program said of a moment, e.g. that a phase begins."""
+
+    device: int
+    name: str
+    is_start: bool
+    time_us: int
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A file, read.
+
+    Attributes:
+        kind: "pickle", "JSON" or "reduced JSON".
+        size_bytes: of the file.
+        settings: the allocator's, as far as the file has them.
+        histories: by device; a device without events has an empty one.
+    """
+
+    name: str
+    kind: str
+    size_bytes: int
+    stacks: Stacks
+    histories: tuple[History, ...]
+    segments: tuple[Segment, ...]
+    settings: Mapping[str, object]
+    annotations: tuple[Annotation, ...]
+
+    @property
+    def devices(self) -> list[int]:
+        """The devices that the file says anything of; [0] for an empty file."""
+        named = {segment.device for segment in self.segments}
+        return sorted(named | {device for device, history in enumerate(self.histories) if len(history)}) or [0]
+
+    def history(self, device: int) -> History:
+        """What happened on a device."""
+        return self.histories[device] if 0 <= device < len(self.histories) else History()

@@ -1,0 +1,315 @@
+"""A snapshot's analysis as JSON (schema 1, keys are a public contract) and as plain lines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from gpumem_tui.memory import format_bytes, format_count
+from gpumem_tui.snapshots.against import Comparison, Request
+from gpumem_tui.snapshots.analysis import Analysis, Part
+from gpumem_tui.snapshots.fragmentation import OutOfMemory, SegmentRow
+from gpumem_tui.snapshots.model import Snapshot
+
+SCHEMA = 1
+_MOST_PLACES = 20
+_MOST_STACKS = 5
+_MOST_SHOWN_FRAMES = 12
+_MOST_SEGMENTS = 16
+_MAP_CELLS = 40
+_PLOT_WIDTH, _PLOT_HEIGHT = 72, 8
+_SIZE_WIDTH = 11
+_MOST_JSON_PARTS = 200
+
+
+# JSON
+
+
+def snapshot_json(snapshot: Snapshot, analyses: Sequence[Analysis]) -> dict[str, Any]:
+    """Everything about a file."""
+    return {
+        "schema": SCHEMA,
+        "event": "snapshot",
+        "file": snapshot.name,
+        "kind": snapshot.kind,
+        "file_bytes": snapshot.size_bytes,
+        "allocator_settings": {
+            key: value for key, value in snapshot.settings.items() if isinstance(value, str | int | float | bool)
+        },
+        "devices": [_device_json(analysis) for analysis in analyses],
+    }
+
+
+def _device_json(analysis: Analysis) -> dict[str, Any]:
+    return {
+        "device": analysis.device,
+        "events": analysis.events,
+        "allocations": analysis.allocations,
+        "duration_s": analysis.duration_s,
+        "peak": {
+            "event": analysis.peak_event,
+            "allocated_bytes": analysis.peak_allocated_bytes,
+            "reserved_bytes": analysis.peak_reserved_bytes,
+            "by_category": [_part_json(part) for part in analysis.by_category],
+            "by_source": [_part_json(part) for part in analysis.by_line[:_MOST_JSON_PARTS]],
+            "by_stack": [_part_json(part) for part in analysis.by_stack[:_MOST_JSON_PARTS]],
+        },
+        "end": {"allocated_bytes": analysis.end_allocated_bytes, "reserved_bytes": analysis.end_reserved_bytes},
+        "difference_bytes": analysis.difference_bytes,
+        "categories": list(analysis.categories),
+        "categories_from": analysis.categories_from,
+        "timeline": [
+            [point.event, point.allocated_bytes, point.reserved_bytes, list(point.by_category)]
+            for point in analysis.timeline
+        ],
+        "marks": [{"event": event, "name": name} for event, name in analysis.marks],
+        "segments": {
+            "stranded_bytes": analysis.segments.stranded_bytes,
+            "returnable_bytes": analysis.segments.returnable_bytes,
+            "largest_free_bytes": analysis.segments.largest_free_bytes,
+            "list": [_segment_json(row) for row in analysis.segments.rows],
+        },
+        "out_of_memory": [_oom_json(oom) for oom in analysis.ooms],
+    }
+
+
+def _part_json(part: Part) -> dict[str, Any]:
+    body: dict[str, Any] = {"name": part.name, "bytes": part.size_bytes, "blocks": part.blocks}
+    if len(part.categories) != 1 or part.categories[0][0] != part.name:
+        body["by_category"] = dict(part.categories)
+    if part.frames:
+        body["frames"] = list(part.frames)
+    return body
+
+
+def _segment_json(row: SegmentRow) -> dict[str, Any]:
+    segment = row.segment
+    return {
+        "address": segment.address,
+        "bytes": segment.size_bytes,
+        "used_bytes": segment.size_bytes - row.free_bytes,
+        "largest_free_bytes": row.largest_free_bytes,
+        "free_pieces": row.free_pieces,
+        "stream": segment.stream,
+        "pool": "small" if segment.is_small else "large",
+        "expandable": segment.is_expandable,
+        "used": [list(run) for run in row.taken],
+    }
+
+
+def _oom_json(oom: OutOfMemory) -> dict[str, Any]:
+    return {
+        "event": oom.event,
+        "wanted_bytes": oom.wanted_bytes,
+        "segment_bytes": oom.segment_bytes,
+        "device_free_bytes": oom.device_free_bytes,
+        "allocated_bytes": oom.allocated_bytes,
+        "reserved_bytes": oom.reserved_bytes,
+        "cached_bytes": oom.cached_bytes,
+        "usable_bytes": oom.usable_bytes,
+        "largest_free_bytes": oom.largest_free_bytes,
+        "pieces": oom.pieces,
+        "reason": oom.reason,
+        "source": oom.line,
+        "explanation": oom.explanation(),
+        "pinned": [
+            {
+                "address": pin.address,
+                "bytes": pin.size_bytes,
+                "free_bytes": pin.free_bytes,
+                "blocks": pin.blocks,
+                "by": list(pin.lines),
+            }
+            for pin in oom.pins
+        ],
+    }
+
+
+# Lines
+
+
+def snapshot_lines(snapshot: Snapshot, analyses: Sequence[Analysis]) -> Iterator[str]:
+    """Everything about a file, as text."""
+    yield f"{snapshot.name} · {snapshot.kind} · {format_bytes(snapshot.size_bytes)}"
+    for analysis in analyses:
+        yield from _device_lines(analysis)
+
+
+def _device_lines(analysis: Analysis) -> Iterator[str]:
+    lasted = "" if analysis.duration_s is None else f" in {analysis.duration_s:.3g} s"
+    yield f"\ncuda:{analysis.device} · {format_count(analysis.events)} events{lasted}"
+    yield (
+        f"peak {format_bytes(analysis.peak_allocated_bytes)} allocated, at event {analysis.peak_event:,}; "
+        f"{format_bytes(analysis.peak_reserved_bytes)} reserved at most"
+    )
+    yield (
+        f"when written {format_bytes(analysis.end_allocated_bytes)} allocated, "
+        f"{format_bytes(analysis.end_reserved_bytes)} reserved"
+    )
+    if analysis.difference_bytes:
+        yield f"{format_bytes(analysis.difference_bytes)} of that are in no event of the file: its history is not whole"
+    if analysis.events:
+        yield "\nallocated over the events"
+        yield from _plot(analysis)
+    for oom in analysis.ooms[-1:]:
+        yield f"\nout of memory at event {oom.event:,}, {oom.line}"
+        yield from (f"  {line}" for line in oom.explanation())
+        yield from _pin_lines(oom)
+    yield from _part_lines(f"the peak by category (told by {analysis.categories_from})", analysis.by_category)
+    yield from _part_lines("the peak by source line", analysis.by_line)
+    yield from _stack_lines(analysis)
+    yield from _segment_lines(analysis)
+
+
+def _plot(analysis: Analysis) -> Iterator[str]:
+    """A curve of the allocated bytes in ASCII."""
+    top = max((point.allocated_bytes for point in analysis.timeline), default=0) or 1
+    heights = [0] * _PLOT_WIDTH
+    for point in analysis.timeline:
+        column = min(_PLOT_WIDTH - 1, (point.event + 1) * _PLOT_WIDTH // (analysis.events + 1))
+        heights[column] = max(heights[column], -(-point.allocated_bytes * _PLOT_HEIGHT // top))
+    for column in range(1, _PLOT_WIDTH):  # fewer events than columns: what was held is held
+        heights[column] = heights[column] or heights[column - 1]
+    for row in range(_PLOT_HEIGHT, 0, -1):
+        label = format_bytes(top) if row == _PLOT_HEIGHT else ""
+        yield f"{label:>{_SIZE_WIDTH}} |{''.join('#' if height >= row else ' ' for height in heights)}".rstrip()
+    yield f"{'0 B':>{_SIZE_WIDTH}} +{'-' * _PLOT_WIDTH}"
+
+
+def _part_lines(title: str, parts: Sequence[Part]) -> Iterator[str]:
+    if not parts:
+        return
+    yield f"\n{title}"
+    for part in parts[:_MOST_PLACES]:
+        yield f"{format_bytes(part.size_bytes):>{_SIZE_WIDTH}}  {part.name}{_blocks(part)}"
+    if rest := parts[_MOST_PLACES:]:
+        yield f"{format_bytes(sum(part.size_bytes for part in rest)):>{_SIZE_WIDTH}}  {len(rest):,} smaller ones"
+
+
+def _blocks(part: Part) -> str:
+    return f" ({part.blocks:,} blocks)" if part.blocks > 1 else ""
+
+
+def _stack_lines(analysis: Analysis) -> Iterator[str]:
+    stacks = [part for part in analysis.by_stack if part.frames]
+    if not stacks:
+        return
+    yield "\nthe peak by stack, the innermost frame first"
+    for part in stacks[:_MOST_STACKS]:
+        yield f"{format_bytes(part.size_bytes):>{_SIZE_WIDTH}}  {part.frames[0]}{_blocks(part)}"
+        yield from (f"{'':>{_SIZE_WIDTH}}    {frame}" for frame in part.frames[1:_MOST_SHOWN_FRAMES])
+        if more := len(part.frames) - _MOST_SHOWN_FRAMES:
+            yield from [f"{'':>{_SIZE_WIDTH}}    {more} more"] if more > 0 else []
+
+
+def _pin_lines(oom: OutOfMemory) -> Iterator[str]:
+    if not oom.pins or oom.reason != "fragmented":
+        return
+    yield "  what keeps the largest free pieces from being given back:"
+    for pin in oom.pins:
+        free, size = format_bytes(pin.free_bytes), format_bytes(pin.size_bytes)
+        yield f"{free:>{_SIZE_WIDTH}}  of {size} free beside {pin.blocks:,} blocks: {', '.join(pin.lines)}"
+
+
+def _segment_lines(analysis: Analysis) -> Iterator[str]:
+    found = analysis.segments
+    if not found.rows:
+        return
+    yield (
+        f"\n{len(found.rows):,} segments when written: {format_bytes(found.stranded_bytes)} free between blocks, "
+        f"{format_bytes(found.returnable_bytes)} in wholly free segments, "
+        f"the largest free piece {format_bytes(found.largest_free_bytes)}"
+    )
+    for row in found.rows[:_MOST_SEGMENTS]:
+        size = format_bytes(row.segment.size_bytes)
+        free = f"{format_bytes(row.free_bytes)} free" if row.free_bytes else "full"
+        stream = f", stream {row.segment.stream}" if row.segment.stream else ""
+        pieces = f" in {row.free_pieces:,} pieces" if row.free_pieces > 1 else ""
+        yield f"{size:>{_SIZE_WIDTH}} [{segment_cells(row, _MAP_CELLS, '#+.')}] {free}{pieces}{stream}"
+    if rest := found.rows[_MOST_SEGMENTS:]:
+        size = format_bytes(sum(row.segment.size_bytes for row in rest))
+        free = format_bytes(sum(row.free_bytes for row in rest))
+        yield f"{size:>{_SIZE_WIDTH}}  in {len(rest):,} smaller ones, {free} of it free"
+
+
+# Against a trace
+
+
+def comparison_json(comparison: Comparison) -> dict[str, Any]:
+    """A recording held against a trace."""
+
+    def request(one: Request | None) -> dict[str, Any] | None:
+        if one is None:
+            return None
+        action = "alloc" if one.is_allocation else "free"
+        return {"event": one.event, "action": action, "bytes": one.size_bytes, "source": one.place}
+
+    return {
+        "aligned": comparison.aligned,
+        "file_start": comparison.file_start,
+        "traced_start": comparison.traced_start,
+        "file_events": comparison.file_events,
+        "traced_events": comparison.traced_events,
+        "equal": comparison.equal,
+        "reordered": comparison.reordered,
+        "first_difference": None
+        if comparison.first is None
+        else {"file": request(comparison.first[0]), "traced": request(comparison.first[1])},
+        "only_in_file_bytes": comparison.bytes_only(in_file=True),
+        "only_in_trace_bytes": comparison.bytes_only(in_file=False),
+        "differences": [
+            {
+                "in": "file" if one.in_file else "trace",
+                "bytes": one.size_bytes,
+                "count": one.count,
+                "source": one.place,
+            }
+            for one in comparison.differing[:_MOST_JSON_PARTS]
+        ],
+    }
+
+
+def comparison_lines(comparison: Comparison, file_peak_bytes: int, traced_peak_bytes: int) -> Iterator[str]:
+    """The same as text."""
+    if not comparison.aligned:
+        yield "the file and the trace have no stretch of events in common: another model, batch size or optimizer?"
+        return
+    yield (
+        f"{comparison.file_events:,} allocations and releases of the file, from event {comparison.file_start:,}, "
+        f"against {comparison.traced_events:,} of the trace, from event {comparison.traced_start:,}"
+    )
+    yield f"{comparison.equal:,} agree in order and size, {comparison.reordered:,} come in another order"
+    if comparison.first is None:
+        yield "first difference: none"
+    else:
+        file, traced = comparison.first
+        yield f"first difference: the file {_request_text(file)}"
+        yield f"                  the trace {_request_text(traced)}"
+    file_peak, traced_peak = format_bytes(file_peak_bytes), format_bytes(traced_peak_bytes)
+    yield f"peak {file_peak} in the file, {traced_peak} in the trace ({traced_peak_bytes - file_peak_bytes:+,} bytes)"
+    for in_file, whose in ((True, "only in the file"), (False, "only in the trace")):
+        found = [one for one in comparison.differing if one.in_file == in_file]
+        yield f"\nallocations {whose}: {format_bytes(comparison.bytes_only(in_file=in_file))}"
+        for one in found[:_MOST_PLACES]:
+            size = format_bytes(one.total_bytes)
+            yield f"{size:>{_SIZE_WIDTH}}  {one.count:,} of {one.size_bytes:,} bytes, {one.place}"
+        if rest := found[_MOST_PLACES:]:
+            yield f"{format_bytes(sum(one.total_bytes for one in rest)):>{_SIZE_WIDTH}}  {len(rest):,} smaller ones"
+
+
+def _request_text(request: Request | None) -> str:
+    if request is None:
+        return "goes on where the other one is again"
+    verb = "allocates" if request.is_allocation else "releases"
+    return f"{verb} {request.size_bytes:,} bytes at event {request.event:,}, {request.place}"
+
+
+def segment_cells(row: SegmentRow, cells: int, signs: str) -> str:
+    """A segment as a row of cells; `signs`: for one in use, one partly in use, one free."""
+    size = row.segment.size_bytes
+    used = [0.0] * cells
+    for offset, length in row.taken:
+        first, last = offset * cells / size, (offset + length) * cells / size
+        for cell in range(int(first), min(cells, int(last) + 1)):
+            used[cell] += max(0.0, min(last, cell + 1) - max(first, cell))
+    return "".join(signs[0] if share > 0.995 else signs[1] if share > 0.005 else signs[2] for share in used)

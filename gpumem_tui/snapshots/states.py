@@ -1,0 +1,276 @@
+"""What a device's allocator held at any moment of a snapshot.
+
+The file says what was held at its end, and what happened before. So the state at the start follows by undoing the
+events from the end, and any other by doing them again. The allocator joins free blocks that touch, so a state is which
+memory there is and which of it is taken. How large a taken block is, the event does not say (it tells the request), but
+the rules of CUDACachingAllocator.cpp do: the rest of a free block is cut off if it is worth it (`should_split`).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from gpumem_tui.simulator.allocator import MIN_BLOCK_BYTES, SMALL_REQUEST_BYTES, SMALL_SEGMENT_BYTES, CachingAllocator
+from gpumem_tui.simulator.settings import AllocatorSettings, SettingsError
+from gpumem_tui.snapshots import model
+from gpumem_tui.snapshots.model import History, Segment, Snapshot
+
+_NO_LIMIT = 1 << 62
+BEFORE = -1
+"""The event that made a block which was there before the first."""
+
+
+@dataclass(slots=True)
+class Held:
+    """A block that is taken.
+
+    Attributes:
+        event: that made it, or `BEFORE`.
+        stack, category: as the file has them; the category is "" where it names none.
+        is_allocated: False once the program gave it back while another stream may still use it.
+    """
+
+    size_bytes: int
+    requested_bytes: int
+    event: int
+    stack: int
+    category: str
+    is_allocated: bool = True
+
+
+@dataclass(slots=True)
+class Memory:
+    """A segment, or a mapped part of an expandable one, without its blocks."""
+
+    size_bytes: int
+    stream: int
+    is_small: bool
+    pool: tuple[int, int] = (0, 0)
+    is_expandable: bool = False
+
+
+class Rules:
+    """How the allocator of a snapshot was set."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self.settings = settings_of(snapshot)
+        self._round = CachingAllocator(0, self.settings).round_size
+        self._max_split_bytes = self.settings.max_split_size_bytes or _NO_LIMIT
+        self._rounded: dict[int, int] = {}
+        self.segment_size = CachingAllocator(0, self.settings).segment_size
+
+    def rounded(self, size_bytes: int) -> int:
+        """The block that a request needs."""
+        found = self._rounded.get(size_bytes)
+        if found is None:
+            found = self._rounded[size_bytes] = self._round(size_bytes)
+        return found
+
+    def keeps_rest(self, size_bytes: int, rest_bytes: int, *, expandable: bool) -> bool:
+        """Whether a block of a size is left as large as the free one that it is taken from."""
+        if expandable or size_bytes <= SMALL_REQUEST_BYTES:
+            return rest_bytes < MIN_BLOCK_BYTES
+        return size_bytes >= self._max_split_bytes or rest_bytes <= SMALL_REQUEST_BYTES
+
+
+def settings_of(snapshot: Snapshot) -> AllocatorSettings:
+    """What the allocator was told; the defaults where the file does not say or says what this cannot read."""
+    found = snapshot.settings
+    text = found.get("PYTORCH_CUDA_ALLOC_CONF")
+    try:
+        settings = AllocatorSettings.parse(text if isinstance(text, str) else "")
+    except SettingsError:
+        settings = AllocatorSettings()
+    expandable, most = found.get("expandable_segments"), found.get("max_split_size")
+    if isinstance(expandable, bool):
+        settings = replace(settings, expandable_segments=expandable)
+    if isinstance(most, int) and 0 < most < _NO_LIMIT:
+        settings = replace(settings, max_split_size_bytes=most)
+    return settings
+
+
+class State:
+    """What is held after some event; `step` goes on to the next.
+
+    Attributes:
+        held: taken blocks by address.
+        memory: what is there to take them from, by address.
+        allocated_bytes, reserved_bytes: as PyTorch counts them.
+    """
+
+    def __init__(self, rules: Rules, history: History, held: dict[int, Held], memory: dict[int, Memory]) -> None:
+        self._rules = rules
+        self._history = history
+        self.held = held
+        self.memory = memory
+        self.event = BEFORE
+        self.allocated_bytes = sum(block.size_bytes for block in held.values() if block.is_allocated)
+        self.reserved_bytes = sum(found.size_bytes for found in memory.values())
+        self._starts = sorted(memory)
+        self._large = sorted(address for address, block in held.items() if block.size_bytes > SMALL_REQUEST_BYTES)
+
+    def step(self) -> int:
+        """Do the next event; returns its action."""
+        history = self._history
+        self.event += 1
+        event = self.event
+        action = history.actions[event]
+        address, size = history.addresses[event], history.sizes[event]
+        if action == model.ALLOC:
+            self._take(address, size, event)
+        elif action == model.FREE_REQUESTED:
+            block = self.held.get(address)
+            if block is not None and block.is_allocated:
+                block.is_allocated = False
+                self.allocated_bytes -= block.size_bytes
+        elif action == model.FREE_COMPLETED:
+            self._drop(address)
+        elif action in (model.SEGMENT_ALLOC, model.SEGMENT_MAP):
+            self._add(address, _memory_of_event(history, event))
+        elif action in (model.SEGMENT_FREE, model.SEGMENT_UNMAP):
+            self._remove(address, size)
+        return action
+
+    def free_ranges(self) -> Iterator[tuple[int, int, int]]:
+        """Every free block: its address, its size, and the address of the memory that it is in."""
+        taken = sorted(self.held)
+        for start in self._starts:
+            address, end = start, start + self.memory[start].size_bytes
+            for index in range(bisect_left(taken, start), bisect_left(taken, end)):
+                if taken[index] > address:
+                    yield address, taken[index] - address, start
+                address = taken[index] + self.held[taken[index]].size_bytes
+            if end > address:
+                yield address, end - address, start
+
+    def _take(self, address: int, requested_bytes: int, event: int) -> None:
+        history = self._history
+        size = self._rules.rounded(requested_bytes)
+        if size > SMALL_REQUEST_BYTES:
+            size = self._with_slack(address, size)
+            insort(self._large, address)
+        self._drop(address)
+        category = history.category_names[history.categories[event]]
+        self.held[address] = Held(size, requested_bytes, event, history.stacks[event], category)
+        self.allocated_bytes += size
+
+    def _with_slack(self, address: int, size: int) -> int:
+        index = bisect_right(self._starts, address) - 1
+        if index < 0:
+            return size
+        memory = self.memory[self._starts[index]]
+        end = self._starts[index] + memory.size_bytes
+        following = bisect_right(self._large, address)
+        if following < len(self._large):
+            end = min(end, self._large[following])
+        rest = end - address - size
+        keeps = rest >= 0 and self._rules.keeps_rest(size, rest, expandable=memory.is_expandable)
+        return size + rest if keeps else size
+
+    def _drop(self, address: int) -> None:
+        block = self.held.pop(address, None)
+        if block is None:
+            return
+        if block.is_allocated:
+            self.allocated_bytes -= block.size_bytes
+        if block.size_bytes > SMALL_REQUEST_BYTES:
+            index = bisect_left(self._large, address)
+            if index < len(self._large) and self._large[index] == address:
+                del self._large[index]
+
+    def _add(self, address: int, memory: Memory) -> None:
+        self.reserved_bytes += memory.size_bytes
+        _join(self.memory, self._starts, address, memory)
+
+    def _remove(self, address: int, size_bytes: int) -> None:
+        self.reserved_bytes -= _part(self.memory, self._starts, address, size_bytes)
+
+
+def _join(memory: dict[int, Memory], starts: list[int], address: int, added: Memory) -> None:
+    """Put memory in its place; mapped parts of an expandable segment that touch become one."""
+    if address in memory:
+        return
+    insort(starts, address)
+    memory[address] = added
+    if not added.is_expandable:
+        return
+    index = bisect_left(starts, address)
+    for left in (index, index - 1):
+        if 0 <= left < len(starts) - 1:
+            one, other = memory[starts[left]], memory[starts[left + 1]]
+            if one.is_expandable and other.is_expandable and starts[left] + one.size_bytes == starts[left + 1]:
+                one.size_bytes += other.size_bytes
+                one.is_small = one.is_small and other.is_small
+                del memory[starts.pop(left + 1)]
+
+
+def _part(memory: dict[int, Memory], starts: list[int], address: int, size_bytes: int) -> int:
+    """Take memory away, the middle of a mapped part too; returns how much there was of it."""
+    index = bisect_right(starts, address) - 1
+    if index < 0:
+        return 0
+    start = starts[index]
+    found = memory[start]
+    end = start + found.size_bytes
+    if address >= end:
+        return 0
+    last = min(end, address + size_bytes)
+    del memory[starts.pop(index)]
+    for first, after in ((start, address), (last, end)):
+        if after > first:
+            insort(starts, first)
+            memory[first] = replace(found, size_bytes=after - first)
+    return last - address
+
+
+def last_state(snapshot: Snapshot, device: int) -> tuple[dict[int, Held], dict[int, Memory]]:
+    """What the file says that was held when it was written: taken blocks and memory, by address."""
+    held: dict[int, Held] = {}
+    memory: dict[int, Memory] = {}
+    for segment in snapshot.segments:
+        if segment.device != device:
+            continue
+        memory[segment.address] = _memory_of(segment)
+        for block in segment.blocks:
+            if not block.is_free:
+                held[block.address] = Held(
+                    block.size_bytes, block.requested_bytes, BEFORE, block.stack, block.category, block.is_allocated
+                )
+    return held, memory
+
+
+def _memory_of(segment: Segment) -> Memory:
+    return Memory(segment.size_bytes, segment.stream, segment.is_small, segment.pool, segment.is_expandable)
+
+
+def first_state(snapshot: Snapshot, device: int) -> State:
+    """The state before the first event: the last one, with every event undone."""
+    history, rules = snapshot.history(device), Rules(snapshot)
+    held, memory = last_state(snapshot, device)
+    starts = sorted(memory)
+    for event in range(len(history) - 1, -1, -1):
+        action = history.actions[event]
+        address, size = history.addresses[event], history.sizes[event]
+        if action == model.ALLOC:
+            held.pop(address, None)
+        elif action == model.FREE_COMPLETED:
+            held[address] = Held(rules.rounded(size), size, BEFORE, history.stacks[event], "", is_allocated=False)
+        elif action == model.FREE_REQUESTED:
+            if address in held:
+                held[address].is_allocated = True
+            else:
+                held[address] = Held(rules.rounded(size), size, BEFORE, history.stacks[event], "")
+        elif action in (model.SEGMENT_ALLOC, model.SEGMENT_MAP):
+            _part(memory, starts, address, size)
+        elif action in (model.SEGMENT_FREE, model.SEGMENT_UNMAP):
+            _join(memory, starts, address, _memory_of_event(history, event))
+    return State(rules, history, held, memory)
+
+
+def _memory_of_event(history: History, event: int) -> Memory:
+    """What a segment event is about. Small requests have segments of a size of their own (kSmallBuffer)."""
+    size = history.sizes[event]
+    is_mapped = history.actions[event] in (model.SEGMENT_MAP, model.SEGMENT_UNMAP)
+    return Memory(size, history.streams[event], size == SMALL_SEGMENT_BYTES, is_expandable=is_mapped)

@@ -1,0 +1,92 @@
+"""A trial whose process cannot be started is one line, and leaves nothing open behind."""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from gpumem_tui.catalog.loader import find_gpu
+from gpumem_tui.formula.recipe import Recipe
+from gpumem_tui.search.command import CommandProcess
+from gpumem_tui.search.events import TrialRequest
+from gpumem_tui.search.process import CannotStart, ChildProcess
+from gpumem_tui.workload.command import Command
+from gpumem_tui.workload.spec import WorkloadSpec
+from tests.search.trials import workload
+
+
+def open_files() -> int:
+    """Descriptors of this process."""
+    return len(os.listdir("/proc/self/fd"))
+
+
+def request(spec: WorkloadSpec) -> TrialRequest:
+    return TrialRequest(spec, find_gpu("a100-80gb"), simulated=True, batch_size=1, steps=1)
+
+
+def starter(folder: Path, kind: str) -> Callable[[], ChildProcess | CommandProcess]:
+    """Starts a trial's process of either kind."""
+    if kind == "child":
+        of_file = request(workload(folder))
+        return lambda: ChildProcess(of_file, sys.executable, None)
+    command = Command((sys.executable, "-c", "pass"), str(folder))
+    of_command = request(WorkloadSpec(Recipe(), command=command))
+    return lambda: CommandProcess(of_command, command.words, ())
+
+
+@contextmanager
+def at_most_open(files: int) -> Iterator[None]:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (files, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+@pytest.mark.parametrize("kind", ["child", "command"])
+def test_too_many_open_files(tmp_path: Path, kind: str) -> None:
+    """However far it got: one more file may be opened each time, until the process starts."""
+    start = starter(tmp_path, kind)
+    start().end()  # what the first start keeps open is open
+    before = open_files()
+    failures: list[str] = []
+    lowest = os.dup(0)
+    os.close(lowest)
+    for more in range(60):
+        started = None
+        with at_most_open(lowest + more):
+            try:
+                started = start()
+            except CannotStart as error:
+                failures.append(str(error))
+        if started is not None:
+            started.end()
+            break
+        assert open_files() == before
+    assert len(failures) > 2
+    assert {failure.partition(" (")[0] for failure in failures} == {"no process can be started: Too many open files"}
+    assert open_files() == before
+
+
+@pytest.mark.parametrize("kind", ["child", "command"])
+def test_no_place_for_temporary_files(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    start, before = starter(tmp_path, kind), open_files()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
+    with pytest.raises(CannotStart, match=f"no process can be started: .*{tmp_path}/missing"):
+        start()
+    assert open_files() == before
+
+
+def test_a_python_that_is_none(tmp_path: Path) -> None:
+    before = open_files()
+    with pytest.raises(CannotStart, match="--python /no/python: cannot be run"):
+        ChildProcess(request(workload(tmp_path)), "/no/python", None)
+    assert open_files() == before

@@ -1,0 +1,194 @@
+"""What a snapshot says: memory over time, what the peak consists of, how free memory lies."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpumem_tui.memory import MIB, Bucket
+from gpumem_tui.simulator.replay import replay
+from gpumem_tui.simulator.settings import AllocatorSettings
+from gpumem_tui.snapshots.analysis import Analysis, Part, analyse
+from gpumem_tui.snapshots.model import Snapshot
+from gpumem_tui.snapshots.read import read_snapshot
+from gpumem_tui.snapshots.recording import record
+from gpumem_tui.snapshots.report import segment_cells
+from gpumem_tui.snapshots.states import first_state, last_state
+from gpumem_tui.snapshots.write import snapshot as as_snapshot
+from tests.search.traces import training
+from tests.snapshots import files
+from tests.snapshots.files import written
+
+
+def opened(folder: Path, body: dict[str, Any]) -> tuple[Snapshot, Analysis]:
+    """A snapshot that was written and read, and its device 0."""
+    found = read_snapshot(written(folder, body))
+    return found, analyse(found, 0)
+
+
+def named(parts: tuple[Part, ...]) -> dict[str, int]:
+    """MiB by name."""
+    return {part.name: part.size_bytes // MIB for part in parts}
+
+
+def test_the_peak_is_what_was_held_then(tmp_path: Path) -> None:
+    _, analysis = opened(tmp_path, files.training())
+    assert analysis.peak_allocated_bytes == 100 * MIB
+    assert analysis.peak_event == 1
+    assert analysis.peak_reserved_bytes == 120 * MIB
+    assert named(analysis.by_category) == {"model": 40, "forward": 30, "backward": 30}
+    assert named(analysis.by_line) == {
+        "ada/train.py:4 <module>": 40,
+        "ada/model.py:12 forward": 30,
+        "torch::autograd::Engine::run": 30,
+    }
+    assert analysis.by_stack[0].frames[-1] == "/home/ada/train.py:4 <module>"
+    assert analysis.categories_from == "the stacks"
+    assert analysis.duration_s == 0.5
+
+
+def test_the_timeline_begins_before_the_first_event_and_sums(tmp_path: Path) -> None:
+    _, analysis = opened(tmp_path, files.training())
+    assert [point.allocated_bytes // MIB for point in analysis.timeline] == [40, 70, 100, 70, 70, 70, 78, 48, 48]
+    assert [point.reserved_bytes // MIB for point in analysis.timeline] == [100] * 5 + [120] * 4
+    for point in analysis.timeline:
+        assert sum(point.by_category) == point.allocated_bytes
+        assert len(point.by_category) == len(analysis.categories)
+    assert analysis.difference_bytes == 0
+
+
+def test_segments_as_they_were_at_the_end(tmp_path: Path) -> None:
+    _, analysis = opened(tmp_path, files.training())
+    found = analysis.segments
+    assert (found.stranded_bytes, found.returnable_bytes, found.largest_free_bytes) == (72 * MIB, 0, 60 * MIB)
+    assert [segment_cells(row, 10, "#+.") for row in found.rows] == ["####......", "####......"]
+
+
+def test_a_request_that_no_single_piece_could_serve(tmp_path: Path) -> None:
+    _, analysis = opened(tmp_path, files.fragmented())
+    (oom,) = analysis.ooms
+    assert oom.reason == "fragmented"
+    assert (oom.wanted_bytes, oom.device_free_bytes) == (150 * MIB, 50 * MIB)
+    assert (oom.cached_bytes, oom.usable_bytes, oom.largest_free_bytes, oom.pieces) == (
+        360 * MIB,
+        360 * MIB,
+        45 * MIB,
+        8,
+    )
+    assert oom.line == "ada/model.py:12 forward"
+    assert [(pin.free_bytes, pin.blocks, pin.lines) for pin in oom.pins] == [
+        (90 * MIB, 1, ("ada/model.py:12 forward",))
+    ] * 4
+    said = " ".join(oom.explanation())
+    assert "enough, but not in one piece" in said
+    assert "8 pieces, the largest of 45.0 MiB" in said
+    assert "expandable_segments:True" in said
+
+
+def test_a_request_beyond_all_that_was_free(tmp_path: Path) -> None:
+    body = files.fragmented()
+    body["device_traces"][0][-1] |= {"size": 500 * MIB}
+    _, analysis = opened(tmp_path, body)
+    assert analysis.ooms[0].reason == "full"
+    assert "90.0 MiB too little" in analysis.ooms[0].explanation()[0]
+
+
+def test_a_request_that_a_limit_of_the_process_stopped(tmp_path: Path) -> None:
+    body = files.fragmented()
+    body["device_traces"][0][-1] |= {"device_free": 400 * MIB}
+    _, analysis = opened(tmp_path, body)
+    assert analysis.ooms[0].reason == "limited"
+
+
+def test_free_memory_of_other_streams_is_no_use(tmp_path: Path) -> None:
+    body = files.fragmented()
+    for segment in body["segments"][1:]:
+        segment["stream"] = 7
+    _, analysis = opened(tmp_path, body)
+    oom = analysis.ooms[0]
+    assert (oom.cached_bytes, oom.usable_bytes) == (360 * MIB, 90 * MIB)
+    assert "other streams" in " ".join(oom.explanation())
+
+
+def test_expandable_segments_are_not_advised_twice(tmp_path: Path) -> None:
+    body = files.fragmented()
+    body["allocator_settings"]["expandable_segments"] = True
+    _, analysis = opened(tmp_path, body)
+    assert "expandable_segments" not in " ".join(analysis.ooms[0].explanation())
+
+
+SETTINGS = {
+    "plain": AllocatorSettings(),
+    "expandable": AllocatorSettings(expandable_segments=True),
+    "unsplit": AllocatorSettings(max_split_size_bytes=32 * MIB),
+}
+
+
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+class TestSimulated:
+    """A file that was written from a trace says what the trace says."""
+
+    def test_peaks_and_buckets_are_those_of_the_replay(self, tmp_path: Path, settings: AllocatorSettings) -> None:
+        sizes = {
+            Bucket.PARAMETERS: 60 * MIB,
+            Bucket.ACTIVATIONS: 333 * MIB,
+            Bucket.TEMPORARY: 70 * MIB,
+            Bucket.GRADIENTS: 61 * MIB,
+            Bucket.OPTIMIZER: 120 * MIB,
+        }
+        timeline = training(sizes, layers=9)
+        _, analysis = opened(tmp_path, as_snapshot(record(timeline, settings=settings)))
+        expected = replay(timeline, settings=settings)
+        assert analysis.peak_allocated_bytes == expected.peak_allocated_bytes
+        assert analysis.peak_reserved_bytes == expected.peak_reserved_bytes
+        assert analysis.difference_bytes == 0
+        assert analysis.categories_from == "the file"
+        found = {part.name: part.size_bytes for part in analysis.by_category}
+        slack = found.get("activations", 0) - expected.breakdown[Bucket.ACTIVATIONS]
+        assert 0 <= slack <= expected.breakdown[Bucket.OTHER]
+        assert found["parameters"] == 60 * MIB
+        assert ("step 1 forward" in dict(map(reversed, analysis.marks))) is True  # type: ignore[arg-type]
+
+    def test_the_start_follows_from_the_end(self, tmp_path: Path, settings: AllocatorSettings) -> None:
+        """Of a file that begins in the middle: undone and done again, every block and every segment is in its place."""
+        timeline = training({Bucket.PARAMETERS: 60 * MIB, Bucket.ACTIVATIONS: 333 * MIB}, layers=9)
+        body = as_snapshot(record(timeline, settings=settings))
+        for kept in (3, 17, 40):
+            cut = {**body, "device_traces": [body["device_traces"][0][-kept:]]}
+            found, analysis = opened(tmp_path, cut)
+            state = first_state(found, 0)
+            for _ in range(len(found.history(0))):
+                state.step()
+            held, memory = last_state(found, 0)
+            assert {at: block.size_bytes for at, block in state.held.items()} == {
+                at: block.size_bytes for at, block in held.items()
+            }
+            assert {at: one.size_bytes for at, one in state.memory.items()} == {
+                at: one.size_bytes for at, one in memory.items()
+            }
+            assert analysis.difference_bytes == 0
+
+
+_RECORDINGS = sorted((Path(__file__).parents[1] / "recordings" / "data").glob("*.json.gz"))
+
+
+@pytest.mark.skipif(not _RECORDINGS, reason="the recordings of real GPUs are not here")
+@pytest.mark.parametrize("path", _RECORDINGS, ids=lambda path: path.name[:60])
+def test_recordings_of_real_gpus_end_where_they_say(path: Path) -> None:
+    """The blocks, their slack and the segments that follow from the events are those that PyTorch wrote at the end."""
+    found = read_snapshot(path)
+    for device in found.devices:
+        state = first_state(found, device)
+        for _ in range(len(found.history(device))):
+            state.step()
+        blocks = {
+            block.address: (block.size_bytes, block.is_free)
+            for segment in found.segments
+            if segment.device == device
+            for block in segment.blocks
+        }
+        free = {address: (size_bytes, True) for address, size_bytes, _ in state.free_ranges()}
+        assert {at: (block.size_bytes, False) for at, block in state.held.items()} | free == blocks
+        assert analyse(found, device).difference_bytes == 0

@@ -1,0 +1,138 @@
+"""The screen of a memory snapshot, driven by its keys, and how it looks."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import pytest
+from textual.pilot import Pilot
+
+from gpumem_tui.tui.app import GpuMemApp
+from gpumem_tui.tui.screens.help import HelpScreen
+from gpumem_tui.tui.screens.plan_dialogs import TextScreen
+from gpumem_tui.tui.screens.snapshot import SnapshotScreen
+from gpumem_tui.tui.widgets.plan_rows import RowList
+from tests.snapshots import files
+from tests.tui.pictures import SIZES, Compare, stands_still, until
+from tests.tui.snapshot_scene import fits, out_of_memory, snapshot_app
+
+
+def _text(app: GpuMemApp) -> str:
+    """The screen as it is drawn."""
+    return "\n".join("".join(part.text for part in strip) for strip in app.screen._compositor.render_strips())
+
+
+def _rows(app: GpuMemApp, name: str) -> str:
+    screen = app.main_screen("snapshot")
+    return "\n".join(row.text for row in screen.query_one(f"#{name}", RowList).rows)
+
+
+async def _drawn(pilot: Pilot[int], app: GpuMemApp) -> None:
+    await until(pilot, lambda: "= allocated" in _text(app))
+
+
+@pytest.mark.parametrize("size", [(80, 24), (120, 40)])
+async def test_peak_categories_and_lines_at_once(tmp_path: Path, size: tuple[int, int]) -> None:
+    app = snapshot_app(tmp_path, files.training())
+    async with app.run_test(size=size) as pilot:
+        await _drawn(pilot, app)
+        shown = _text(app)
+    assert "snapshot.pickle · cuda:0" in shown
+    assert "peak 100.0 MiB allocated, 0.12 GiB reserved" in shown
+    for line in ("model           ", "ada/model.py:12 forward", "▲ peak", "8 events"):
+        assert line in shown
+
+
+async def test_lists_by_key_and_by_arrows(tmp_path: Path) -> None:
+    app = snapshot_app(tmp_path, files.training())
+    async with app.run_test(size=(80, 24)) as pilot:
+        await _drawn(pilot, app)
+        for key, said in (
+            ("s", "Peak by stack"),
+            ("m", "Segments when"),
+            ("o", "Out of memory"),
+            ("l", "Peak by source"),
+        ):
+            await pilot.press(key)
+            await until(pilot, lambda said=said: said in _text(app))  # type: ignore[misc]
+        await pilot.press("left")
+        await until(pilot, lambda: "No request of this recording ran out of memory" in _text(app))
+
+
+async def test_a_stack_opens_with_all_its_frames(tmp_path: Path) -> None:
+    app = snapshot_app(tmp_path, files.training())
+    async with app.run_test(size=(120, 40)) as pilot:
+        await _drawn(pilot, app)
+        await pilot.press("s", "down", "enter")
+        await until(pilot, lambda: isinstance(app.screen, TextScreen))
+        await until(pilot, lambda: "/home/ada/train.py:9 <module>" in _text(app))
+        await pilot.press("escape", "m", "enter")
+        await until(pilot, lambda: "in use in 1 blocks" in _text(app))
+
+
+async def test_out_of_memory_comes_first(tmp_path: Path) -> None:
+    app = snapshot_app(tmp_path, files.fragmented())
+    async with app.run_test(size=(120, 40)) as pilot:
+        await _drawn(pilot, app)
+        await until(pilot, lambda: "what keeps the largest free pieces" in _text(app))
+        shown = _text(app)
+        assert "out of memory: 0.15 GiB wanted, 0.40 GiB free in all" in shown
+        assert "8 pieces, the largest of 45.0 MiB" in shown
+        assert "✗" in _rows(app, "course")
+
+
+async def test_devices_in_turn(tmp_path: Path) -> None:
+    body = files.training()
+    body["segments"] += [{**copy.deepcopy(segment), "device": 1} for segment in files.fragmented()["segments"]]
+    body["device_traces"].append([])
+    app = snapshot_app(tmp_path, body)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await _drawn(pilot, app)
+        assert "cuda:0 (1 of 2, d)" in _text(app)
+        await pilot.press("d")
+        await until(pilot, lambda: "cuda:1 (2 of 2, d)" in _text(app))
+        await pilot.press("m")
+        await until(pilot, lambda: "0.35 GiB" in _rows(app, "segments"))
+
+
+async def test_text_of_a_file_cannot_reach_the_terminal(tmp_path: Path) -> None:
+    body = files.training()
+    hostile = "\x1b[31mred [bold]\x07"
+    body["device_traces"][0][0]["frames"] = [{"filename": "/a.py", "line": 1, "name": hostile}]
+    app = snapshot_app(tmp_path, body)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await _drawn(pilot, app)
+        assert "red [bold]" in _text(app)
+        await pilot.press("s", "down", "enter")
+        await until(pilot, lambda: isinstance(app.screen, TextScreen))
+        await until(pilot, lambda: "a.py:1" in _text(app))
+        assert "red [bold]" in _text(app)
+        assert "\x1b" not in _text(app)
+
+
+async def test_help_and_a_tiny_terminal(tmp_path: Path) -> None:
+    app = snapshot_app(tmp_path, files.training())
+    async with app.run_test(size=(120, 40)) as pilot:
+        await _drawn(pilot, app)
+        await pilot.press("question_mark")
+        await until(pilot, lambda: isinstance(app.screen, HelpScreen))
+        await pilot.press("escape")
+        await pilot.resize_terminal(40, 10)
+        await until(pilot, lambda: "needs 60×18, this is 40×10" in _text(app))
+        assert isinstance(app.screen, SnapshotScreen)
+
+
+@pytest.mark.parametrize("pane", ["l", "s", "m"])
+@pytest.mark.parametrize("size", [SIZES["80x24"], SIZES["120x40"]], ids=["80x24", "120x40"])
+def test_a_run_that_fits(snap_compare: Compare, tmp_path: Path, size: tuple[int, int], pane: str) -> None:
+    async def shown(pilot: Pilot[int]) -> None:
+        await pilot.press(pane)
+        await stands_still(pilot)
+
+    assert snap_compare(snapshot_app(tmp_path, fits()), terminal_size=size, run_before=shown)
+
+
+@pytest.mark.parametrize("size", [SIZES["80x24"], SIZES["120x40"]], ids=["80x24", "120x40"])
+def test_a_run_that_does_not(snap_compare: Compare, tmp_path: Path, size: tuple[int, int]) -> None:
+    assert snap_compare(snapshot_app(tmp_path, out_of_memory()), terminal_size=size, run_before=stands_still)
