@@ -38,4 +38,3 @@ def in_words(func: Any, args: tuple[Any, ...], error: Exception, line: str) -> E
     else:
         return error
     return Untraceable(f"{func} {problem} ({line})")
-
