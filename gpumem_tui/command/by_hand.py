@@ -54,7 +54,7 @@ class UpdatesByHand:
             return
         found = [(parameter, parameter.grad) for parameter in parameters]
         self._before = [
-            _Trained(weakref.ref(parameter), gradient._cdata, parameter._version, gradient._version)  # type: ignore[attr-defined]
+            _Trained(weakref.ref(parameter), gradient._cdata, parameter._version, gradient._version)
             for parameter, gradient in found
             if gradient is not None
         ]

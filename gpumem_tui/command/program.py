@@ -179,9 +179,7 @@ class Program:
         """Count the step that a program without an optimizer has made since its last backward."""
         if self._first is not None or not self._by_hand.has_stepped():
             return
-        self.note(
-            "no optimizer of torch's: steps are told by its updates, and what one of its own keeps is other memory"
-        )
+        self.note("no optimizer of torch's: steps are told by its updates; what one of its own keeps is other memory")
         self.steps += 1
         self._time_step()
         if self.steps >= self._wanted:
@@ -241,7 +239,7 @@ class Program:
         self._tag(Bucket.PARAMETERS, [*parameters, *module.buffers(), *_scales(parameters)])
 
     def _tag(self, bucket: Bucket, tensors: Iterable[Any]) -> None:
-        found = [local(tensor) for tensor in tensors if isinstance(tensor, torch.Tensor)]
+        found = [part for tensor in tensors if isinstance(tensor, torch.Tensor) for part in _with_storage(tensor)]
         self._recorder.tag(bucket, found)
         storages = [tensor.untyped_storage() for tensor in found if tensor.is_cuda]
         self._storages.setdefault(bucket, {}).update((storage._cdata, storage.nbytes()) for storage in storages)
@@ -263,6 +261,18 @@ class Program:
 
 def _in_backward() -> bool:
     return torch._C._current_graph_task_id() != -1
+
+
+def _with_storage(tensor: torch.Tensor) -> Iterable[torch.Tensor]:
+    """Where a tensor's bytes are: its shard, what `torch.func` has wrapped, a sparse one's indices and values."""
+    functorch: Any = torch._C._functorch
+    tensor = local(tensor)
+    while functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = functorch.get_unwrapped(tensor)
+    if tensor.layout is torch.sparse_coo:
+        yield from (tensor._indices(), tensor._values())
+    elif tensor.layout is torch.strided:
+        yield tensor
 
 
 def _scales(parameters: Iterable[nn.Parameter]) -> Iterable[Any]:

@@ -130,8 +130,9 @@ class _Simulated(_Trial):
     def start(self) -> None:
         from gpumem_tui.command.launchers import follow_launchers, local_gpus, ranks
         from gpumem_tui.command.libraries import follow_libraries
+        from gpumem_tui.command.nvml import SimulatedNvml
         from gpumem_tui.simulator.cuda import presented_as_cuda
-        from gpumem_tui.simulator.device import SimulatedGpu, simulate
+        from gpumem_tui.simulator.device import SimulatedGpu, backend, simulate
         from gpumem_tui.simulator.repeats import Repeats
         from gpumem_tui.simulator.shaped import AssumedRows
         from gpumem_tui.simulator.uncompiled import leave_compiler_unloaded
@@ -154,6 +155,7 @@ class _Simulated(_Trial):
         stack.enter_context(Repeats(self.gpu, self.program.called).watching())
         atexit.register(self._ended_early)  # while the GPU still is: what is registered last is called first
         follow_libraries(self.program)
+        SimulatedNvml(backend, self.profile.context_bytes).follow()
         self.changes: Changes | None = None
         if isinstance(self.request, TraceRequest) and self.request.change:
             from gpumem_tui.command.changes import Changes

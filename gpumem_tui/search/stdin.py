@@ -23,8 +23,8 @@ _ENDS_OF_INPUT = b"\x04" * 256
 class CommandInput:
     """The standard input of one run of a command; open until `close`.
 
-    Scripts ask it for the terminal's size (``stty size``), so it is one; a question that they ask there finds the end of
-    the input. A program that was piped in is given to every run anew.
+    Scripts ask it for the terminal's size (``stty size``), so it is one; a question that they ask there finds the end
+    of the input. A program that was piped in is given to every run anew.
 
     Attributes:
         fd: for the command.

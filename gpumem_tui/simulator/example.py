@@ -26,8 +26,8 @@ def result_by_example(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any
     As `FakeTensorMode` does where it may, which knows no device but the host's and CUDA's.
 
     Raises:
-        NoExample: its shape depends on values, the host has no kernel of it, it gives back or changes an argument, or there
-            is too much to compute.
+        NoExample: its shape depends on values, the host has no kernel of it, it gives back or changes an argument, or
+            there is too much to compute.
     """
     if any(tag in func.tags for tag in _SHAPED_BY_VALUES):
         raise NoExample

@@ -12,13 +12,13 @@ import torch
 from gpumem_tui.simulator.values import SHAPED_BY_VALUES, Unknown, Values
 
 _aten: Any = torch.ops.aten
-_EQUAL, _MASKED_SELECT = _aten.equal.default, _aten.masked_select.default
+_EQUAL, _CLOSE, _MASKED_SELECT = _aten.equal.default, _aten.allclose.default, _aten.masked_select.default
 _NONZERO = _aten.nonzero.default
 _UNIQUE_CONSECUTIVE = _aten.unique_consecutive.default
 _UNIQUE = (_aten._unique2.default, _UNIQUE_CONSECUTIVE)
 PACK = _aten._pack_padded_sequence.default
 _CTC = (_aten._ctc_loss.default, _aten._ctc_loss.Tensor)
-TAKEN_FROM_VALUES = SHAPED_BY_VALUES.union((PACK, *_CTC))
+TAKEN_FROM_VALUES = SHAPED_BY_VALUES.union((PACK, _CLOSE, *_CTC))
 """Operators that this module answers, as far as the values that it takes are known."""
 
 
@@ -45,8 +45,8 @@ class Shapes:
         try:
             return self._values.result_on_host(func, args, kwargs)
         except Unknown:
-            if func is _EQUAL:  # as of zeros
-                return args[0].shape == args[1].shape
+            if func is _EQUAL or func is _CLOSE:  # as of zeros
+                return func is _CLOSE or args[0].shape == args[1].shape
             if func is _MASKED_SELECT:
                 return self._selected(*args)
             raise

@@ -40,7 +40,14 @@ _TOO_MUCH_WORK = MATRIX_PRODUCTS | {
     "grid_sampler_3d",
 }  # fmt: skip
 _FROM_NO_VALUES = frozenset(("zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full"))
-_UNINITIALIZED = frozenset(("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted"))
+_UNINITIALIZED = frozenset(
+    {
+        "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted",
+        "_efficientzerotensor",
+    }
+)  # fmt: skip
+"""Tensors that hold nothing; forward-mode differentiation's zeros have no memory."""
+
 _OVERWRITING = frozenset(("copy_", "zero_", "fill_", "normal_", "uniform_", "random_", "bernoulli_", "exponential_"))
 _COMPARISONS: dict[str, Callable[[float, float], bool]] = {
     name: getattr(operator, name) for name in ("eq", "ne", "lt", "le", "gt", "ge")
