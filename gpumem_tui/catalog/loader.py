@@ -188,6 +188,7 @@ class _GpuEntry(msgspec.Struct, forbid_unknown_fields=True):
     compute_capability: tuple[int, int]
     multiprocessors: int
     source: str
+    reserves_mib: dict[str, int] = {}
 
 
 def _tables(file_name: str) -> dict[str, dict[str, object]]:
@@ -212,6 +213,7 @@ def _gpu(name: str, table: Mapping[str, object]) -> Gpu:
         compute_capability=entry.compute_capability,
         source=entry.source,
         multiprocessors=entry.multiprocessors,
+        reserves=tuple((int(driver), mib * MIB) for driver, mib in sorted(entry.reserves_mib.items())),
     )
 
 

@@ -26,7 +26,7 @@ class Gpu:
 
     `total_bytes` is what the driver (NVML, nvidia-smi) reports; `cuda_total_bytes` what `cudaMemGetInfo` and
     PyTorch's out-of-memory message report. The difference is the driver's own reserve. `multiprocessors` is None where
-    their number is not known.
+    their number is not known. `reserves`: where it is known to move with the driver, bytes by its major version.
     """
 
     name: str
@@ -37,6 +37,12 @@ class Gpu:
     compute_capability: tuple[int, int]
     source: str
     multiprocessors: int | None = None
+    reserves: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def reserve_bytes(self) -> int:
+        """What the driver keeps for itself."""
+        return self.total_bytes - self.cuda_total_bytes
 
     @property
     def sm(self) -> str:

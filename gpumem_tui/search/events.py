@@ -295,6 +295,7 @@ def decode_request(line: bytes) -> Request:
     action = values.pop("action")
     gpu = values.pop("gpu")
     gpu["compute_capability"] = tuple(gpu["compute_capability"])
+    gpu["reserves"] = tuple((driver, size_bytes) for driver, size_bytes in gpu["reserves"])
     workload = WorkloadSpec.from_wire(values.pop("workload"))
     kind = TrialRequest if action == "trial" else TraceRequest
     return kind(workload=workload, gpu=Gpu(**gpu), **values)

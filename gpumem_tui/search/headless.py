@@ -14,7 +14,7 @@ from gpumem_tui.search.comparison import caveat
 from gpumem_tui.search.config import SearchConfig
 from gpumem_tui.search.control import Control, Unusable
 from gpumem_tui.search.events import TrialDone
-from gpumem_tui.search.ledger import ledger_lines
+from gpumem_tui.search.ledger import ledger_lines, reserve_words
 from gpumem_tui.search.predicting import CommandOutput, Predicted, TraceStarted
 from gpumem_tui.search.prediction import Prediction, Traced
 from gpumem_tui.search.runner import SearchFinished, TrialFinished, TrialProgress, TrialStarted, search
@@ -88,6 +88,8 @@ def _prediction_lines(config: SearchConfig, predicted: Predicted, batch_size: in
         if note := report.sharding_line(config.workload.recipe):
             yield note
         yield f"CUDA context {report.context_words(traced)}"
+        if config.device.gpu.reserves:
+            yield f"driver reserve {reserve_words(config.device.gpu)}"
         yield from report.assumed_lines(traced)
         yield from traced.notes
         if by is not None:

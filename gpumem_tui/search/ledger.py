@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gpumem_tui.catalog.shapes import Gpu
 from gpumem_tui.formula.predict import FormulaPrediction
 from gpumem_tui.memory import ALLOCATED_BUCKETS, Breakdown, Bucket, format_bytes
 from gpumem_tui.search.comparison import compared
@@ -61,3 +62,13 @@ def _of(breakdown: Breakdown | None, bucket: Bucket | None) -> int | None:
     if breakdown is None:
         return None
     return breakdown.total_bytes if bucket is None else breakdown[bucket]
+
+
+def reserve_words(gpu: Gpu) -> str:
+    """What the driver keeps for itself, and between what figures that moves from one driver to the next."""
+    said = format_bytes(gpu.reserve_bytes)
+    if not gpu.reserves:
+        return said
+    sizes = [gpu.reserve_bytes, *(size_bytes for _, size_bytes in gpu.reserves)]
+    first, last = gpu.reserves[0][0], gpu.reserves[-1][0]
+    return f"{said}; {format_bytes(min(sizes))} to {format_bytes(max(sizes))} by driver ({first} to {last}, and others)"

@@ -71,12 +71,15 @@ to the thread, and cuBLAS' own since #168175 (January 2026)."""
 
 _CONTEXTS = {
     (8, 9): (426 * MIB, "measured on an RTX 6000 Ada, torch 2.10, CUDA 13.0 (unslothai/unsloth-zoo#1053)"),
+    (9, 0): (520 * MIB, "measured on an H200, torch 2.7, CUDA 12.8: about 520 MiB (clemsgrs/slide2vec#326)"),
+    (10, 0): (612 * MIB, "measured on a B200 by mem_get_info (unslothai/unsloth#8677)"),
 }
-"""By compute capability: bytes before the first kernel is loaded, and where that was measured. No other published
-figure names GPU, torch and CUDA since torch loads kernels as they are used (1.13): pytorch/pytorch#86509 saw 254 MiB so
-and 616 MiB with all loaded, on a GPU that it does not name."""
+"""By compute capability: bytes before the first kernel is loaded, and where that was measured."""
 
 _ASSUMED_CONTEXT = (8, 9)
+_ELSEWHERE = "254 to 656 MiB elsewhere"
+"""Where kernels are loaded as they are used (since torch 1.13): the least is pytorch/pytorch#86509's, on a GPU that it
+does not name; the most is what one out-of-memory of an A100 80 GB left to it (torch 2.6 to 2.8)."""
 
 MULTIPROCESSORS_OF_OTHERS = 108
 """An A100's, assumed for a GPU whose number is not known."""
@@ -96,7 +99,7 @@ def profile_for(torch_version: str, gpu: Gpu) -> Profile:
     measured = gpu.compute_capability in _CONTEXTS
     context_bytes, context_source = _CONTEXTS[gpu.compute_capability if measured else _ASSUMED_CONTEXT]
     if not measured:
-        context_source = f"assumed for {gpu.sm}: {context_source}"
+        context_source = f"assumed for {gpu.sm}: {context_source}; {_ELSEWHERE}"
     major_minor = ".".join(torch_version.split("+")[0].split(".")[:2])
     version = tuple(map(int, major_minor.split(".")))
     return Profile(

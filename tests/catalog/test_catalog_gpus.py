@@ -63,6 +63,13 @@ def test_says_what_it_is_and_where_the_figures_come_from(gpu: Gpu) -> None:
     assert (6, 0) <= gpu.compute_capability <= (12, 1)
 
 
+def test_a_reserve_that_moves_with_the_driver_is_told_by_driver() -> None:
+    reserves = dict(find_gpu("h100-80gb").reserves)
+    assert (reserves[545], reserves[565]) == (328 * MIB, 454 * MIB)
+    for gpu in gpus().values():
+        assert all(abs(size_bytes - gpu.reserve_bytes) < 200 * MIB for _, size_bytes in gpu.reserves)
+
+
 def test_cannot_be_changed() -> None:
     with pytest.raises(TypeError):
         gpus()["mine"] = find_gpu("t4-16gb")  # type: ignore[index]
