@@ -286,7 +286,7 @@ class DeviceMode(Storages, FakeTensorMode):
 
     def _use_scratch(self, func: Any, args: tuple[Any, ...]) -> None:
         """What the kernel takes and gives back while it runs; at its end, when its results exist too."""
-        if is_assumed(func, self._gpu.gpu.compute_capability):
+        if is_assumed(func, args, self._gpu.gpu.compute_capability):
             self.assumed[func._opname] += 1
         buffers = scratch(func, args, self._gpu.profile)
         if self._index_bytes:
