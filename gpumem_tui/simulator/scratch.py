@@ -123,6 +123,25 @@ def scratch(func: torch._ops.OpOverload[..., Any], args: Sequence[Any], profile:
     return list(found(args, profile)) if found is not None else []
 
 
+def _product(args: Sequence[Any], profile: Profile) -> list[Buffer]:
+    """Copies of factors whose layout cuBLAS does not take, as of a gradient that `sum` has spread.
+
+    aten/src/ATen/native/cuda/Blas.cpp, `prepare_matrix_for_cublas` and `prepare_batch_matrix_for_cublas`. Arguments end
+    with the two factors.
+    """
+    factors = [factor for factor in args[:3] if isinstance(factor, torch.Tensor)][-2:]
+    return [factor.numel() * factor.element_size() for factor in factors if not _has_rows(factor)]
+
+
+def _has_rows(matrix: torch.Tensor) -> bool:
+    """Whether a matrix, or each of a batch, lies in rows or in columns, one behind the other."""
+    (rows, columns), (row_stride, column_stride) = matrix.shape[-2:], matrix.stride()[-2:]
+    if matrix.is_contiguous():
+        return row_stride != 0 and column_stride != 0
+    in_rows = column_stride == 1 and row_stride >= max(1, columns)
+    return in_rows or (row_stride == 1 and column_stride >= max(1, rows))
+
+
 def _computed(rule: str, *arguments: int) -> list[Buffer]:
     return [Computed(rule, position, arguments) for position in range(len(sizes(rule, arguments)))]
 
@@ -285,6 +304,7 @@ def _ctc_backward(args: Sequence[Any], profile: Profile) -> list[Buffer]:
 
 
 _SCRATCH: dict[str, Callable[[Sequence[Any], Profile], Sequence[Taken]]] = {
+    **dict.fromkeys(("mm", "addmm", "bmm", "baddbmm"), _product),
     "sort": sorting.sort,
     "topk": sorting.topk,
     **dict.fromkeys(("cumsum", "cumprod"), sorting.scan),

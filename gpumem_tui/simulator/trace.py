@@ -155,8 +155,6 @@ class DeviceMode(Storages, FakeTensorMode):
             if key is not None:
                 self._answers.learn(key, func, args, result)
         self._record(result if func is not PACK else result[:1])
-        if func._opname in MATRIX_PRODUCTS:
-            self._take_workspaces(func, args)
         self.values.follow(func, args, kwargs, result)
         if func in _COPIES and _holds_values(args):
             self._note_copy_from_host(args[0] if func is _COPY else result)
@@ -300,6 +298,8 @@ class DeviceMode(Storages, FakeTensorMode):
                 taken[position] = self._allocate(buffer, bucket=Bucket.TEMPORARY)
             elif size := size_bytes_of(buffer):
                 taken[position] = self._allocate(size, bucket=Bucket.TEMPORARY)
+        if func._opname in MATRIX_PRODUCTS:
+            self._take_workspaces(func, args)
         for allocation in reversed(taken.values()):  # as C++ ends the life of what a function holds
             self.free(*allocation)
 

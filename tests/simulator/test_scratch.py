@@ -177,6 +177,24 @@ def test_only_what_cudnn_runs_is_assumed_of_a_convolutional_network() -> None:
     }  # fmt: skip
 
 
+# Products
+
+
+def test_a_factor_that_is_spread_over_its_elements_is_copied() -> None:
+    spread, matrix = torch.empty((), device="meta").expand(64, 32), torch.empty(32, 16, device="meta")
+    assert taken(aten.mm.default, spread, matrix) == [64 * 32 * 4]
+    assert taken(aten.addmm.default, torch.empty(16, device="meta"), spread, matrix) == [64 * 32 * 4]
+
+
+def test_rows_columns_and_parts_of_them_are_taken_as_they_lie() -> None:
+    matrix = torch.empty(64, 64, device="meta")
+    for factor in (matrix, matrix.t(), matrix[:32, :32], matrix[:32, :32].t()):
+        assert not taken(aten.mm.default, factor, factor)
+    heads = torch.empty(2, 128, 8, 64, device="meta").transpose(1, 2).flatten(0, 1)
+    assert not taken(aten.bmm.default, heads, heads.transpose(1, 2))
+    assert taken(aten.bmm.default, torch.empty(2, 64, 64, 2, device="meta")[..., 0], heads[:2]) == [2 * 64 * 64 * 4]
+
+
 # Group norm
 
 
