@@ -110,19 +110,20 @@ def reduction(
 
 
 def embedding_gradient(indices: int, weights: int, width: int, index_bytes: int, element_bytes: int) -> tuple[int, ...]:
-    """Sorted and original positions, segments and their partial sums, where there are more than 3,072 indices.
+    """Sorted and original positions, the sort's own, segments and their partial sums, of more than 3,072 indices.
 
-    aten/src/ATen/native/cuda/Embedding.cu (`embedding_dense_backward_cuda`) and EmbeddingBackwardKernel.cu; what the
-    sort takes before that is less.
+    aten/src/ATen/native/cuda/Embedding.cu (`embedding_dense_backward_cuda`) and EmbeddingBackwardKernel.cu.
     """
     if indices <= 3072:
-        return (0,) * 9
+        return (0,) * 11
     segments = min(indices, weights)
     partial = indices // 10 + segments
     sum_bytes = max(element_bytes, _FLOAT_BYTES)
     return (
         indices * index_bytes,
         indices * index_bytes,
+        indices * index_bytes,
+        *radix_sort(indices, index_bytes, index_bytes, weights.bit_length()),
         indices * index_bytes,
         8,
         segments * index_bytes,
@@ -153,6 +154,43 @@ def radix_sort(items: int, key_bytes: int, value_bytes: int, key_bits: int) -> t
     return (sum(-(-part // 256) * 256 for part in parts) + 255,)
 
 
+SORTED_IN_PLACE = 4096
+_SORTED_ALONE, _SORTED_BY_CUB = 1_000_000, 128
+"""Values of a row, values of a row, rows (`should_use_small_sort` and `launch_stable_sort_kernel`)."""
+
+
+def row_sort(rows: int, length: int, key_bytes: int, is_strided: int) -> tuple[int, ...]:
+    """Sorting rows of more than 4,096 values (aten/src/ATen/native/cuda/SortStable.cu, `launch_stable_sort_kernel`).
+
+    Itself, values and indices row by row, if they are not; then one row, or one of a million values, is sorted as it
+    is (`segmented_sort_large_segments`), fewer than 128 rows by value and then by row (`…_by_full_sort`), with copies
+    of the values and scratch that are given back between the two, and more by CUB (`segmented_sort_pairs`).
+    """
+    count = rows * length
+    if length <= SORTED_IN_PLACE:
+        return (0,) * 8
+    copies = (count * key_bytes, count * key_bytes, count * 8) if is_strided else (0, 0, 0)
+    if rows == 1 or length >= _SORTED_ALONE:
+        return (*copies, length * 8, 0, 0, *radix_sort(length, key_bytes, 8, 8 * key_bytes), 0)
+    if rows >= _SORTED_BY_CUB:
+        return (*copies, count * 8, count * (key_bytes + 8) + 511, 0, 0, 0)
+    by_value = radix_sort(count, key_bytes, 8, 8 * key_bytes)
+    by_row = radix_sort(count, 8, 0, (rows - 1).bit_length())
+    return (*copies, count * 8, count * 8, count * key_bytes, *by_value, *by_row)
+
+
+def row_scan(rows: int, length: int, value_bytes: int) -> tuple[int, ...]:
+    """What the tiles of CUB's scan of a single row tell each other (cub/device/dispatch/dispatch_scan.cuh)."""
+    if rows != 1:
+        return (0,)
+    tiles = -(-length // (_SCAN_TILE_BYTES // max(4, value_bytes)))
+    return ((tiles + 32) * 2 * max(4, value_bytes) + 255,)
+
+
+_SCAN_TILE_BYTES = 128 * 15 * 4
+"""Threads, items of 4 bytes for each."""
+
+
 def norm_gradient(rows: int, columns: int, element_bytes: int, multiprocessors: int) -> tuple[int, ...]:
     """Partial gradients of a norm's weight and of its bias, where there are more than 65,536 rows.
 
@@ -173,4 +211,6 @@ RULES: dict[str, Callable[..., tuple[int, ...]]] = {
     "embedding_gradient": embedding_gradient,
     "norm_gradient": norm_gradient,
     "radix_sort": radix_sort,
+    "row_scan": row_scan,
+    "row_sort": row_sort,
 }

@@ -15,7 +15,7 @@ import torch
 
 from gpumem_tui.simulator import sorting
 from gpumem_tui.simulator.profile import Profile
-from gpumem_tui.simulator.rules import NOT_EXAMINED, Buffer, Computed, Taken, sizes
+from gpumem_tui.simulator.rules import NOT_EXAMINED, Buffer, Computed, GivenBack, Taken, sizes
 
 _FLOAT_BYTES = 4
 _FLASH_ROWS = 128
@@ -29,9 +29,8 @@ _UNKNOWN = {
     "native_batch_norm": "cuDNN's reserve depends on layout and version",
     "native_batch_norm_backward": "cuDNN's reserve depends on layout and version",
     "sparse mm": "cuSPARSE's workspace, and that of sorting the indices, are not known",
-    "sort": "depends on the sorting library's version",
-    "topk": "depends on the algorithm that size selects",
-    "cumsum": "depends on the scan library's version",
+    "topk": "many blocks search a long row together, and take memory that is not known",
+    **dict.fromkeys(sorting.INDEX_PUTS, "sorts what a mask picks, and only its values tell how much that is"),
     "_scaled_dot_product_flash_attention": "PyTorch prefers cuDNN's kernel on Hopper and Blackwell; counted as flash",
     "_scaled_dot_product_efficient_attention": "PyTorch may prefer cuDNN's kernel on Hopper and Blackwell",
 }
@@ -75,9 +74,16 @@ _COLLECTIVES = ("c10d", "_c10d_functional", "fsdp")
 """NCCL keeps its buffers outside the allocator; FSDP's copies in and out work on what they are given."""
 
 
-@lru_cache(4096)
-def is_assumed(func: torch._ops.OpOverload[..., Any], compute_capability: tuple[int, int]) -> bool:
+def is_assumed(func: torch._ops.OpOverload[..., Any], args: Sequence[Any], compute_capability: tuple[int, int]) -> bool:
     """Whether what an operator takes on this architecture is not known, so that counting none is an assumption."""
+    settled = sorting.SETTLED.get(func._opname)
+    if settled is not None and settled(args):
+        return False
+    return _is_assumed(func, compute_capability)
+
+
+@lru_cache(4096)
+def _is_assumed(func: torch._ops.OpOverload[..., Any], compute_capability: tuple[int, int]) -> bool:
     name = func._opname
     if name in ("_scaled_dot_product_flash_attention", "_scaled_dot_product_efficient_attention"):
         return compute_capability in _CUDNN_ATTENTION
@@ -116,6 +122,25 @@ def scratch(func: torch._ops.OpOverload[..., Any], args: Sequence[Any], profile:
     """
     found = _SCRATCH.get(func._opname)
     return list(found(args, profile)) if found is not None else []
+
+
+def _product(args: Sequence[Any], profile: Profile) -> list[Buffer]:
+    """Copies of factors whose layout cuBLAS does not take, as of a gradient that `sum` has spread.
+
+    aten/src/ATen/native/cuda/Blas.cpp, `prepare_matrix_for_cublas` and `prepare_batch_matrix_for_cublas`. Arguments end
+    with the two factors.
+    """
+    factors = [factor for factor in args[:3] if isinstance(factor, torch.Tensor)][-2:]
+    return [factor.numel() * factor.element_size() for factor in factors if not _has_rows(factor)]
+
+
+def _has_rows(matrix: torch.Tensor) -> bool:
+    """Whether a matrix, or each of a batch, lies in rows or in columns, one behind the other."""
+    (rows, columns), (row_stride, column_stride) = matrix.shape[-2:], matrix.stride()[-2:]
+    if matrix.is_contiguous():
+        return row_stride != 0 and column_stride != 0
+    in_rows = column_stride == 1 and row_stride >= max(1, columns)
+    return in_rows or (row_stride == 1 and column_stride >= max(1, rows))
 
 
 def _computed(rule: str, *arguments: int) -> list[Buffer]:
@@ -182,13 +207,14 @@ def _foreach_norm(args: Sequence[Any], profile: Profile) -> list[Buffer]:
     return [len(args[0]) * chunks * max(_FLOAT_BYTES, args[0][0].element_size())]
 
 
-def _embedding_backward(args: Sequence[Any], profile: Profile) -> list[Buffer]:
+def _embedding_backward(args: Sequence[Any], profile: Profile) -> list[Taken]:
     """(gradient, indices, number of weights, …)"""
     gradient, indices, weights = args[:3]
-    return _computed(
+    buffers = _computed(
         "embedding_gradient", indices.numel(), weights, gradient.shape[-1], indices.element_size(),
         gradient.element_size(),
     )  # fmt: skip
+    return [*buffers[:4], GivenBack(3), GivenBack(2), *buffers[4:]]
 
 
 def _layer_norm_backward(args: Sequence[Any], profile: Profile) -> list[Buffer]:
@@ -279,7 +305,11 @@ def _ctc_backward(args: Sequence[Any], profile: Profile) -> list[Buffer]:
 
 
 _SCRATCH: dict[str, Callable[[Sequence[Any], Profile], Sequence[Taken]]] = {
-    **dict.fromkeys(("index_put", "index_put_", "_index_put_impl_"), sorting.index_put),
+    **dict.fromkeys(("mm", "addmm", "bmm", "baddbmm"), _product),
+    "sort": sorting.sort,
+    "topk": sorting.topk,
+    **dict.fromkeys(("cumsum", "cumprod"), sorting.scan),
+    **dict.fromkeys(sorting.INDEX_PUTS, sorting.index_put),
     "_scaled_dot_product_flash_attention_backward": _flash_backward,
     "_scaled_dot_product_efficient_attention_backward": _efficient_backward,
     "_safe_softmax": _safe_softmax,

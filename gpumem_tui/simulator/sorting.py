@@ -1,4 +1,4 @@
-"""Device memory that CUDA's indexing kernels take for sorting (aten/src/ATen/native/cuda)."""
+"""Device memory that CUDA's sorting, scanning and indexing kernels take (aten/src/ATen/native/cuda)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from gpumem_tui.simulator.profile import Profile
-from gpumem_tui.simulator.rules import Buffer, Computed, GivenBack, Taken
+from gpumem_tui.simulator.rules import SORTED_IN_PLACE, Buffer, Computed, GivenBack, Taken
 
 _INDEX_BYTES = 8
 
@@ -20,11 +20,9 @@ def index_put(args: Sequence[Any], profile: Profile) -> list[Taken]:
     Indexing.cu, `index_put_with_sort_kernel` and `computeLinearIndex`; without `accumulate` nothing is sorted.
     """
     tensor, indices, values = args[:3]
-    if len(args) < 4 or not args[3]:
-        return []
     given = [index for index in indices if index is not None]
-    if not given or any(index.dtype in (torch.bool, torch.uint8) for index in given):
-        return []  # how many elements a mask picks is known to the values alone
+    if len(args) < 4 or not args[3] or not given or not is_without_mask(args):
+        return []
     shape = torch.broadcast_shapes(*(index.shape for index in given))
     count = math.prod(shape)
     taken: list[Taken] = []
@@ -40,12 +38,86 @@ def index_put(args: Sequence[Any], profile: Profile) -> list[Taken]:
         size for size, index in zip(tensor.shape, _padded(indices, tensor), strict=True) if index is not None
     )
     taken += [count * _INDEX_BYTES] * 3  # sorted, and where each came from, before and after
-    taken += [_sort(count, rows), GivenBack(len(taken))]
+    bits = max(1, (rows - 1).bit_length())
+    taken += [_sort(count, _INDEX_BYTES, bits), GivenBack(len(taken))]
     return taken
 
 
-def _sort(count: int, largest: int) -> Buffer:
-    return Computed("radix_sort", 0, (count, _INDEX_BYTES, _INDEX_BYTES, max(1, (largest - 1).bit_length())))
+def sort(args: Sequence[Any], profile: Profile) -> list[Taken]:
+    """(tensor, dimension, …); where stability is asked for, the dimension comes by name and the last one is taken.
+
+    Sort.cpp, `sort_cuda_kernel`: up to 4,096 values of a row are sorted where they lie in the result; for more see the
+    rule.
+    """
+    tensor = args[0]
+    dimension = args[1] if len(args) > 1 and type(args[1]) is int else -1
+    if not tensor.numel() or not tensor.dim():
+        return []
+    length = tensor.shape[dimension]
+    arguments = (tensor.numel() // length, length, tensor.element_size(), int(tensor.stride(dimension) != 1))
+    buffers = [Computed("row_sort", position, arguments) for position in range(8)]
+    return [*buffers[:7], GivenBack(6), GivenBack(5), buffers[7]]
+
+
+def is_topk_of_one_block(args: Sequence[Any]) -> bool:
+    """Whether `topk` (tensor, count, dimension, …) searches each row in one block, which takes nothing.
+
+    TensorTopK.cu, `should_use_multiblock`; what is found is sorted where it lies if it is not too much.
+    """
+    tensor, count = args[:2]
+    dimension = args[2] if len(args) > 2 else -1
+    length = tensor.shape[dimension] if tensor.dim() else 1
+    rows = tensor.numel() // max(1, length)
+    shortest = next((least for most, least in _TOPK_MANY_BLOCKS if rows <= most), _TOPK_SHORTEST)
+    return length < shortest and count <= SORTED_IN_PLACE
+
+
+_TOPK_MANY_BLOCKS = ((20, 20_000), (40, 10_000), (80, 8_000), (199, 5_000), (799, 3_000), (4_000, 800))
+_TOPK_SHORTEST = 400
+"""Up to so many rows, the values a row must have for many blocks; beyond, `_TOPK_SHORTEST`."""
+
+
+def topk(args: Sequence[Any], profile: Profile) -> list[Taken]:
+    """A copy of what is not contiguous. Many blocks take more, of a size that is not known."""
+    return [] if args[0].is_contiguous() else [args[0].nbytes]
+
+
+def scan(args: Sequence[Any], profile: Profile) -> list[Taken]:
+    """`cumsum` and `cumprod`: (tensor, dimension, …).
+
+    ReduceOps.cpp, `impl_func_cum_ops`: whole numbers and masks are summed as int64, from a copy. ScanUtils.cuh,
+    `scan_dim`: a single row goes to CUB.
+    """
+    tensor = args[0]
+    is_whole = not tensor.is_floating_point() and not tensor.is_complex()
+    taken: list[Taken] = []
+    value_bytes = tensor.element_size()
+    if is_whole and tensor.dtype is not torch.int64:
+        value_bytes = _INDEX_BYTES
+        taken.append(tensor.numel() * value_bytes)
+    elif not tensor.is_contiguous():
+        taken.append(tensor.nbytes)
+    if tensor.dim() and tensor.numel():
+        length = tensor.shape[args[1]]
+        taken.append(Computed("row_scan", 0, (tensor.numel() // length, length, value_bytes)))
+    return taken
+
+
+def _sort(count: int, key_bytes: int, key_bits: int) -> Buffer:
+    """By keys, with where each came from."""
+    return Computed("radix_sort", 0, (count, key_bytes, _INDEX_BYTES, key_bits))
+
+
+def is_without_mask(args: Sequence[Any]) -> bool:
+    """Whether adding up by index has nothing to count: how many elements a mask picks only its values tell."""
+    masks = (torch.bool, torch.uint8)
+    return len(args) < 4 or not args[3] or all(index is None or index.dtype not in masks for index in args[1])
+
+
+INDEX_PUTS = ("index_put", "index_put_", "_index_put_impl_")
+
+SETTLED = {"topk": is_topk_of_one_block, **dict.fromkeys(INDEX_PUTS, is_without_mask)}
+"""Operators of which not all is known, and whether it is for some arguments."""
 
 
 def _padded(indices: Sequence[torch.Tensor | None], tensor: torch.Tensor) -> list[torch.Tensor | None]:

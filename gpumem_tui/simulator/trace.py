@@ -161,8 +161,6 @@ class DeviceMode(Storages, FakeTensorMode):
             if key is not None:
                 self._answers.learn(key, func, args, result)
         self._record(result if func is not PACK else result[:1])
-        if func._opname in MATRIX_PRODUCTS:
-            self._take_workspaces(func, args)
         self.values.follow(func, args, kwargs, result)
         if self._assumed is not None:
             if func is _NONZERO:
@@ -318,7 +316,7 @@ class DeviceMode(Storages, FakeTensorMode):
 
     def _use_scratch(self, func: Any, args: tuple[Any, ...]) -> None:
         """What the kernel takes and gives back while it runs; at its end, when its results exist too."""
-        if is_assumed(func, self._gpu.gpu.compute_capability):
+        if is_assumed(func, args, self._gpu.gpu.compute_capability):
             self.assumed[func._opname] += 1
         buffers = scratch(func, args, self._gpu.profile)
         if self._index_bytes:
@@ -332,6 +330,8 @@ class DeviceMode(Storages, FakeTensorMode):
                 taken[position] = self._allocate(buffer, bucket=Bucket.TEMPORARY)
             elif size := size_bytes_of(buffer):
                 taken[position] = self._allocate(size, bucket=Bucket.TEMPORARY)
+        if func._opname in MATRIX_PRODUCTS:
+            self._take_workspaces(func, args)
         for allocation in reversed(taken.values()):  # as C++ ends the life of what a function holds
             self.free(*allocation)
 

@@ -36,6 +36,13 @@ def _a_view_waits(x: torch.Tensor) -> torch.Tensor:
     return (w.view(-1) * 2).sum() + (w.t() * 3).sum() + (w * 4).sum()
 
 
+def _residual_blocks(x: torch.Tensor) -> torch.Tensor:
+    w = torch.relu(x * 1.0)
+    for _ in range(3):
+        w = torch.relu(torch.sigmoid(w * 2) * 3 + w)
+    return (w * 2).sum()
+
+
 def _a_leaf_used_twice(x: torch.Tensor) -> torch.Tensor:
     return (x * 2 + x * 3).sum()
 
@@ -84,7 +91,8 @@ def _own_function(x: torch.Tensor) -> torch.Tensor:
 
 
 _PROGRAMS = [
-    _several_uses, _two_gradients_of_one_formula, _one_gradient_for_two, _a_view_waits, _a_leaf_used_twice,
+    _several_uses, _two_gradients_of_one_formula, _one_gradient_for_two, _a_view_waits, _residual_blocks,
+    _a_leaf_used_twice,
     _formulas_that_add, _gathered, _gradient_seen_by_a_hook, _hook_that_adds, _own_function,
 ]  # fmt: skip
 

@@ -139,18 +139,19 @@ def test_a_foreach_norm_keeps_a_part_for_every_65536_elements() -> None:
         (aten.sum.dim_IntList, False),
         (aten.native_layer_norm_backward.default, False),
         (aten.convolution.default, True),
-        (aten.sort.default, True),
-        (aten.native_group_norm_backward.default, True),
+        (aten.sort.default, False),
+        (aten.topk.default, False),
+        (aten.native_group_norm_backward.default, False),
         (aten.linalg_qr.default, True),
     ],
 )
 def test_an_operator_is_examined_or_assumed(func: Any, assumed: bool) -> None:
-    assert is_assumed(func, (8, 0)) is assumed
+    assert is_assumed(func, (torch.empty(8, 8, device="meta"), 2), (8, 0)) is assumed
 
 
 def test_cudnns_attention_is_assumed_where_pytorch_prefers_it() -> None:
     flash = aten._scaled_dot_product_flash_attention.default
-    assert {sm: is_assumed(flash, sm) for sm in ((8, 0), (8, 9), (9, 0), (10, 0), (10, 3), (12, 0))} == {
+    assert {sm: is_assumed(flash, (), sm) for sm in ((8, 0), (8, 9), (9, 0), (10, 0), (10, 3), (12, 0))} == {
         (8, 0): False, (8, 9): False, (9, 0): True, (10, 0): True, (10, 3): True, (12, 0): False,
     }  # fmt: skip
 
@@ -174,6 +175,24 @@ def test_only_what_cudnn_runs_is_assumed_of_a_convolutional_network() -> None:
     assert {name.removesuffix("_overrideable") for name in assumed} == {
         "convolution", "convolution_backward", "native_batch_norm", "native_batch_norm_backward",
     }  # fmt: skip
+
+
+# Products
+
+
+def test_a_factor_that_is_spread_over_its_elements_is_copied() -> None:
+    spread, matrix = torch.empty((), device="meta").expand(64, 32), torch.empty(32, 16, device="meta")
+    assert taken(aten.mm.default, spread, matrix) == [64 * 32 * 4]
+    assert taken(aten.addmm.default, torch.empty(16, device="meta"), spread, matrix) == [64 * 32 * 4]
+
+
+def test_rows_columns_and_parts_of_them_are_taken_as_they_lie() -> None:
+    matrix = torch.empty(64, 64, device="meta")
+    for factor in (matrix, matrix.t(), matrix[:32, :32], matrix[:32, :32].t()):
+        assert not taken(aten.mm.default, factor, factor)
+    heads = torch.empty(2, 128, 8, 64, device="meta").transpose(1, 2).flatten(0, 1)
+    assert not taken(aten.bmm.default, heads, heads.transpose(1, 2))
+    assert taken(aten.bmm.default, torch.empty(2, 64, 64, 2, device="meta")[..., 0], heads[:2]) == [2 * 64 * 64 * 4]
 
 
 # Group norm
@@ -201,6 +220,39 @@ def test_accumulating_by_index_sorts_the_indices() -> None:
     buffers = scratch(aten.index_put_.default, [table, [indices], torch.empty(8, 512, 512, device="meta"), True], A100)
     found = [buffer.size_bytes if isinstance(buffer, Computed) else buffer for buffer in buffers]
     assert found == [32_768, 32_768, GivenBack(0), 32_768, 32_768, 32_768, 72_191, GivenBack(6)]
+
+
+def test_rows_of_up_to_4096_values_are_sorted_where_they_lie() -> None:
+    assert not any(taken(aten.sort.default, torch.empty(512, 4096, device="meta"), -1))
+
+
+@pytest.mark.parametrize(
+    ("shape", "buffers"),
+    [
+        ((50_000,), [50_000 * 8, sizes("radix_sort", (50_000, 4, 8, 32))[0]]),
+        ((4, 50_000), [200_000 * 8, 200_000 * 8, 200_000 * 4, *sizes("radix_sort", (200_000, 4, 8, 32)), *sizes("radix_sort", (200_000, 8, 0, 2))]),  # noqa: E501
+        ((128, 50_000), [6_400_000 * 8, 6_400_000 * 12 + 511]),
+    ],
+)  # fmt: skip
+def test_longer_rows_are_sorted_beside(shape: tuple[int, ...], buffers: list[int]) -> None:
+    assert [size for size in taken(aten.sort.default, torch.empty(shape, device="meta"), -1) if size] == buffers
+
+
+def test_a_mask_is_summed_as_int64_from_a_copy() -> None:
+    mask = torch.empty(8, 1000, dtype=torch.bool, device="meta")
+    assert [size for size in taken(aten.cumsum.default, mask, 1) if size] == [8 * 8000]
+    assert not any(taken(aten.cumsum.default, mask.float(), 1))
+
+
+@pytest.mark.parametrize(("rows", "length", "assumed"), [(4096, 8, False), (8, 50_257, True), (200, 2_999, False)])
+def test_topk_of_long_rows_is_assumed(rows: int, length: int, assumed: bool) -> None:
+    assert is_assumed(aten.topk.default, (torch.empty(rows, length, device="meta"), 2), (8, 0)) is assumed
+
+
+def test_adding_up_by_a_mask_is_assumed() -> None:
+    table, mask = torch.empty(10, 4, device="meta"), torch.empty(10, dtype=torch.bool, device="meta")
+    assert is_assumed(aten.index_put_.default, (table, [mask], table, True), (8, 0))
+    assert not is_assumed(aten.index_put_.default, (table, [mask], table, False), (8, 0))
 
 
 def test_writing_by_index_sorts_nothing() -> None:
