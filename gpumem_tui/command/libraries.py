@@ -9,7 +9,6 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
 
 from gpumem_tui.command.checkpoints import write_no_checkpoint
 from gpumem_tui.command.graphs import follow_graphs
@@ -17,6 +16,7 @@ from gpumem_tui.importing import after_import
 from gpumem_tui.simulator.backend import Backend
 from gpumem_tui.simulator.device import backend
 from gpumem_tui.simulator.profile import WARP_SIZE
+from gpumem_tui.simulator.uncompiled import stay_eager
 
 if TYPE_CHECKING:
     from gpumem_tui.command.program import Program
@@ -30,7 +30,7 @@ _REGISTERS = 65536
 
 def follow_libraries(program: Program) -> None:
     """Replace compilation by eager execution, kernel launches by nothing, and writing checkpoints by a note."""
-    _stay_eager(program)
+    stay_eager(program.note)
     write_no_checkpoint(program)
     follow_graphs(program.note)
     after_import("triton.runtime.driver", lambda module: module.driver.set_active(_TritonDriver(backend)))
@@ -40,30 +40,6 @@ def follow_libraries(program: Program) -> None:
     after_import(
         "triton.runtime.autotuner", lambda module: _launch_nothing(program, module.Autotuner, module.Heuristics)
     )
-
-
-def _stay_eager(program: Program) -> None:
-    def note() -> None:
-        program.note("torch.compile: traced as eager PyTorch, an upper bound of what the compiled step holds")
-
-    def compiled(model: Any = None, **options: Any) -> Any:
-        if model is None:
-            return functools.partial(compiled, **options)
-        if isinstance(model, (nn.Module, type)):
-            note()
-            return model
-
-        @functools.wraps(model)
-        def run(*args: Any, **kwargs: Any) -> Any:
-            note()  # libraries compile more than a program uses
-            return model(*args, **kwargs)
-
-        return run
-
-    whole: Any = torch
-    whole.compile = compiled
-    module: Any = nn.Module
-    module.compile = lambda module, *_, **__: compiled(module) and None
 
 
 def _note_recurrent_layers(program: Program) -> None:

@@ -27,6 +27,7 @@ class Link:
         self._socket: socket.socket | None = socket.socket(socket.AF_UNIX)
         self._lock = threading.Lock()
         self.is_concluded = False
+        self.has_all_steps = False
         self.steps: Callable[[], int] = lambda: 0
         self.on_end: Callable[[], None] = lambda: None
         try:
@@ -90,3 +91,10 @@ class Link:
             paused = words.rstrip().endswith(b"pause")
             if not paused:
                 return
+
+
+def flush_output() -> None:
+    """Write out what the program has printed, before the process ends without taking itself apart."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(Exception):  # closed, or the program's own
+            stream.flush()

@@ -15,7 +15,7 @@ from gpumem_tui.importing import after_import
 
 TYPE_CHECKING = False  # as type checkers read it; importing typing takes longer than all of the rest
 if TYPE_CHECKING:
-    from types import TracebackType
+    from types import ModuleType, TracebackType
 
     from gpumem_tui.command.link import Link
 
@@ -33,6 +33,7 @@ def begin(directory: str) -> None:
     """
     _tell_where(directory)
     session = _Session(directory)
+    after_import("torch._compile", session.compiler_imported)
     after_import("torch", lambda _: session.torch_imported())
     sys.excepthook = session.excepthook
     atexit.register(session.ended)
@@ -62,6 +63,14 @@ class _Session:
             self._link = Link(self._directory)
         return self._link
 
+    def compiler_imported(self, module: ModuleType) -> None:
+        """The way to torch's compiler is there, and nothing has used it yet."""
+        from gpumem_tui.search.events import decode_request
+        from gpumem_tui.simulator.uncompiled import exclude_nothing
+
+        if decode_request(self.link().request()).simulated:
+            exclude_nothing(module)
+
     def torch_imported(self) -> None:
         from gpumem_tui.command.trial import take_part
 
@@ -82,6 +91,12 @@ class _Session:
         self._before(kind, error, trace)
 
     def ended(self) -> None:
-        """The interpreter exits."""
-        if self._link is not None and not self._is_child:
-            self._link.ended()
+        """The interpreter exits, and has called all other exit handlers."""
+        if self._link is None or self._is_child:
+            return
+        self._link.ended()
+        if self._link.has_all_steps:  # to take apart what a long run leaves would take a second
+            from gpumem_tui.command.link import flush_output
+
+            flush_output()
+            os._exit(0)

@@ -39,13 +39,12 @@ if TYPE_CHECKING:
 def take_part(link: Link) -> None:
     """Make this process, which has just imported torch, part of the trial that `link` belongs to."""
     request = decode_request(link.request())
-    simulated = isinstance(request, TraceRequest) or request.simulated
-    if simulated and (reason := too_old(torch.__version__)):
-        link.conclude(Failed("torch", f"torch {torch.__version__} of {sys.executable} {reason}"))
+    if request.simulated and (reason := too_old(torch.__version__)):
+        link.conclude(Failed("torch", f"{sys.executable}: {reason}"))
         os._exit(1)
     profile = profile_for(torch.__version__, request.gpu)
     link.report(Ready(torch.__version__, profile.name, profile.context_bytes, profile.context_source))
-    if simulated:
+    if request.simulated:
         _Simulated(link, request, profile).start()
     elif torch.cuda.is_available():
         assert isinstance(request, TrialRequest)
@@ -85,6 +84,7 @@ class _Trial:
     def done(self) -> None:
         """All steps were made: report, and end the program as its own exit would."""
         self.link.conclude(self.outcome())
+        self.link.has_all_steps = True
         self.program.stop()
         raise SystemExit(0)
 
@@ -133,7 +133,9 @@ class _Simulated(_Trial):
         from gpumem_tui.simulator.cuda import presented_as_cuda
         from gpumem_tui.simulator.device import SimulatedGpu, simulate
         from gpumem_tui.simulator.repeats import Repeats
+        from gpumem_tui.simulator.uncompiled import leave_compiler_unloaded
 
+        leave_compiler_unloaded(torch)
         limit_bytes = self.request.limit_bytes if isinstance(self.request, TrialRequest) else None
         self.gpu = SimulatedGpu(
             self.request.gpu, self.profile, limit_bytes, unlimited=isinstance(self.request, TraceRequest),
@@ -182,9 +184,10 @@ class _Simulated(_Trial):
 
     def _failed_in_backward(self, error: Exception) -> None:
         from gpumem_tui.command.errors import described
+        from gpumem_tui.command.link import flush_output
 
         self.link.failed(described(error))
-        _flush()
+        flush_output()
         os._exit(1)
 
 
@@ -246,12 +249,6 @@ class _Real(_Trial):
         timeline, unknown = self._timeline(failed=True)
         said = f"CUDA out of memory. Tried to allocate {requested_text(requested)}; {requested_text(device_free)} free"
         self.link.conclude(self.trial_done("oom", timeline, unknown, said))
-
-
-def _flush() -> None:
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(Exception):  # closed, or the program's own
-            stream.flush()
 
 
 def _quietly(call: Callable[[], None]) -> Callable[[], None]:

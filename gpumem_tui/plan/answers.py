@@ -164,7 +164,7 @@ def answer(plan: Plan) -> Answer:
 def on_gpu(plan: Plan, traced: Traced) -> Traced:
     """A trace made on any GPU of the plan's architecture, on the whole of the plan's GPU."""
     capacity_bytes = plan.gpu.cuda_total_bytes - traced.context_bytes
-    return replace(traced, capacity_bytes=capacity_bytes, allowed_bytes=None, _replays={})  # replays are of one GPU
+    return replace(traced, capacity_bytes=capacity_bytes, allowed_bytes=None, _runs={})  # runs are of one GPU
 
 
 def traced_answer(plan: Plan, traced: Traced, finder: BatchFinder | None = None) -> TracedAnswer:

@@ -22,6 +22,7 @@ from gpumem_tui.search.predicting import Predicted
 from gpumem_tui.search.prediction import Traced
 from gpumem_tui.simulator.profile import CUBLAS_WORKSPACE, profile_for
 from gpumem_tui.simulator.replay import AffineTrace, BatchFinder, NotAffine
+from gpumem_tui.simulator.timeline import Timeline
 
 _SHARDED: dict[Sharding, tuple[Bucket, ...]] = {
     "zero1": (Bucket.OPTIMIZER,),
@@ -97,7 +98,7 @@ class CommandPlan:
             profile=now.name,
             context_bytes=now.context_bytes,
             context_source=now.context_source,
-            _replays={},
+            _runs={},
         )
 
     def same_kernels(self, gpu: Gpu) -> bool:
@@ -109,11 +110,13 @@ class CommandPlan:
 def _with_workspace(trace: AffineTrace, then_bytes: int, now_bytes: int) -> AffineTrace:
     if then_bytes == now_bytes:
         return trace
-    ours = {index for index, site in enumerate(trace.site_table) if site.operator == CUBLAS_WORKSPACE}
-    constants = tuple(
-        now_bytes if site in ours else constant for constant, site in zip(trace.constants, trace.sites, strict=True)
-    )
-    return replace(trace, constants=constants)
+
+    def changed(sizes: tuple[int, ...], run: AffineTrace | Timeline) -> tuple[int, ...]:
+        ours = {index for index, site in enumerate(run.site_table) if site.operator == CUBLAS_WORKSPACE}
+        return tuple(now_bytes if site in ours else size for size, site in zip(sizes, run.sites, strict=True))
+
+    apart = tuple((size, replace(run, sizes=changed(run.sizes, run))) for size, run in trace.apart)
+    return replace(trace, constants=changed(trace.constants, trace), apart=apart)
 
 
 @dataclass(frozen=True)
@@ -274,7 +277,7 @@ class CommandAnswers:
             held = sum(phase.breakdown[bucket] for bucket in buckets)
             peak = max(peak, phase.peak_allocated_bytes - held + int(kept * held))
         saved = max(0, self.peak_bytes - peak)
-        roomier = replace(self.traced, capacity_bytes=self.traced.capacity_bytes + saved, _replays={})
+        roomier = replace(self.traced, capacity_bytes=self.traced.capacity_bytes + saved, _runs={})
         fits, largest = roomier.fits(self.plan.batch_size), roomier.max_batch_size
         return TechniqueRow(change, "formula", self.peak_bytes - saved, None, None, saved, fits, largest)
 

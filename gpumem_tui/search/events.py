@@ -7,9 +7,8 @@ nothing of ours; the parent validates every line with msgspec.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from dataclasses import asdict, dataclass, replace
+from typing import Any, ClassVar, Literal
 
 from gpumem_tui.catalog.shapes import Gpu
 from gpumem_tui.memory import Breakdown
@@ -56,6 +55,8 @@ class TraceRequest:
         change: of a command: the change to make to it, by name (see `command.changes`), or `PROPOSE`; empty for
             neither.
     """
+
+    simulated: ClassVar[bool] = True
 
     workload: WorkloadSpec
     gpu: Gpu
@@ -255,12 +256,20 @@ _BY_NAME: dict[str, type[ChildEvent]] = {
 }
 
 
-_NUMBERS = frozenset({"events", "constants", "slopes", "buckets", "sites"})
+_NUMBERS = frozenset({"events", "constants", "slopes", "buckets", "sites", "computed"})
 """Columns of a trace without any text."""
 
 
 class WireError(ValueError):
     """A line that is not an event of this schema."""
+
+
+@dataclass(frozen=True)
+class _Head:
+    """What tells how to read a line."""
+
+    event: str
+    schema: int | None = None
 
 
 def encode(message: Request | ChildEvent) -> bytes:
@@ -294,10 +303,16 @@ def decode_event(line: bytes) -> ChildEvent:
     import msgspec
 
     try:
-        values: Mapping[str, Any] = msgspec.json.decode(line, type=dict[str, Any])
-        if values.get("schema") != SCHEMA:
-            raise WireError(f"event of schema {values.get('schema')!r}, expected {SCHEMA}")
-        kind = _BY_NAME[values["event"]]
-        return msgspec.convert({key: one if key in _NUMBERS else cleaned(one) for key, one in values.items()}, kind)
+        head = msgspec.json.decode(line, type=_Head)
+        if head.schema != SCHEMA:
+            raise WireError(f"event of schema {head.schema!r}, expected {SCHEMA}")
+        return _harmless(msgspec.json.decode(line, type=_BY_NAME[head.event]))
     except (msgspec.MsgspecError, KeyError, TypeError) as error:
         raise WireError(f"not an event: {error}") from error
+
+
+def _harmless(event: ChildEvent) -> ChildEvent:
+    """The event with its texts printable: names of modules and the words of exceptions are a user's program's."""
+    found = {name: value for name, value in vars(event).items() if name not in _NUMBERS}
+    changed = {name: clean for name, value in found.items() if (clean := cleaned(value)) != value}
+    return replace(event, **changed) if changed else event

@@ -134,7 +134,8 @@ def _tracing_command(
         else:
             flat = TraceDone.of(trace, done.seconds, done.assumed, notes=done.notes)
             done = replace(flat, changes=done.changes, is_sharded=done.is_sharded)
-        return Traced.of(ready, done, config.device.gpu, config.limit_bytes, config.allocator)
+        made = Traced.of(ready, done, config.device.gpu, config.limit_bytes, config.allocator)
+        return made if trace is None else replace(made, trace=trace)
 
     found: Traced | Unknown
     guess: int | None = None
@@ -154,7 +155,13 @@ def _tracing_command(
         try:
             trace = AffineTrace.fit(first, second)
             if checked is not None:
-                trace.check(checked, runs[checked][1].trace.at(checked))
+                at_checked = runs[checked][1].trace.at(checked)
+                if checked == 1 and not trace.holds(1, at_checked):
+                    trace = replace(trace, apart=((1, at_checked),))
+                    checked = CHECKED_BATCH_SIZE
+                    yield from run(checked)
+                    at_checked = runs[checked][1].trace.at(checked)
+                trace.check(checked, at_checked)
             found = traced(second[0], trace, "")
         except NotAffine as error:
             found = Unknown(str(error)) if batch_size is None else traced(batch_size, None, str(error))

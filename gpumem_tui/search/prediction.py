@@ -80,7 +80,7 @@ class Traced:
     changes: tuple[tuple[str, str], ...] = ()
     is_sharded: bool = False
     settings: AllocatorSettings = field(default_factory=AllocatorSettings)
-    _replays: dict[int, Replay] = field(default_factory=dict, repr=False, compare=False)
+    _runs: dict[int, tuple[Replay, bool]] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
     def of(
@@ -112,14 +112,7 @@ class Traced:
         """
         if self.only_at not in (0, batch_size):
             raise ValueError(f"traced at batch size {self.only_at} only, not at {batch_size}")
-        found = self._replays.get(batch_size)
-        if found is None:
-            timeline = self.trace.at(batch_size)
-            found = replay(timeline, self.capacity_bytes, self.settings, self.allowed_bytes)
-            if not found.fits:
-                found = replay(timeline, settings=self.settings)
-            self._replays[batch_size] = found
-        return found
+        return self._run(batch_size)[0]
 
     def recorded(self, batch_size: int) -> Recording:
         """The run at a batch size on this device, event by event, up to where memory runs out if it does.
@@ -133,7 +126,15 @@ class Traced:
 
     def fits(self, batch_size: int) -> bool:
         """Whether the step fits on this device."""
-        return replay(self.trace.at(batch_size), self.capacity_bytes, self.settings, self.allowed_bytes).fits
+        return self._run(batch_size)[1]
+
+    def _run(self, batch_size: int) -> tuple[Replay, bool]:
+        if batch_size not in self._runs:
+            timeline = self.trace.at(batch_size)
+            found = replay(timeline, self.capacity_bytes, self.settings, self.allowed_bytes)
+            shown = found if found.fits else replay(timeline, settings=self.settings)
+            self._runs[batch_size] = shown, found.fits
+        return self._runs[batch_size]
 
     def held_at_peak(self, batch_size: int) -> list[Held]:
         """What is live at the peak, by bucket and place in the program, the largest first."""

@@ -19,6 +19,7 @@ from dataclasses import replace
 from io import RawIOBase
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from gpumem_tui.importing import after_import
 from gpumem_tui.search.events import (
     ChildEvent,
     Failed,
@@ -33,6 +34,7 @@ from gpumem_tui.search.events import (
     encode,
 )
 from gpumem_tui.simulator.profile import Profile, profile_for, too_old
+from gpumem_tui.simulator.uncompiled import exclude_nothing, leave_compiler_unloaded, stay_eager
 
 if TYPE_CHECKING:
     import torch
@@ -77,14 +79,16 @@ def _serve(events_fd: int) -> None:
         pipe.write(encode(event))
         pipe.flush()
 
+    if request.simulated:
+        after_import("torch._compile", exclude_nothing)
     try:
         import torch
     except ImportError as error:
         mend = "install torch there, or give --python the interpreter of the environment you train in"
         report(Failed("torch", f"{sys.executable} cannot import torch ({error}): {mend}"))
         return
-    if reason := too_old(torch.__version__):
-        report(Failed("torch", f"torch {torch.__version__} of {sys.executable} {reason}"))
+    if request.simulated and (reason := too_old(torch.__version__)):
+        report(Failed("torch", f"{sys.executable}: {reason}"))
         return
     from gpumem_tui.simulator.device import register
     from gpumem_tui.simulator.trace import Untraceable
@@ -93,17 +97,20 @@ def _serve(events_fd: int) -> None:
     profile = profile_for(torch.__version__, request.gpu)
     report(Ready(torch.__version__, profile.name, profile.context_bytes, profile.context_source))
     try:
-        if isinstance(request, TraceRequest) or request.simulated:
+        if request.simulated:
+            leave_compiler_unloaded(torch)
             register()
-        workload = request.workload.load()
-        if isinstance(request, TraceRequest):
-            report(trace(request, workload, profile, report))
-        elif request.simulated:
-            report(_simulated_trial(request, workload, profile, report, may_run))
-        elif not torch.cuda.is_available():
+            notes: dict[str, None] = {}
+            stay_eager(notes.setdefault)
+            if isinstance(request, TraceRequest):
+                done = trace(request, profile, report)
+            else:
+                done = _simulated_trial(request, profile, report, may_run)
+            report(replace(done, notes=tuple(notes)) if isinstance(done, (TraceDone, TrialDone)) else done)
+        elif isinstance(request, TraceRequest) or not torch.cuda.is_available():
             report(Failed("device", f"torch {torch.__version__} of {sys.executable} finds no CUDA device"))
         else:
-            report(_cuda_trial(request, workload, profile, report, may_run))
+            report(_cuda_trial(request, request.workload.load(), profile, report, may_run))
     except WorkloadError as error:
         report(Failed("workload", str(error)))
     except Untraceable as error:
@@ -163,14 +170,13 @@ def _obey(commands: RawIOBase) -> threading.Event:
 # Trials
 
 
-def _simulated_trial(
-    request: TrialRequest, workload: Workload, profile: Profile, report: Report, may_run: threading.Event
-) -> ChildEvent:
-    from gpumem_tui.simulator.device import SimulatedGpu, simulate
+def _simulated_trial(request: TrialRequest, profile: Profile, report: Report, may_run: threading.Event) -> ChildEvent:
+    from gpumem_tui.simulator.cuda import device_for
+    from gpumem_tui.simulator.device import SimulatedGpu
 
     gpu = SimulatedGpu(request.gpu, profile, request.limit_bytes, on_backward_error=_leaving(report))
-    with simulate(gpu) as device:
-        return _trial(request, workload, device, gpu, profile, report, may_run)
+    with device_for(gpu, user_code=request.workload.file is not None) as device:
+        return _trial(request, request.workload.load(), device, gpu, profile, report, may_run)
 
 
 def _cuda_trial(
@@ -291,7 +297,7 @@ def _composition(recorder: Recorder, peak_bytes: int, failed: bool) -> tuple[dic
 # Traces
 
 
-def trace(request: TraceRequest, workload: Workload, profile: Profile, report: Report) -> ChildEvent:
+def trace(request: TraceRequest, profile: Profile, report: Report) -> ChildEvent:
     """The affine trace of a workload; where there is none, the trace at the size asked for, or why there is none.
 
     Raises:
@@ -305,7 +311,10 @@ def trace(request: TraceRequest, workload: Workload, profile: Profile, report: R
     started = time.perf_counter()
     assumed: Counter[str] = Counter()
     recipe = request.workload.recipe
-    tracer = Tracer(workload, recipe, request.gpu, profile, request.steps, _leaving(report), assumed)
+    tracer = Tracer(
+        request.workload.load, recipe, request.gpu, profile, request.steps, _leaving(report), assumed,
+        user_code=request.workload.file is not None,
+    )  # fmt: skip
     only_at, not_affine = 0, ""
     try:
         if request.not_affine:

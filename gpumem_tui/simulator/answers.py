@@ -10,9 +10,16 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
+from gpumem_tui.simulator.conversion import is_plain
+
 _VALUES = (bool, int, float, str, type(None), torch.dtype, torch.layout, torch.memory_format, torch.device)
 _SEEN_ONLY = (torch.Tag.inplace_view, torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
 """Tags of operators whose answer is not told by what their arguments look like, or that change how these look."""
+
+TO_COPY: Any = torch.ops.aten._to_copy.default
+COPY: Any = torch.ops.aten.copy_.default
+COPIES = (TO_COPY, COPY)
+"""Operators that bring tensors to the device, and back."""
 
 Key = tuple[Any, ...]
 
@@ -69,7 +76,7 @@ class Answers:
     def key(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Key | None:
         """What tells the answer of a call, None where that is unknown."""
         parts: list[Any] = [func, torch.is_inference_mode_enabled()]
-        if not self._describe(args, parts):
+        if not self._describe(args, parts, from_host=func in COPIES):
             return None
         if kwargs:
             parts.extend(kwargs)
@@ -106,8 +113,8 @@ class Answers:
         if len(told) == len(answers):
             self._known[key] = (kind, told)
 
-    def _describe(self, values: Iterable[Any], parts: list[Any]) -> bool:
-        """Add what tells `values` apart; False where that is more than how they look."""
+    def _describe(self, values: Iterable[Any], parts: list[Any], *, from_host: bool = False) -> bool:
+        """Add what tells `values` apart; False where that is more than how they look, which is all that copies ask."""
         for value in values:
             kind = type(value)
             if kind is FakeTensor:
@@ -118,6 +125,8 @@ class Answers:
                 parts += (kind, len(value))
                 if not self._describe(value, parts):
                     return False
+            elif from_host and isinstance(value, torch.Tensor) and is_plain(value):
+                parts += ("host", value.dtype, value.shape, value.stride())
             elif isinstance(value, _VALUES):
                 parts += (kind, value)  # 1, 1.0 and True are equal, and not the same to an operator
             else:

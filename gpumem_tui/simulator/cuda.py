@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import _push_mode
 
 from gpumem_tui.simulator import host, runtime, transfer
 from gpumem_tui.simulator.backend import Backend, SimulatedEvent, SimulatedStream
-from gpumem_tui.simulator.device import DEVICE_TYPE, SimulatedGpu, backend
+from gpumem_tui.simulator.device import DEVICE_TYPE, SimulatedGpu, backend, simulate
 from gpumem_tui.simulator.loading import Loading
 from gpumem_tui.simulator.subclasses import become, make_subclass
 
@@ -94,7 +94,12 @@ class _Replacements(ExitStack):
     def wrap(self, owner: Any, name: str, wrapper: Callable[..., Any]) -> None:
         """Replace a function by one that gets it as its first argument."""
         before = getattr(owner, name)
-        self.set(owner, name, functools.wraps(before)(functools.partial(wrapper, before)))
+
+        @functools.wraps(before)
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            return wrapper(before, *args, **kwargs)
+
+        self.set(owner, name, wrapped)
 
 
 class _CudaNames(TorchFunctionMode):
@@ -106,6 +111,9 @@ class _CudaNames(TorchFunctionMode):
         special = _SPECIAL.get(func)
         if special is not None:
             return special(*args, **(kwargs or {}))
+        if func in _READS and type(args[0]) is torch.Tensor:  # one of the host: data loaders read many numbers
+            with torch._C._DisableTorchDispatch():
+                return func(*args)
         for argument in args:
             kind = type(argument)
             if kind is torch.device or kind is str:
@@ -156,6 +164,9 @@ _SPECIAL: dict[Any, Callable[..., Any]] = {
     torch.Tensor.is_pinned: transfer.is_pinned,
     torch.Tensor.__repr__: lambda tensor, **_: _repr(tensor),
 }
+
+
+_READS = {getattr(torch.Tensor, name) for name in ("item", "__index__", "__int__", "__float__", "__bool__")}
 
 
 def _device(*args: Any, **kwargs: Any) -> torch.device:
@@ -224,6 +235,22 @@ class _Generator(torch.Generator):
     @property
     def device(self) -> torch.device:  # type: ignore[override]
         return _CUDA if self.on_gpu else torch.device("cpu")
+
+
+@contextmanager
+def device_for(gpu: SimulatedGpu, *, user_code: bool) -> Iterator[torch.device]:
+    """`simulate(gpu)`, and the device as the code that trains on it is to name it.
+
+    Args:
+        user_code: it may name CUDA itself, as in ``torch.autocast("cuda")``; the catalog's models use the device that
+            they are given, and need no such translation, which takes its time.
+    """
+    with simulate(gpu) as device:
+        if not user_code:
+            yield device
+            return
+        with presented_as_cuda(gpu):
+            yield _CUDA
 
 
 @contextmanager
@@ -348,7 +375,11 @@ def _follow_devices_in_python(replacements: _Replacements, gpu: SimulatedGpu) ->
     replacements.wrap(torch, "get_default_device", lambda read: presented(read()))
     replacements.set(torch.Tensor, "record_stream", lambda tensor, stream: None)
     make: Any = torch.Tensor._make_subclass
-    replacements.set(torch.Tensor, "_make_subclass", staticmethod(functools.partial(make_subclass, make)))
+
+    def subclass(*args: Any, **kwargs: Any) -> Any:
+        return make_subclass(make, *args, **kwargs)
+
+    replacements.set(torch.Tensor, "_make_subclass", staticmethod(subclass))
     replacements.set(nn.Module, "_apply", _apply_keeping_parameters)
     module_to = nn.Module.to
 

@@ -9,17 +9,6 @@ from dataclasses import dataclass, replace
 from gpumem_tui.catalog.shapes import Gpu
 from gpumem_tui.memory import KIB, MIB
 
-OLDEST_TORCH = (2, 10)
-"""The first version whose Python backends of a device type the simulated GPU is one of."""
-
-
-def too_old(torch_version: str) -> str:
-    """Why a version of torch cannot simulate a GPU; "" where it can."""
-    version = tuple(int(part) for part in re.findall(r"\d+", torch_version)[:2])
-    if version >= OLDEST_TORCH:
-        return ""
-    return f"is too old to simulate a GPU: {'.'.join(map(str, OLDEST_TORCH))} or newer is needed"
-
 
 @dataclass(frozen=True, slots=True)
 class Profile:
@@ -74,6 +63,21 @@ _THREADS_PER_MULTIPROCESSOR = {
     (7, 5): 1024, (8, 6): 1536, (8, 7): 1536, (8, 9): 1536, (12, 0): 1536, (12, 1): 1536,
 }  # fmt: skip
 """CUDA C++ Programming Guide, "Technical Specifications per Compute Capability"; 2,048 on all others."""
+
+
+_OLDEST_SIMULATED = (2, 10)
+
+
+def too_old(torch_version: str) -> str:
+    """Why a torch cannot simulate a GPU; empty if it can."""
+    if _major_minor(torch_version) >= _OLDEST_SIMULATED:
+        return ""
+    oldest = ".".join(map(str, _OLDEST_SIMULATED))
+    return f"torch {torch_version} is too old to simulate a GPU: {oldest} or newer is needed"
+
+
+def _major_minor(torch_version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in torch_version.split("+")[0].split(".")[:2])
 
 
 def profile_for(torch_version: str, gpu: Gpu) -> Profile:

@@ -1,8 +1,8 @@
 """Calls of a model that repeat are answered from memory: evaluation loops, and micro-batches that accumulate.
 
-When a model has been called twice in the same way (arguments that look alike, the same mode, as much memory held
-before) and both calls, with the backward that followed, made the same allocations and releases in the same order, the
-next such call makes them again without running the model.
+When a model has been called twice in the same way (arguments that look alike, the same mode) and both calls, with the
+backward that followed, made the same allocations and releases in the same order, the next such call that finds as much
+memory held as the second one did makes them again without running the model.
 """
 
 from __future__ import annotations
@@ -107,6 +107,9 @@ class Repeats:
         self._thread = threading.get_ident()
         self._depth = 0
         self._seen: dict[Key, _Pattern] = {}
+        self._latest: dict[Key, _Pattern] = {}
+        """By key but for the memory that was held."""
+
         self._known: dict[Key, _Pattern] = {}
         self._refused: set[Key] = set()
         self._evaluated: _Call | None = None
@@ -195,7 +198,7 @@ class Repeats:
         if kind.startswith(_SPREADS) and (trains or "parallel.data_parallel" in kind):
             return None
         held_bytes = self._gpu.allocator.stats.allocated_bytes
-        parts: list[Any] = [id(module), module.training, trains, held_bytes, *autocast.state()]
+        parts: list[Any] = [held_bytes, id(module), module.training, trains, *autocast.state()]
         if trains:
             parameters = [p for p in module.parameters() if p.requires_grad]
             if any(p._backward_hooks or getattr(p, "_post_accumulate_grad_hooks", None) for p in parameters):
@@ -246,10 +249,12 @@ class Repeats:
         self._clearings = []
         if pattern is None:
             self._seen.pop(call.key, None)
-        elif self._seen.get(call.key) == pattern:
+        elif pattern in (self._seen.get(call.key), self._latest.get(call.key[1:])):
             self._known[call.key] = pattern
         else:
             self._seen[call.key] = pattern
+        if pattern is not None:
+            self._latest[call.key[1:]] = pattern
 
     def _pattern(self, call: _Call, end: int) -> _Pattern | None:
         """What a call did, None if it touched what was there before or left something behind."""
@@ -349,14 +354,16 @@ class _Repetition:
     def _replay(
         self, events: Sequence[int], outputs: dict[int, _Output], storages: dict[int, torch.UntypedStorage]
     ) -> None:
-        mode, live, sources = self._mode, self._live, self._pattern.sources
+        allocate, free = self._mode.allocate_again, self._mode.free
+        live, sources = self._live, self._pattern.sources
         for event in events:
-            if event in outputs:
-                storages[event] = mode.new_storage(outputs[event].storage_bytes, sources[event - 1])
-            elif event > 0:
-                live[event] = mode.allocate_again(sources[event - 1])
+            if event > 0:
+                if event in outputs:
+                    storages[event] = self._mode.new_storage(outputs[event].storage_bytes, sources[event - 1])
+                else:
+                    live[event] = allocate(sources[event - 1])
             elif -event in live:
-                mode.free(*live.pop(-event))
+                free(*live.pop(-event))
             else:
                 self._held.pop(-event, None)
 

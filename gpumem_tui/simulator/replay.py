@@ -99,6 +99,8 @@ class AffineTrace:
     Attributes:
         computed: allocations whose size a rule gives instead, by number: the rule with its arguments at no sample, and
             what each of them grows by a sample.
+        apart: runs at sizes for which this does not hold, as they were traced, by batch size. A batch of one sample
+            is such a size where its tensors need no copy that larger ones need.
     """
 
     events: tuple[int, ...]
@@ -109,6 +111,7 @@ class AffineTrace:
     sites: tuple[int, ...] = ()
     site_table: tuple[Site, ...] = ()
     computed: tuple[tuple[int, Computed, tuple[int, ...]], ...] = ()
+    apart: tuple[tuple[int, Timeline], ...] = ()
 
     @classmethod
     def fit(cls, first: tuple[int, Timeline], second: tuple[int, Timeline]) -> AffineTrace:
@@ -158,6 +161,9 @@ class AffineTrace:
         Raises:
             NotAffine: an allocation that shrinks with the batch would have less than no bytes.
         """
+        for size, traced in self.apart:
+            if size == batch_size:
+                return traced
         sizes = [a + c * batch_size for a, c in zip(self.constants, self.slopes, strict=True)]
         if min(sizes, default=0) < 0:
             raise NotAffine(
@@ -183,14 +189,18 @@ class AffineTrace:
             found.setdefault((start.rule, start.arguments, steps), []).append((number - 1, start.position))
         return found
 
+    def holds(self, batch_size: int, traced: Timeline) -> bool:
+        """Whether a run that was not used for the fit is as predicted: every event and every size."""
+        predicted = self.at(batch_size)
+        return predicted.sizes == traced.sizes and _same_program(predicted, traced)
+
     def check(self, batch_size: int, traced: Timeline) -> None:
         """Compare with a run that was not used for the fit.
 
         Raises:
             NotAffine: any event or size differs.
         """
-        predicted = self.at(batch_size)
-        if predicted.sizes != traced.sizes or not _same_program(predicted, traced):
+        if not self.holds(batch_size, traced):
             raise NotAffine(f"the step at batch size {batch_size} is not what smaller ones predict")
 
 

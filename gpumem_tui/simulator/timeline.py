@@ -7,11 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 
 from gpumem_tui.memory import ALLOCATED_BUCKETS, Breakdown, Bucket
 from gpumem_tui.simulator.allocator import MIN_BLOCK_BYTES
 from gpumem_tui.simulator.rules import Computed
 from gpumem_tui.step import Phase, Site
+
+_NEVER = -2
+"""Stands for the mark of a release that did not come; -1 is the time before the first mark."""
+
+_INDEX = {bucket: index for index, bucket in enumerate(ALLOCATED_BUCKETS)}
 
 
 def rounded(size_bytes: int) -> int:
@@ -173,9 +179,17 @@ class TimelineRecorder:
 
     def allocate_again(self, source: int) -> int:
         """Record an allocation that is as number `source` was, and return its number."""
-        size: int | Computed = self._computed_sizes.get(source, self._sizes[source - 1])
-        number = self.allocate(size, self._recomputed[source - 1], bucket=self._tags.get(source))
-        self._sites[-1] = self._sites[source - 1]
+        index = source - 1
+        number = len(self._sizes) + 1
+        self._sizes.append(self._sizes[index])
+        self._sites.append(self._sites[index])
+        self._recomputed.append(self._recomputed[index])
+        self._born_in.append(len(self._marks) - 1)
+        self._events.append(number)
+        if source in self._computed_sizes:
+            self._computed_sizes[number] = self._computed_sizes[source]
+        if source in self._tags:
+            self._tags[number] = self._tags[source]
         return number
 
     def release(self, number: int) -> None:
@@ -208,22 +222,22 @@ class TimelineRecorder:
         """
         events = tuple(self._events[: self._end] if failed else self._events)
         released_in = self._marks_at_release(events)
+        forward_marks = {number for number, mark in enumerate(self._marks) if mark.phase is Phase.FORWARD}
         only_built = all(mark.phase is Phase.BUILD for mark in self._marks)
         buckets = []
-        for index, born_in in enumerate(self._born_in):
-            number = index + 1
-            forward = self._phase(born_in) is Phase.FORWARD or self._recomputed[index]
+        for number, (born_in, recomputed) in enumerate(zip(self._born_in, self._recomputed, strict=True), 1):
+            released = released_in[number]
             if number in self._tags:
                 bucket = self._tags[number]
             elif number in self._from_host and not only_built:
                 bucket = Bucket.BATCH_DATA
-            elif forward and (self._recomputed[index] or released_in.get(number) != born_in):
+            elif recomputed or (born_in in forward_marks and released != born_in):
                 bucket = Bucket.ACTIVATIONS
-            elif number not in released_in:
+            elif released == _NEVER:
                 bucket = Bucket.PARAMETERS if only_built else Bucket.OTHER
             else:
                 bucket = Bucket.TEMPORARY
-            buckets.append(ALLOCATED_BUCKETS.index(bucket))
+            buckets.append(_INDEX[bucket])
         return Timeline(
             events=events,
             sizes=tuple(self._sizes),
@@ -234,17 +248,12 @@ class TimelineRecorder:
             computed=tuple(self._computed_sizes.items()),
         )
 
-    def _phase(self, mark: int) -> Phase:
-        return self._marks[mark].phase if mark >= 0 else Phase.BUILD
-
-    def _marks_at_release(self, events: tuple[int, ...]) -> dict[int, int]:
+    def _marks_at_release(self, events: tuple[int, ...]) -> list[int]:
         """By allocation, the number of the mark in whose phase it was released."""
-        found: dict[int, int] = {}
-        starts = [mark.event for mark in self._marks] + [len(events) + 1]
-        mark = -1
-        for event, number in enumerate(events):
-            while event >= starts[mark + 1]:
-                mark += 1
-            if number < 0:
-                found[-number] = mark
+        found = [_NEVER] * (len(self._sizes) + 1)
+        starts = [0, *(mark.event for mark in self._marks), len(events)]
+        for mark, (start, end) in enumerate(pairwise(starts), -1):
+            for number in events[start:end]:
+                if number < 0:
+                    found[-number] = mark
         return found

@@ -24,8 +24,9 @@ from torch._subclasses.fake_tensor import (
 from gpumem_tui.memory import Bucket
 from gpumem_tui.simulator import host
 from gpumem_tui.simulator.allocator import OutOfMemory
-from gpumem_tui.simulator.answers import UNTOLD, Answers
+from gpumem_tui.simulator.answers import COPIES, COPY, TO_COPY, UNTOLD, Answers
 from gpumem_tui.simulator.blocks import Block
+from gpumem_tui.simulator.conversion import HostConverter
 from gpumem_tui.simulator.profile import CUBLAS_WORKSPACE
 from gpumem_tui.simulator.rules import Computed
 from gpumem_tui.simulator.scratch import MATRIX_PRODUCTS, Buffer, is_assumed, scratch
@@ -36,11 +37,16 @@ if TYPE_CHECKING:
     from gpumem_tui.simulator.device import SimulatedGpu
 
 _DEVICE: Any = torch.ops.prim.device.default
-_TO_COPY: Any = torch.ops.aten._to_copy.default
-_COPY: Any = torch.ops.aten.copy_.default
 _NO_DISPATCH: Any = torch._C._disabled_torch_dispatch_impl
 _IS_PINNED: Any = torch.ops.aten.is_pinned.default
-_COPIES = (_TO_COPY, _COPY)
+_FILLS = frozenset(
+    {
+        torch.ops.aten.normal_.default, torch.ops.aten.uniform_.default, torch.ops.aten.zero_.default,
+        torch.ops.aten.fill_.Scalar, torch.ops.aten.exponential_.default, torch.ops.aten.bernoulli_.float,
+    }
+)  # fmt: skip
+"""What initializes weights: gives back its argument, and torch's own way to say so loads much else."""
+
 _NONZERO: Any = torch.ops.aten.nonzero.default
 
 
@@ -75,6 +81,7 @@ class DeviceMode(FakeTensorMode):
 
     def __init__(self, device_type: str, gpu: SimulatedGpu) -> None:
         super().__init__(allow_fallback_kernels=False, allow_non_fake_inputs=True)
+        self.fake_tensor_converter = HostConverter(copy_data=False, export=False)
         self._device_type = device_type
         self._gpu = gpu
         self._live: dict[int, _StorageRef] = {}
@@ -146,13 +153,13 @@ class DeviceMode(FakeTensorMode):
             self.raise_if_full()
         if func is torch.ops.aten._local_scalar_dense.default:
             return self.values.read(args[0])
-        if func is _COPY and not isinstance(args[0], FakeTensor):
+        if func is COPY and not isinstance(args[0], FakeTensor):
             return args[0].copy_(self.values.copied_to_host(args[1]))
         if self._depth:
             if func in TAKEN_FROM_VALUES:
                 return self._shaped_by_values(func, types, args, kwargs)
             return _fake_dispatch(self, func, types, args, kwargs)
-        if func is _TO_COPY and _is_to_host(args[0], kwargs):
+        if func is TO_COPY and _is_to_host(args[0], kwargs):
             return self.values.copied_to_host(args[0], kwargs.get("dtype"))
         if kwargs.get("generator") is not None:
             kwargs = {**kwargs, "generator": None}
@@ -167,8 +174,8 @@ class DeviceMode(FakeTensorMode):
                 self._answers.learn(key, func, args, result)
         self._record(result if func is not PACK else result[:1])
         self.values.follow(func, args, kwargs, result)
-        if func in _COPIES and _holds_values(args):
-            self._note_copy_from_host(args[0] if func is _COPY else result)
+        if func in COPIES and _holds_values(args):
+            self._note_copy_from_host(args[0] if func is COPY else result)
         self._use_scratch(func, args)
         return result
 
@@ -195,6 +202,8 @@ class DeviceMode(FakeTensorMode):
         """What the operator makes of fake tensors."""
         self._depth = 1
         try:
+            if func in _FILLS:
+                return args[0]
             if func in TAKEN_FROM_VALUES:
                 return self._shaped_by_values(func, types, args, kwargs)
             return _fake_dispatch(self, func, types, args, kwargs)

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 from gpumem_tui.catalog.shapes import Gpu
 from gpumem_tui.formula.recipe import Recipe
-from gpumem_tui.simulator.device import SimulatedGpu, simulate
+from gpumem_tui.simulator.cuda import device_for
+from gpumem_tui.simulator.device import SimulatedGpu
 from gpumem_tui.simulator.profile import Profile
 from gpumem_tui.simulator.replay import AffineTrace, NotAffine
 from gpumem_tui.simulator.timeline import Timeline
@@ -31,19 +32,22 @@ class Tracer:
     """Runs one workload on a simulated GPU that is never full.
 
     Attributes:
+        load: gives the workload, on the simulated GPU: a user's file may use it while it is imported.
         recipe: whose sharding decides the world that rank 0 lives in.
         steps: training steps a trace has.
         on_backward_error: see `SimulatedGpu`.
         assumed: counts the operators met whose kernels take scratch of unknown size.
+        user_code: see `device_for`.
     """
 
-    workload: Workload
+    load: Callable[[], Workload]
     recipe: Recipe
     gpu: Gpu
     profile: Profile
     steps: int
     on_backward_error: Callable[[Exception], None]
     assumed: Counter[str]
+    user_code: bool = False
 
     def affine(self) -> AffineTrace:
         """The trace at every batch size.
@@ -83,9 +87,9 @@ class Tracer:
         """
         gpu = SimulatedGpu(self.gpu, self.profile, unlimited=True, on_backward_error=self.on_backward_error)
         ranks = world(self.recipe.gpus) if self.recipe.sharding != "none" else nullcontext()
-        with ranks, simulate(gpu) as device, _no_collection():
+        with ranks, device_for(gpu, user_code=self.user_code) as device, _no_collection():
             try:
-                StepRun(self.workload, batch_size, device, gpu).run(self.steps)
+                StepRun(self.load(), batch_size, device, gpu).run(self.steps)
             except (WorkloadError, Untraceable):
                 raise
             except (Exception, SystemExit) as error:

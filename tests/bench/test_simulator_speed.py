@@ -37,7 +37,7 @@ def _median_s(function: Callable[[], object], runs: int = 5) -> float:
 def _traced(model: str) -> tuple[TraceDone, float]:
     gpu = find_gpu("a100-80gb")
     request = TraceRequest(WorkloadSpec(Recipe(), shape=find_model(model)), gpu, steps=3)
-    done = trace(request, request.workload.load(), profile_for(torch.__version__, gpu), report=lambda _: None)
+    done = trace(request, profile_for(torch.__version__, gpu), report=lambda _: None)
     assert isinstance(done, TraceDone)
     return done, done.seconds
 

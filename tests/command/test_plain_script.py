@@ -43,6 +43,18 @@ def test_every_bucket_of_a_plain_script(project: Project) -> None:
     assert "| step 0: loss 0.000 on cuda:0" in done.stderr
 
 
+def test_one_sample_that_takes_another_way_is_told_by_its_own_trace(project: Project) -> None:
+    other_way = "spare = torch.empty(1 << 20, device=device) if arguments.batch_size == 1 else None; loss.backward()"
+    project.write("train.py", SCRIPT.replace("loss.backward()", other_way))
+    sizes = {
+        size: project.predict("python", "train.py", "--batch-size={batch}", options=("--batch-size", str(size))).json
+        for size in (1, 4)
+    }
+    peaks = {size: found["traced"]["peak_allocated_bytes"] for size, found in sizes.items()}
+    assert peaks[1] > peaks[4]
+    assert sizes[1]["traced"]["max_batch_size"] == sizes[4]["traced"]["max_batch_size"] > 4
+
+
 def test_the_largest_batch_is_run_and_the_next_one_too(project: Project) -> None:
     project.write("train.py", SCRIPT)
     done = project.search("python", "train.py", "--batch-size={batch}", options=("--limit", "1GiB", "--quiet"))
@@ -52,3 +64,28 @@ def test_the_largest_batch_is_run_and_the_next_one_too(project: Project) -> None
     assert result["verified"]
     assert result["max_batch_size"] == result["traced"]["max_batch_size"] == trials[0]["batch_size"]
     assert [trial["outcome"] for trial in trials] == ["fit", "oom"]
+
+
+def test_what_a_program_asks_of_the_compiler_loads_it(project: Project) -> None:
+    asking = """
+    import torch._dynamo
+    from torch._dynamo.utils import counters
+    torch._dynamo.config.suppress_errors = True
+    torch._dynamo.reset()
+    print("graphs:", len(counters), sys.modules["torch._dynamo"] is torch._dynamo)
+    """
+    project.write("train.py", "    import sys\n" + SCRIPT.replace("\n    parser =", asking + "\n    parser =", 1))
+    done = project.predict("python", "train.py", "--batch-size", "256")
+    assert done.json["traced"]["buckets"]["parameters"] == PARAMETERS
+    assert "| graphs: 0 True" in done.stderr
+
+
+def test_the_compiler_is_not_loaded_for_nothing(project: Project) -> None:
+    saying = """
+    import atexit
+    import sys
+    atexit.register(lambda: print("loaded:", sorted(name for name in sys.modules if name.startswith("torch._dynamo"))))
+    """
+    project.write("train.py", saying + SCRIPT)
+    done = project.predict("python", "train.py")
+    assert "| loaded: ['torch._dynamo', 'torch._dynamo.config']" in done.stderr

@@ -78,7 +78,7 @@ def predict_edge(edge: Edge, gpu: Gpu, write: Write) -> None:
     hide_gpus()
     request = TraceRequest(edge.workload, gpu, EDGE_STEPS)
     profile = profile_for(torch.__version__, gpu)
-    done = trace(request, edge.workload.load(), profile, report=lambda _: None)
+    done = trace(request, profile, report=lambda _: None)
     if isinstance(done, TraceDone):
         capacity_bytes = gpu.cuda_total_bytes - profile.context_bytes
         predicted = Predicted(BatchFinder(done.trace).largest(capacity_bytes, edge.limit_bytes))

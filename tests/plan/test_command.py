@@ -25,7 +25,7 @@ def _plan(*what_ifs: WhatIf, batch_size: int = 8, gpu: str = "a100-80gb") -> Com
 
 
 def _with(plan: CommandPlan, **values: object) -> CommandPlan:
-    traced = replace(plan.base, **values, _replays={})  # type: ignore[arg-type]
+    traced = replace(plan.base, **values, _runs={})  # type: ignore[arg-type]
     return replace(
         plan, predicted=replace(plan.predicted, prediction=Prediction(plan.predicted.prediction.formula, traced))
     )

@@ -11,9 +11,11 @@ from pathlib import Path
 import psutil
 import pytest
 
+from gpumem_tui.search.control import Unusable
 from gpumem_tui.search.events import Failed, Ready, Sample
+from gpumem_tui.search.predicting import predict
 from gpumem_tui.search.process import ChildDied
-from tests.search.trials import Trial, gone_within, workload
+from tests.search.trials import Trial, config, gone_within, workload
 
 PAUSE_POLLS = 60
 """The parent polls ten times a second: a pause of 6 s."""
@@ -221,3 +223,66 @@ def test_a_file_that_cannot_be_loaded_is_the_users_to_mend(tmp_path: Path) -> No
     assert isinstance(last, Failed)
     assert last.kind == "workload"
     assert "has no train_step" in last.detail
+
+
+def test_a_torch_that_is_too_old_to_simulate_is_named(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("__version__ = '2.8.0'")
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path} exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    with pytest.raises(Unusable, match=r"torch 2\.8\.0 is too old to simulate a GPU: 2\.10 or newer is needed"):
+        predict(config(workload(tmp_path), python=str(python)))
+
+
+class TestFileThatNamesCuda:
+    """A workload file speaks to the simulated GPU as it would to a real one."""
+
+    @pytest.mark.parametrize(
+        "autocast",
+        [
+            'torch.autocast("cuda"',
+            'torch.amp.autocast("cuda"',
+            "torch.cuda.amp.autocast(",
+            "torch.autocast(x.device.type",
+        ],
+    )
+    def test_autocast(self, tmp_path: Path, autocast: str) -> None:
+        half = "torch." + autocast + (", " if autocast[-1] != "(" else "") + "dtype=torch.bfloat16)"
+        dtypes = f"""
+        def train_step(model, optimizer, x):
+            with {half}:
+                assert model(x).dtype == torch.bfloat16
+            model(x).sum().backward()
+        """
+        assert Trial(workload(tmp_path, dtypes)).run().result.outcome == "fit"
+
+    def test_what_it_asks_of_torch_cuda(self, tmp_path: Path) -> None:
+        asks = """
+        assert torch.cuda.is_available()
+        SCALE = torch.ones(1 << 20, device="cuda")
+
+        def train_step(model, optimizer, x):
+            model(x * SCALE[:8]).sum().backward()
+            torch.cuda.synchronize()
+            torch.cuda.empty_cache()
+            assert torch.cuda.max_memory_allocated() > 4 << 20
+            assert torch.cuda.get_device_name() == "NVIDIA A100 80 GB" and x.is_cuda and x.device.type == "cuda"
+        """
+        result = Trial(workload(tmp_path, asks)).run().result
+        assert (result.outcome, result.detail) == ("fit", "")
+        assert result.peak_allocated_bytes > 4 << 20
+
+    def test_another_gpu(self, tmp_path: Path) -> None:
+        result = Trial(workload(tmp_path, "def make_batch(n, device): return torch.zeros(n, device='cuda:1')")).run()
+        assert "invalid device ordinal (cuda:1 of 1 GPU" in result.result.detail
+
+    def test_what_it_compiles_runs_as_it_is(self, tmp_path: Path) -> None:
+        compiles = """
+        def train_step(model, optimizer, x):
+            torch.compile(model)(x).sum().backward()
+        """
+        result = Trial(workload(tmp_path, compiles)).run().result
+        assert result.outcome == "fit"
+        assert result.notes == (
+            "torch.compile: traced as eager PyTorch, an upper bound of what the compiled step holds",
+        )

@@ -27,7 +27,7 @@ def _traced(sharding: Literal["none", "zero1", "zero2", "zero3"]) -> Timeline:
     gpu = find_gpu("a100-80gb")
     recipe = Recipe(sharding=sharding, gpus=1 if sharding == "none" else GPUS)
     request = TraceRequest(WorkloadSpec(recipe, shape=SHAPE), gpu, steps=3)
-    done = trace(request, request.workload.load(), profile_for(torch.__version__, gpu), report=lambda _: None)
+    done = trace(request, profile_for(torch.__version__, gpu), report=lambda _: None)
     assert isinstance(done, TraceDone), done
     return done.trace.at(2)
 

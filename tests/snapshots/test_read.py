@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from gpumem_tui.memory import MIB
 from gpumem_tui.snapshots.analysis import Analysis, analyse
-from gpumem_tui.snapshots.model import Snapshot, SnapshotError
+from gpumem_tui.snapshots.model import SnapshotError
 from gpumem_tui.snapshots.read import read_snapshot
 from tests.snapshots import files
 from tests.snapshots.files import BASE, written

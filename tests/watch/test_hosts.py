@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from gpumem_tui.probe.files import start_ticks
+from gpumem_tui.text import shortened
 from gpumem_tui.watch import hosts
 
 
@@ -68,7 +69,7 @@ def test_its_own_choice_of_a_folder(tmp_path: Path) -> None:
 
 
 def test_what_a_process_calls_itself_stays_one_plain_line() -> None:
-    assert hosts.shortened("\x1b[2J\nx" + "y" * 100, 10) == " [2J xyyy…"
+    assert shortened("\x1b[2J\nx" + "y" * 100, 10) == " [2J xyyy…"
 
 
 def test_a_name_that_is_no_text_hides_no_process() -> None:

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from typing import Literal
 
 from gpumem_tui.memory import ALLOCATED_BUCKETS, Bucket, format_bytes
+from gpumem_tui.text import printable
 from gpumem_tui.tui.figures import MUTED, Span, compact_bytes, proportions, span_width
 from gpumem_tui.tui.glyphs import BUCKET_LOOKS
 from gpumem_tui.tui.views.areas import Band, Stack, area_column, drawn, eighths
 from gpumem_tui.tui.views.probed import seconds
 from gpumem_tui.tui.views.readings import fit, ruled
 from gpumem_tui.watch.documents import Look, LookedDevice
-from gpumem_tui.text import printable
 from gpumem_tui.watch.records import device_name
 
 Row = list[Span]

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 
 from gpumem_tui.formula.predict import DEFAULT_HEADROOM
 from gpumem_tui.memory import Unknown, format_bytes
+from gpumem_tui.text import printable
 from gpumem_tui.tui.figures import ABSENT, MUTED, Span, percent
 from gpumem_tui.tui.glyphs import BUCKET_LOOKS, UNACCOUNTED_LOOK
 from gpumem_tui.tui.views.readings import fit
 from gpumem_tui.tui.views.shares import Share, bar
 from gpumem_tui.watch.expected import FIXED, Expected
-from gpumem_tui.text import printable
 from gpumem_tui.watch.postmortem import Case, fragmentation_lines, ledger_rows, request_lines
 from gpumem_tui.watch.report import ago
 

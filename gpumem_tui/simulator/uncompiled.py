@@ -1,0 +1,130 @@
+"""Does without torch's compiler: nothing is compiled on the simulated GPU, and to load it takes as long as torch."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial, wraps
+from importlib import import_module
+from importlib.abc import Loader
+from importlib.machinery import ModuleSpec
+from importlib.util import spec_from_loader
+from types import ModuleType
+from typing import Any
+
+_COMPILER = "torch._dynamo"
+_CONFIG = f"{_COMPILER}.config"
+
+
+def leave_compiler_unloaded(torch: ModuleType) -> None:
+    """Until a program uses it, ``import torch._dynamo`` loads no more than its configuration, which fake tensors read.
+
+    What optimizers ask of it at each step is answered by doing nothing.
+    """
+    if _COMPILER in sys.modules:
+        return
+    unloaded = _Unloaded(_COMPILER)
+    unloaded.__path__ = [f"{path}/_dynamo" for path in torch.__path__]
+    sys.modules[_COMPILER] = unloaded
+    torch.__dict__["_dynamo"] = unloaded
+    import_module(_CONFIG)
+    sys.meta_path.insert(0, _Parts())
+
+
+def exclude_nothing(module: ModuleType) -> None:
+    """Have functions that torch excludes from compilation, such as an optimizer's `zero_grad`, stay as they are.
+
+    Args:
+        module: ``torch._compile``, as yet unused.
+    """
+    replaced: Any = module
+    replaced._disable_dynamo = _kept
+
+
+def stay_eager(note: Callable[[str], None]) -> None:
+    """Have `torch.compile` give back what it got, and call `note` with what that means whenever it is used."""
+    import torch
+
+    def used() -> None:
+        note("torch.compile: traced as eager PyTorch, an upper bound of what the compiled step holds")
+
+    def compiled(model: Any = None, **options: Any) -> Any:
+        if model is None:
+            return partial(compiled, **options)
+        if isinstance(model, (torch.nn.Module, type)):
+            used()
+            return model
+
+        @wraps(model)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            used()  # libraries compile more than a program uses
+            return model(*args, **kwargs)
+
+        return run
+
+    whole: Any = torch
+    whole.compile = compiled
+    whole.nn.Module.compile = lambda module, *_, **__: compiled(module) and None
+
+
+def _kept(function: Callable[..., Any] | None = None, recursive: bool = True, **_: Any) -> Any:
+    return partial(_kept, recursive=recursive) if function is None else function
+
+
+def _load() -> ModuleType:
+    """The compiler, loaded now if it was not."""
+    if isinstance(sys.modules.get(_COMPILER), _Unloaded):
+        del sys.modules[_COMPILER]
+        sys.modules.pop(_CONFIG, None)
+    compiler: Any = import_module(_COMPILER)
+    compiler.reset = _Unloaded.reset
+    return compiler  # type: ignore[no-any-return]
+
+
+class _Unloaded(ModuleType):
+    """Stands for the compiler; whatever else is asked of it loads it."""
+
+    __path__: list[str]
+    disable = staticmethod(_kept)
+
+    @staticmethod
+    def graph_break(*_: Any) -> None:
+        """There is no graph."""
+
+    @staticmethod
+    def reset() -> None:
+        """Nothing was compiled; torch's own asks a CUDA build for its graphs."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(_load(), name)
+
+
+class _Parts:
+    """Finds the parts of the compiler: who imports one has all of it loaded first, perhaps with that one."""
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        """The specification of a module that the loading has loaded; None for what others find."""
+        if not name.startswith(f"{_COMPILER}.") or not isinstance(sys.modules.get(_COMPILER), _Unloaded):
+            return None
+        _load()
+        sys.meta_path.remove(self)
+        module = sys.modules.get(name)
+        return None if module is None else spec_from_loader(name, _Loaded(module))
+
+
+class _Loaded(Loader):
+    """Gives a module that is loaded already."""
+
+    def __init__(self, module: ModuleType) -> None:
+        self._module = module
+        self._spec = module.__spec__
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        """The module as it is."""
+        return self._module
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Nothing is left to run."""
+        module.__spec__ = self._spec
