@@ -60,6 +60,7 @@ class WorkloadOptions:
     attention: Attention = "auto"
     sharding: Sharding = "none"
     gpus: int = 1
+    assumed_rows: tuple[tuple[str, float], ...] = ()
 
     def spec(self) -> WorkloadSpec:
         """The workload these options describe.
@@ -81,14 +82,16 @@ class WorkloadOptions:
             if value > _LIMITS[name]:
                 raise OptionError(f"--{name.replace('_', '-')}: must be at most {_LIMITS[name]:,}")
         if self.command:
-            return self._command_spec()
+            return replace(self._command_spec(), assumed_rows=self.assumed_rows)
         if self.sharding != "none" and self.gpus == 1:
             raise OptionError(
                 f"--sharding {self.sharding}: needs more than one GPU to shard over; add --gpus 2 or more"
             )
         recipe = Recipe(self.precision, self.optimizer, self.recompute, self.attention, self.sharding, self.gpus)
         if self.workload is not None:
-            return self._file_spec(recipe)
+            return replace(self._file_spec(recipe), assumed_rows=self.assumed_rows)
+        if self.assumed_rows:
+            raise OptionError("--assume-rows: is for a --workload file or a command; the catalog's models need none")
         try:
             if self.config is not None:
                 shape = load_hf_config(self.config)

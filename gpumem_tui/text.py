@@ -27,6 +27,4 @@ def cleaned(value: Any) -> Any:
         return {cleaned(key): cleaned(one) for key, one in value.items()}
     if isinstance(value, list):
         return [cleaned(one) for one in value]
-    if isinstance(value, tuple):
-        return tuple(cleaned(one) for one in value)
     return value

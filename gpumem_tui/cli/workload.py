@@ -55,6 +55,24 @@ class Size(click.ParamType[int]):
         return size_bytes
 
 
+class Rows(click.ParamType[tuple[str, float]]):
+    """A share, or FILE:LINE=SHARE for one place."""
+
+    name = "rows"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, float]:
+        if isinstance(value, tuple):
+            return value
+        place, _, share = str(value).rpartition("=")
+        try:
+            found = float(share)
+        except ValueError:
+            found = -1.0
+        if not 0 <= found <= 1 or (place and not re.search(r":\d+$", place)):
+            self.fail(f"{value!r} is not a share from 0 to 1 such as 0.25, or FILE:LINE=SHARE", param, ctx)
+        return place, found
+
+
 AT_LEAST_ONE = click.IntRange(min=1)
 
 
@@ -82,6 +100,14 @@ WORKLOAD_OPTIONS = [
     choice("--sharding", SHARDINGS, "What is divided over the GPUs: optimizer state, gradients too, parameters too."),
     click.option(
         "--gpus", type=AT_LEAST_ONE, default=1, show_default=True, help="GPUs to shard over; of a command, its ranks."
+    ),
+    click.option(
+        "--assume-rows",
+        "assumed_rows",
+        type=Rows(),
+        multiple=True,
+        metavar="[FILE:LINE=]SHARE",
+        help="Simulated: what share is kept where a shape depends on computed values (nonzero, boolean masks).",
     ),
 ]
 DEVICE_OPTIONS = [

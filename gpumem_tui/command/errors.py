@@ -36,6 +36,8 @@ def described(error: BaseException) -> str:
     """What went wrong, where, and what to do about it where that is plain, in one line."""
     if isinstance(error, SyntaxError) and error.filename is not None:
         return f"{os.path.relpath(error.filename)}:{error.lineno}: syntax error: {error.msg}"
+    if getattr(error, "says_where", False):  # one of ours
+        return str(error)
     words = _words(error)
     said = f"{type(error).__name__}: {words}" if words else type(error).__name__
     where = place(error)

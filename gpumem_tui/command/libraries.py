@@ -34,6 +34,7 @@ def follow_libraries(program: Program) -> None:
     write_no_checkpoint(program)
     follow_graphs(program.note)
     after_import("triton.runtime.driver", lambda module: module.driver.set_active(_TritonDriver(backend)))
+    _compile_nothing(program)
     _note_recurrent_layers(program)
     _iterate_in_full(program)
     after_import("triton.runtime.jit", lambda module: _launch_nothing(program, module.JITFunction))
@@ -77,6 +78,25 @@ def _launch_nothing(program: Program, *kinds: Any) -> None:
 
     for kind in kinds:
         kind.run = run
+
+
+class _KernelLeftOut:
+    """A CUDA kernel that a program compiles while it runs: what it writes is allocated before, as with Triton's."""
+
+    def __init__(self, program: Program) -> None:
+        self._program = program
+
+    def __call__(self, *_: Any, **__: Any) -> None:
+        self._program.note("CUDA kernels that the program compiles are not run: what they write is allocated before")
+
+    def set_shared_memory_config(self, size_bytes: int) -> None:
+        """Memory of the multiprocessors, which is no part of the device's."""
+
+
+def _compile_nothing(program: Program) -> None:
+    cuda: Any = torch.cuda
+    if hasattr(cuda, "_compile_kernel"):
+        cuda._compile_kernel = lambda *_, **__: _KernelLeftOut(program)
 
 
 class _TritonDriver:

@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from gpumem_tui.command.by_hand import UpdatesByHand
 from gpumem_tui.memory import Bucket
 from gpumem_tui.step import Phase
 from gpumem_tui.workload.base import local
@@ -26,8 +27,9 @@ _BETWEEN_SAMPLES_S = 0.05
 class Program:
     """A program that trains in this process.
 
-    A step is one of the first optimizer that steps. The phases are told by hooks: forward begins when a module is
-    called by no other, backward with `torch.autograd.backward`, the optimizer phase with any optimizer's `step`.
+    A step is one of the first optimizer that steps, or an update that a program without any makes. The phases are told
+    by hooks: forward begins when a module is called by no other, backward with `torch.autograd.backward`, the
+    optimizer phase with any optimizer's `step`.
 
     Args:
         memory: the device module, as `torch.cuda`.
@@ -60,6 +62,7 @@ class Program:
         self._first: int | None = None
         self._round: set[int] = set()
         self._missing: set[int] = set()
+        self._by_hand = UpdatesByHand()
         self._trained: set[int] = set()
         self._storages: dict[Bucket, dict[int, int]] = {}
         """By bucket what is known by name: the bytes of each storage."""
@@ -85,9 +88,14 @@ class Program:
         backward, reset = autograd.backward, self.memory.reset_peak_memory_stats
 
         def marked_backward(*args: Any, **kwargs: Any) -> Any:
-            if self._is_followed and not _in_backward():
-                self._enter(Phase.BACKWARD)
-            return backward(*args, **kwargs)
+            if not self._is_followed or _in_backward():
+                return backward(*args, **kwargs)
+            self._count_update()
+            self._enter(Phase.BACKWARD)
+            returned = backward(*args, **kwargs)
+            if self._first is None:
+                self._remember_for_updates()
+            return returned
 
         def kept_reset(*args: Any, **kwargs: Any) -> Any:
             self._peaks = self.peaks()
@@ -115,6 +123,7 @@ class Program:
         """A module is called by no other one."""
         if not self._is_followed or _in_backward():
             return
+        self._count_update()
         if module not in self._roots:
             self._roots.add(module)
             self._recorder.name_modules(module)
@@ -148,9 +157,7 @@ class Program:
             self._first = id(optimizer)
         if id(optimizer) == self._first:
             self.steps += 1
-            now = time.perf_counter()
-            self.step_seconds.append(now - self._step_began)
-            self._step_began = now
+            self._time_step()
             self._missing, self._round = self._round, set()
         else:
             self._round.add(id(optimizer))
@@ -158,9 +165,36 @@ class Program:
         if self.steps >= self._wanted and not self._missing:
             self._finish()
         elif not _in_backward():
-            self._wait()
-            self._storages.pop(Bucket.GRADIENTS, None)
-            self._enter(Phase.BATCH)
+            self._begin_next()
+
+    def _remember_for_updates(self) -> None:
+        """Backward has ended, and no optimizer of torch's has stepped so far."""
+        parameters = [parameter for module in self._roots for parameter in module.parameters()]
+        self._by_hand.after_backward(parameters)
+        self._tag(Bucket.GRADIENTS, (p.grad for p in parameters if p.grad is not None))
+        if self._by_hand.is_certain:
+            self._enter(Phase.OPTIMIZER)
+
+    def _count_update(self) -> None:
+        """Count the step that a program without an optimizer has made since its last backward."""
+        if self._first is not None or not self._by_hand.has_stepped():
+            return
+        self.note("no optimizer of torch's: steps are told by its updates; what one of its own keeps is other memory")
+        self.steps += 1
+        self._time_step()
+        if self.steps >= self._wanted:
+            self._finish()
+        self._begin_next()
+
+    def _time_step(self) -> None:
+        now = time.perf_counter()
+        self.step_seconds.append(now - self._step_began)
+        self._step_began = now
+
+    def _begin_next(self) -> None:
+        self._wait()
+        self._storages.pop(Bucket.GRADIENTS, None)
+        self._enter(Phase.BATCH)
 
     def _finish(self) -> None:
         """All steps were made: those, too, of optimizers that step in turn with the first one."""
@@ -205,7 +239,7 @@ class Program:
         self._tag(Bucket.PARAMETERS, [*parameters, *module.buffers(), *_scales(parameters)])
 
     def _tag(self, bucket: Bucket, tensors: Iterable[Any]) -> None:
-        found = [local(tensor) for tensor in tensors if isinstance(tensor, torch.Tensor)]
+        found = [part for tensor in tensors if isinstance(tensor, torch.Tensor) for part in _with_storage(tensor)]
         self._recorder.tag(bucket, found)
         storages = [tensor.untyped_storage() for tensor in found if tensor.is_cuda]
         self._storages.setdefault(bucket, {}).update((storage._cdata, storage.nbytes()) for storage in storages)
@@ -227,6 +261,18 @@ class Program:
 
 def _in_backward() -> bool:
     return torch._C._current_graph_task_id() != -1
+
+
+def _with_storage(tensor: torch.Tensor) -> Iterable[torch.Tensor]:
+    """Where a tensor's bytes are: its shard, what `torch.func` has wrapped, a sparse one's indices and values."""
+    functorch: Any = torch._C._functorch
+    tensor = local(tensor)
+    while functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = functorch.get_unwrapped(tensor)
+    if tensor.layout is torch.sparse_coo:
+        yield from (tensor._indices(), tensor._values())
+    elif tensor.layout is torch.strided:
+        yield tensor
 
 
 def _scales(parameters: Iterable[nn.Parameter]) -> Iterable[Any]:

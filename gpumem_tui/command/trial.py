@@ -40,7 +40,7 @@ def take_part(link: Link) -> None:
     """Make this process, which has just imported torch, part of the trial that `link` belongs to."""
     request = decode_request(link.request())
     if request.simulated and (reason := too_old(torch.__version__)):
-        link.conclude(Failed("torch", f"{sys.executable}: {reason}"))
+        link.conclude(Failed("torch", f"torch {torch.__version__} of {sys.executable} {reason}"))
         os._exit(1)
     profile = profile_for(torch.__version__, request.gpu)
     link.report(Ready(torch.__version__, profile.name, profile.context_bytes, profile.context_source))
@@ -130,16 +130,20 @@ class _Simulated(_Trial):
     def start(self) -> None:
         from gpumem_tui.command.launchers import follow_launchers, local_gpus, ranks
         from gpumem_tui.command.libraries import follow_libraries
+        from gpumem_tui.command.nvml import SimulatedNvml
         from gpumem_tui.simulator.cuda import presented_as_cuda
-        from gpumem_tui.simulator.device import SimulatedGpu, simulate
+        from gpumem_tui.simulator.device import SimulatedGpu, backend, simulate
         from gpumem_tui.simulator.repeats import Repeats
+        from gpumem_tui.simulator.shaped import AssumedRows
         from gpumem_tui.simulator.uncompiled import leave_compiler_unloaded
 
         leave_compiler_unloaded(torch)
         limit_bytes = self.request.limit_bytes if isinstance(self.request, TrialRequest) else None
+        self.rows = AssumedRows(self.request.workload.assumed_rows)
         self.gpu = SimulatedGpu(
             self.request.gpu, self.profile, limit_bytes, unlimited=isinstance(self.request, TraceRequest),
             on_backward_error=self._failed_in_backward, on_out_of_memory=self._out_of_memory,
+            assumed_rows=self.rows,
         )  # fmt: skip
         gpus = self.request.workload.recipe.gpus
         stack = ExitStack()
@@ -151,12 +155,16 @@ class _Simulated(_Trial):
         stack.enter_context(Repeats(self.gpu, self.program.called).watching())
         atexit.register(self._ended_early)  # while the GPU still is: what is registered last is called first
         follow_libraries(self.program)
+        SimulatedNvml(backend, self.profile.context_bytes).follow()
         self.changes: Changes | None = None
         if isinstance(self.request, TraceRequest) and self.request.change:
             from gpumem_tui.command.changes import Changes
 
             self.changes = Changes(self.request.change, self.request.gpu)
             self.changes.start()
+
+    def all_notes(self) -> tuple[str, ...]:
+        return (*super().all_notes(), *self.rows.used)
 
     def outcome(self) -> ChildEvent:
         from gpumem_tui.simulator.replay import AffineTrace

@@ -34,6 +34,7 @@ from gpumem_tui.search.events import (
     encode,
 )
 from gpumem_tui.search.process import CannotStart, ChildDied, no_room, open_pipe
+from gpumem_tui.search.stdin import CommandInput
 from gpumem_tui.text import printable
 
 _PACKAGE = Path(__file__).parent.parent
@@ -92,6 +93,8 @@ class CommandProcess:
             try:
                 self._directory = Path(tempfile.mkdtemp(prefix="gpumem-tui-trial-"))
                 ours.callback(shutil.rmtree, self._directory, ignore_errors=True)
+                self._input = CommandInput(words)
+                ours.callback(self._input.close)
                 (self._directory / REQUEST_FILE).write_bytes(encode(request))
                 self._listener = ours.enter_context(socket.socket(socket.AF_UNIX))
                 self._listener.bind(str(self._directory / SOCKET_FILE))
@@ -100,7 +103,7 @@ class CommandProcess:
                 lifeline_fd, held_fd = open_pipe(theirs, ours)
                 self._process = subprocess.Popen(
                     [sys.executable, "-I", "-S", str(_SUPERVISOR), str(lifeline_fd), *words],
-                    stdin=subprocess.DEVNULL,
+                    stdin=self._input.fd,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.STDOUT,
                     pass_fds=(lifeline_fd,),
@@ -307,6 +310,7 @@ class CommandProcess:
         for connection in self._members:
             connection.close()
         self._listener.close()
+        self._input.close()
         if self._process.stdout is not None:
             self._process.stdout.close()
         shutil.rmtree(self._directory, ignore_errors=True)

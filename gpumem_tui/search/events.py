@@ -7,7 +7,7 @@ nothing of ours; the parent validates every line with msgspec.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Literal
 
 from gpumem_tui.catalog.shapes import Gpu
@@ -168,6 +168,8 @@ class TraceDone:
             is one.
         changes: of a command, by change, why it cannot be made or was not; empty where it can be, or was.
         is_sharded: whether each rank of a command holds a part.
+        emptied: before which events the step emptied its cache.
+        apart: the trace at one size for which this form does not hold, as `AffineTrace.apart`; None for none.
     """
 
     events: tuple[int, ...]
@@ -185,6 +187,8 @@ class TraceDone:
     notes: tuple[str, ...] = ()
     changes: tuple[tuple[str, str], ...] = ()
     is_sharded: bool = False
+    emptied: tuple[int, ...] = ()
+    apart: TraceDone | None = None
     event: Literal["trace"] = "trace"
 
     @property
@@ -195,7 +199,11 @@ class TraceDone:
         computed = tuple(
             (number, Computed(rule, position, start), steps) for number, rule, position, start, steps in self.computed
         )
-        return AffineTrace(self.events, self.constants, self.slopes, self.buckets, marks, self.sites, table, computed)
+        apart = () if self.apart is None else ((self.apart.only_at, self.apart.trace.at(self.apart.only_at)),)
+        return AffineTrace(
+            self.events, self.constants, self.slopes, self.buckets, marks, self.sites, table, computed, self.emptied,
+            apart,
+        )  # fmt: skip
 
     @classmethod
     def of(
@@ -222,6 +230,8 @@ class TraceDone:
             only_at=only_at,
             not_affine=not_affine,
             notes=notes,
+            emptied=trace.emptied,
+            apart=next((cls.of(AffineTrace.constant(run), seconds, (), size) for size, run in trace.apart), None),
             computed=tuple(
                 (number, start.rule, start.position, start.arguments, steps) for number, start, steps in trace.computed
             ),
@@ -256,10 +266,6 @@ _BY_NAME: dict[str, type[ChildEvent]] = {
 }
 
 
-_NUMBERS = frozenset({"events", "constants", "slopes", "buckets", "sites", "computed"})
-"""Columns of a trace without any text."""
-
-
 class WireError(ValueError):
     """A line that is not an event of this schema."""
 
@@ -278,7 +284,7 @@ def encode(message: Request | ChildEvent) -> bytes:
         body = {**asdict(message), "action": "trial" if isinstance(message, TrialRequest) else "trace"}
     else:
         body = vars(message)  # of plain values only: a trace has hundreds of thousands
-    return json.dumps({"schema": SCHEMA, **body}, separators=(",", ":")).encode() + b"\n"
+    return json.dumps({"schema": SCHEMA, **body}, separators=(",", ":"), default=vars).encode() + b"\n"
 
 
 def decode_request(line: bytes) -> Request:
@@ -303,16 +309,11 @@ def decode_event(line: bytes) -> ChildEvent:
     import msgspec
 
     try:
+        if b"\\" in line:  # behind it JSON has what is not printable
+            line = msgspec.json.encode(cleaned(msgspec.json.decode(line)))
         head = msgspec.json.decode(line, type=_Head)
         if head.schema != SCHEMA:
             raise WireError(f"event of schema {head.schema!r}, expected {SCHEMA}")
-        return _harmless(msgspec.json.decode(line, type=_BY_NAME[head.event]))
+        return msgspec.json.decode(line, type=_BY_NAME[head.event])
     except (msgspec.MsgspecError, KeyError, TypeError) as error:
         raise WireError(f"not an event: {error}") from error
-
-
-def _harmless(event: ChildEvent) -> ChildEvent:
-    """The event with its texts printable: names of modules and the words of exceptions are a user's program's."""
-    found = {name: value for name, value in vars(event).items() if name not in _NUMBERS}
-    changed = {name: clean for name, value in found.items() if (clean := cleaned(value)) != value}
-    return replace(event, **changed) if changed else event

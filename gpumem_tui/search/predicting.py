@@ -134,8 +134,7 @@ def _tracing_command(
         else:
             flat = TraceDone.of(trace, done.seconds, done.assumed, notes=done.notes)
             done = replace(flat, changes=done.changes, is_sharded=done.is_sharded)
-        made = Traced.of(ready, done, config.device.gpu, config.limit_bytes, config.allocator)
-        return made if trace is None else replace(made, trace=trace)
+        return Traced.of(ready, done, config.device.gpu, config.limit_bytes, config.allocator)
 
     found: Traced | Unknown
     guess: int | None = None

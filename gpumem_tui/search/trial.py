@@ -39,6 +39,7 @@ from gpumem_tui.simulator.uncompiled import exclude_nothing, leave_compiler_unlo
 if TYPE_CHECKING:
     import torch
 
+    from gpumem_tui.simulator.shaped import AssumedRows
     from gpumem_tui.workload.base import Workload
     from gpumem_tui.workload.run import MemorySample, Recorder
 
@@ -88,24 +89,27 @@ def _serve(events_fd: int) -> None:
         report(Failed("torch", f"{sys.executable} cannot import torch ({error}): {mend}"))
         return
     if request.simulated and (reason := too_old(torch.__version__)):
-        report(Failed("torch", f"{sys.executable}: {reason}"))
+        report(Failed("torch", f"torch {torch.__version__} of {sys.executable} {reason}"))
         return
-    from gpumem_tui.simulator.device import register
-    from gpumem_tui.simulator.trace import Untraceable
+    from gpumem_tui.simulator.untraceable import Untraceable
     from gpumem_tui.workload.base import WorkloadError
 
     profile = profile_for(torch.__version__, request.gpu)
     report(Ready(torch.__version__, profile.name, profile.context_bytes, profile.context_source))
     try:
         if request.simulated:
+            from gpumem_tui.simulator.device import register
+            from gpumem_tui.simulator.shaped import AssumedRows
+
             leave_compiler_unloaded(torch)
             register()
             notes: dict[str, None] = {}
+            rows = AssumedRows(request.workload.assumed_rows, notes)
             stay_eager(notes.setdefault)
             if isinstance(request, TraceRequest):
-                done = trace(request, profile, report)
+                done = trace(request, profile, report, rows)
             else:
-                done = _simulated_trial(request, profile, report, may_run)
+                done = _simulated_trial(request, profile, report, may_run, rows)
             report(replace(done, notes=tuple(notes)) if isinstance(done, (TraceDone, TrialDone)) else done)
         elif isinstance(request, TraceRequest) or not torch.cuda.is_available():
             report(Failed("device", f"torch {torch.__version__} of {sys.executable} finds no CUDA device"))
@@ -170,11 +174,13 @@ def _obey(commands: RawIOBase) -> threading.Event:
 # Trials
 
 
-def _simulated_trial(request: TrialRequest, profile: Profile, report: Report, may_run: threading.Event) -> ChildEvent:
+def _simulated_trial(
+    request: TrialRequest, profile: Profile, report: Report, may_run: threading.Event, rows: AssumedRows
+) -> ChildEvent:
     from gpumem_tui.simulator.cuda import device_for
     from gpumem_tui.simulator.device import SimulatedGpu
 
-    gpu = SimulatedGpu(request.gpu, profile, request.limit_bytes, on_backward_error=_leaving(report))
+    gpu = SimulatedGpu(request.gpu, profile, request.limit_bytes, on_backward_error=_leaving(report), assumed_rows=rows)
     with device_for(gpu, user_code=request.workload.file is not None) as device:
         return _trial(request, request.workload.load(), device, gpu, profile, report, may_run)
 
@@ -228,7 +234,7 @@ def _trial(
     import torch
 
     from gpumem_tui.search.classify import is_out_of_memory
-    from gpumem_tui.simulator.trace import Untraceable
+    from gpumem_tui.simulator.untraceable import Untraceable
     from gpumem_tui.workload.base import WorkloadError
     from gpumem_tui.workload.errors import located, one_line
     from gpumem_tui.workload.run import StepRun
@@ -297,7 +303,7 @@ def _composition(recorder: Recorder, peak_bytes: int, failed: bool) -> tuple[dic
 # Traces
 
 
-def trace(request: TraceRequest, profile: Profile, report: Report) -> ChildEvent:
+def trace(request: TraceRequest, profile: Profile, report: Report, rows: AssumedRows | None = None) -> ChildEvent:
     """The affine trace of a workload; where there is none, the trace at the size asked for, or why there is none.
 
     Raises:
@@ -306,6 +312,7 @@ def trace(request: TraceRequest, profile: Profile, report: Report) -> ChildEvent
     """
     from gpumem_tui.simulator.replay import AffineTrace, NotAffine
     from gpumem_tui.simulator.scratch import assumption
+    from gpumem_tui.simulator.shaped import AssumedRows
     from gpumem_tui.simulator.tracing import Tracer
 
     started = time.perf_counter()
@@ -313,13 +320,15 @@ def trace(request: TraceRequest, profile: Profile, report: Report) -> ChildEvent
     recipe = request.workload.recipe
     tracer = Tracer(
         request.workload.load, recipe, request.gpu, profile, request.steps, _leaving(report), assumed,
-        user_code=request.workload.file is not None,
+        user_code=request.workload.file is not None, assumed_rows=rows or AssumedRows(),
     )  # fmt: skip
     only_at, not_affine = 0, ""
     try:
         if request.not_affine:
             raise NotAffine(request.not_affine)
         found = tracer.affine()
+        if request.batch_size == 1 and not found.holds(1, one := tracer.at(1)):
+            found = replace(found, apart=((1, one),))
     except NotAffine as error:
         if request.batch_size is None:
             return Failed("trace", str(error))
@@ -331,7 +340,7 @@ def trace(request: TraceRequest, profile: Profile, report: Report) -> ChildEvent
 
 def _leaving(report: Report) -> Callable[[Exception], None]:
     """Say what went wrong in backward while there is still a process to say it."""
-    from gpumem_tui.simulator.trace import Untraceable
+    from gpumem_tui.simulator.untraceable import Untraceable
     from gpumem_tui.workload.errors import located
 
     def leave(error: Exception) -> None:

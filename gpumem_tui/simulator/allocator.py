@@ -69,7 +69,7 @@ class CachingAllocator:
         )
         self._pools: dict[tuple[int, bool], Pool] = {}
         self._requests: defaultdict[int, dict[int, tuple[int, Pool]]] = defaultdict(dict)
-        self._next_address = 1 << 40
+        self._lowest_address = self._next_virtual_address = 1 << 62
         self._large_lookups = 0
 
     # Requests
@@ -245,9 +245,9 @@ class CachingAllocator:
         self.stats.peak_reserved_bytes = max(self.stats.peak_reserved_bytes, self.stats.reserved_bytes)
 
     def _new_range(self, size_bytes: int) -> int:
-        address = self._next_address
-        self._next_address += size_bytes + 2 * SEGMENT_GRANULE_BYTES
-        return address
+        """Where the driver puts a segment: below the last one, as in two of three recorded pairs (tests/recordings)."""
+        self._lowest_address -= size_bytes
+        return self._lowest_address
 
     # Giving back
 
@@ -332,8 +332,9 @@ class CachingAllocator:
                 return start
         granule = self._expandable_granule(pool)
         virtual_bytes = (self.capacity_bytes + self.capacity_bytes // 8 + granule) // granule * granule
-        fresh = Block(self._new_range(virtual_bytes), virtual_bytes, pool)
+        fresh = Block(self._next_virtual_address, virtual_bytes, pool)
         fresh.mapped = False
+        self._next_virtual_address += virtual_bytes
         self._insert_unmapped(pool, fresh)
         return fresh
 

@@ -228,6 +228,7 @@ class Backend:
 
     def empty_cache(self) -> None:
         self._gpu.allocator.empty_cache()
+        self._gpu.recorder.empty_cache()
 
     def empty_host_cache(self) -> None: ...
 

@@ -453,12 +453,24 @@ def _follow_threads(replacements: _Replacements, gpu: SimulatedGpu, names: _Cuda
     differentiate = function.apply
 
     def apply(node: Any, *gradients: Any) -> Any:
-        if torch._C._len_torch_function_stack():
+        try:
             return differentiate(node, *gradients)
-        with names:
-            return differentiate(node, *gradients)
+        except Exception as error:
+            if any(isinstance(gradient, torch.Tensor) and _is_here(gradient) for gradient in gradients):
+                gpu.on_backward_error(error)
+            raise
 
     replacements.set(function, "apply", apply)
+    autograd: Any = torch.autograd
+    run_backward = autograd._engine_run_backward
+
+    def run_with_names(*args: Any, **kwargs: Any) -> Any:
+        if torch._C._len_torch_function_stack():
+            return run_backward(*args, **kwargs)
+        with names:  # off where `Tensor.backward` came by them; the engine's threads take over what is on
+            return run_backward(*args, **kwargs)
+
+    replacements.set(autograd, "_engine_run_backward", run_with_names)
 
 
 def _follow_autocast(replacements: _Replacements) -> None:

@@ -22,6 +22,7 @@ from gpumem_tui.simulator.allocator import CachingAllocator, OutOfMemory
 from gpumem_tui.simulator.backend import Backend
 from gpumem_tui.simulator.profile import Profile
 from gpumem_tui.simulator.settings import AllocatorSettings
+from gpumem_tui.simulator.shaped import AssumedRows
 from gpumem_tui.simulator.timeline import Timeline, TimelineRecorder
 from gpumem_tui.simulator.trace import DeviceMode
 from gpumem_tui.sites import SiteFinder
@@ -43,6 +44,7 @@ class SimulatedGpu:
         on_backward_error: called with an error in backward other than out-of-memory, just before it ends the process
             (see `DeviceMode.raise_if_full`).
         on_out_of_memory: called with the message, just before it is raised.
+        assumed_rows: how many rows operators give whose result's shape depends on what the GPU computes.
     """
 
     def __init__(
@@ -53,8 +55,10 @@ class SimulatedGpu:
         unlimited: bool = False,
         on_backward_error: Callable[[Exception], None] = lambda error: None,
         on_out_of_memory: Callable[[str], None] = lambda message: None,
+        assumed_rows: AssumedRows | None = None,
     ) -> None:
         self.gpu = gpu
+        self.assumed_rows = assumed_rows or AssumedRows()
         self.on_backward_error = on_backward_error
         self.on_out_of_memory = on_out_of_memory
         self.profile = profile

@@ -9,6 +9,17 @@ from dataclasses import dataclass, replace
 from gpumem_tui.catalog.shapes import Gpu
 from gpumem_tui.memory import KIB, MIB
 
+OLDEST_TORCH = (2, 10)
+"""The first version whose Python backends of a device type the simulated GPU is one of."""
+
+
+def too_old(torch_version: str) -> str:
+    """Why a version of torch cannot simulate a GPU; "" where it can."""
+    version = tuple(int(part) for part in re.findall(r"\d+", torch_version)[:2])
+    if version >= OLDEST_TORCH:
+        return ""
+    return f"is too old to simulate a GPU: {'.'.join(map(str, OLDEST_TORCH))} or newer is needed"
+
 
 @dataclass(frozen=True, slots=True)
 class Profile:
@@ -18,6 +29,8 @@ class Profile:
         name: shown wherever a traced number is shown, e.g. ``torch 2.13 sm_80``.
         cublas_workspace_bytes: taken from the caching allocator once per cuBLAS handle and stream; the forward and
             the autograd thread have a handle each.
+        cublaslt_workspace_bytes: what a product with a bias takes for cuBLASLt beside it; 0 where it shares cuBLAS'.
+        keeps_cublaslt_workspace: a thread keeps that, else every such product gives it back at its end.
         context_bytes: what a process holds on the device beside its allocator: CUDA context, kernels, libraries.
         context_source: where `context_bytes` was measured.
         multiprocessors, threads_per_multiprocessor: how far a reduction is split, and so what scratch it takes.
@@ -25,6 +38,8 @@ class Profile:
 
     name: str
     cublas_workspace_bytes: int
+    cublaslt_workspace_bytes: int
+    keeps_cublaslt_workspace: bool
     context_bytes: int
     context_source: str
     multiprocessors: int
@@ -36,12 +51,23 @@ class Profile:
 
 
 CUBLAS_WORKSPACE = "cuBLAS workspace"
-"""The operator under which a trace has it."""
+CUBLASLT_WORKSPACE = "cuBLASLt workspace"
+"""The operators under which a trace has them."""
 
-_CUBLAS_DEFAULT_BYTES = 4096 * KIB * 2 + 16 * KIB * 8
+_Version = tuple[int, ...]
+
+_CUBLAS_BYTES = 4096 * KIB * 2 + 16 * KIB * 8
 _CUBLAS_LARGE_BYTES = 32 * MIB
-"""aten/src/ATen/cuda/CublasHandlePool.cpp: `:4096:2:16:8`, and 32 MiB on Hopper; later on Blackwell too (assumed: since
-torch 2.9)."""
+_CUBLAS_LARGE_SINCE: dict[int, _Version] = {9: (2, 0), 10: (2, 12), 12: (2, 12)}
+"""`parseChosenWorkspaceSize` in aten/src/ATen/cuda/CublasHandlePool.cpp: `:4096:2:16:8`, and 32 MiB by major compute
+capability since a torch version: Hopper (pytorch/pytorch#91564), Blackwell (#175344, merged in February 2026; published
+runs of torch 2.11 on a B200 and an RTX PRO 6000 still hold 8,519,680 bytes a thread, tests/published)."""
+
+_CUBLASLT_BYTES = 1 * MIB
+_CUBLASLT_KEPT_SINCE: _Version = (2, 9)
+_CUBLASLT_SHARED_SINCE: _Version = (2, 11)
+"""`parseCUDABlasLtWorkspaceSize` there: 1 MiB, taken for each product until pytorch/pytorch#156495 (June 2025) gave it
+to the thread, and cuBLAS' own since #168175 (January 2026)."""
 
 _CONTEXTS = {
     (8, 9): (426 * MIB, "measured on an RTX 6000 Ada, torch 2.10, CUDA 13.0 (unslothai/unsloth-zoo#1053)"),
@@ -65,21 +91,6 @@ _THREADS_PER_MULTIPROCESSOR = {
 """CUDA C++ Programming Guide, "Technical Specifications per Compute Capability"; 2,048 on all others."""
 
 
-_OLDEST_SIMULATED = (2, 10)
-
-
-def too_old(torch_version: str) -> str:
-    """Why a torch cannot simulate a GPU; empty if it can."""
-    if _major_minor(torch_version) >= _OLDEST_SIMULATED:
-        return ""
-    oldest = ".".join(map(str, _OLDEST_SIMULATED))
-    return f"torch {torch_version} is too old to simulate a GPU: {oldest} or newer is needed"
-
-
-def _major_minor(torch_version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in torch_version.split("+")[0].split(".")[:2])
-
-
 def profile_for(torch_version: str, gpu: Gpu) -> Profile:
     """The profile for a torch version such as ``2.13.0+cpu`` on a GPU of the catalog."""
     measured = gpu.compute_capability in _CONTEXTS
@@ -87,9 +98,12 @@ def profile_for(torch_version: str, gpu: Gpu) -> Profile:
     if not measured:
         context_source = f"assumed for {gpu.sm}: {context_source}"
     major_minor = ".".join(torch_version.split("+")[0].split(".")[:2])
+    version = tuple(map(int, major_minor.split(".")))
     return Profile(
         name=f"torch {major_minor} {gpu.sm}",
-        cublas_workspace_bytes=_cublas_workspace_bytes(tuple(map(int, major_minor.split("."))), gpu),
+        cublas_workspace_bytes=_cublas_workspace_bytes(version, gpu),
+        cublaslt_workspace_bytes=_cublaslt_workspace_bytes(version),
+        keeps_cublaslt_workspace=version >= _CUBLASLT_KEPT_SINCE,
         context_bytes=context_bytes,
         context_source=context_source,
         multiprocessors=gpu.multiprocessors or MULTIPROCESSORS_OF_OTHERS,
@@ -97,10 +111,19 @@ def profile_for(torch_version: str, gpu: Gpu) -> Profile:
     )
 
 
-def _cublas_workspace_bytes(torch_version: tuple[int, ...], gpu: Gpu) -> int:
+def _cublas_workspace_bytes(torch_version: _Version, gpu: Gpu) -> int:
     """What the user set in `CUBLAS_WORKSPACE_CONFIG` (pairs of ``:KIB:COUNT``), else torch's default."""
     pairs = re.findall(r":(\d+):(\d+)", os.environ.get("CUBLAS_WORKSPACE_CONFIG", ""))
     if pairs:
         return sum(int(size) * KIB * int(count) for size, count in pairs)
-    large = gpu.compute_capability == (9, 0) or (torch_version >= (2, 9) and gpu.compute_capability[0] in (9, 10, 12))
-    return _CUBLAS_LARGE_BYTES if large else _CUBLAS_DEFAULT_BYTES
+    since = _CUBLAS_LARGE_SINCE.get(gpu.compute_capability[0])
+    return _CUBLAS_LARGE_BYTES if since is not None and torch_version >= since else _CUBLAS_BYTES
+
+
+def _cublaslt_workspace_bytes(torch_version: _Version) -> int:
+    """What the user set in `CUBLASLT_WORKSPACE_SIZE` (KiB), else torch's default; 0 if cuBLAS' own serves."""
+    shares = os.environ.get("TORCH_CUBLASLT_UNIFIED_WORKSPACE", str(int(torch_version >= _CUBLASLT_SHARED_SINCE)))
+    if shares == "1":
+        return 0
+    chosen = re.match(r"\d+", os.environ.get("CUBLASLT_WORKSPACE_SIZE", ""))
+    return int(chosen[0]) * KIB if chosen else _CUBLASLT_BYTES

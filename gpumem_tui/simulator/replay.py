@@ -28,10 +28,11 @@ class NotAffine(ValueError):
 
 
 def _same_program(one: Timeline, other: Timeline) -> bool:
-    return (one.events, one.buckets, one.marks, _rules(one)) == (
+    return (one.events, one.buckets, one.marks, one.emptied, _rules(one)) == (
         other.events,
         other.buckets,
         other.marks,
+        other.emptied,
         _rules(other),
     )
 
@@ -97,6 +98,7 @@ class AffineTrace:
     """A training run at every batch size: allocation i takes ``constants[i] + slopes[i] · b`` bytes.
 
     Attributes:
+        emptied: as in `Timeline`.
         computed: allocations whose size a rule gives instead, by number: the rule with its arguments at no sample, and
             what each of them grows by a sample.
         apart: runs at sizes for which this does not hold, as they were traced, by batch size. A batch of one sample
@@ -111,6 +113,7 @@ class AffineTrace:
     sites: tuple[int, ...] = ()
     site_table: tuple[Site, ...] = ()
     computed: tuple[tuple[int, Computed, tuple[int, ...]], ...] = ()
+    emptied: tuple[int, ...] = ()
     apart: tuple[tuple[int, Timeline], ...] = ()
 
     @classmethod
@@ -142,7 +145,15 @@ class AffineTrace:
             start = tuple(x - step * b1 for x, step in zip(at1.arguments, steps, strict=True))
             computed.append((number, replace(at1, arguments=start), steps))
         return cls(
-            t1.events, tuple(constants), tuple(slopes), t1.buckets, t1.marks, t2.sites, t2.site_table, tuple(computed)
+            t1.events,
+            tuple(constants),
+            tuple(slopes),
+            t1.buckets,
+            t1.marks,
+            t2.sites,
+            t2.site_table,
+            tuple(computed),
+            t1.emptied,
         )
 
     @classmethod
@@ -152,7 +163,7 @@ class AffineTrace:
         computed = tuple((number, size, (0,) * len(size.arguments)) for number, size in timeline.computed)
         return cls(
             timeline.events, timeline.sizes, slopes, timeline.buckets, timeline.marks, timeline.sites,
-            timeline.site_table, computed,
+            timeline.site_table, computed, timeline.emptied,
         )  # fmt: skip
 
     def at(self, batch_size: int) -> Timeline:
@@ -178,7 +189,7 @@ class AffineTrace:
                 computed.append((index + 1, Computed(rule, position, arguments)))
         return Timeline(
             self.events, tuple(sizes), self.buckets, self.marks, self.sites, self.site_table,
-            tuple(sorted(computed, key=itemgetter(0))),
+            tuple(sorted(computed, key=itemgetter(0))), self.emptied,
         )  # fmt: skip
 
     @cached_property
@@ -201,7 +212,8 @@ class AffineTrace:
             NotAffine: any event or size differs.
         """
         if not self.holds(batch_size, traced):
-            raise NotAffine(f"the step at batch size {batch_size} is not what smaller ones predict")
+            others = "larger" if batch_size == 1 else "smaller"
+            raise NotAffine(f"the step at batch size {batch_size} is not what {others} ones predict")
 
 
 def replay(
@@ -221,28 +233,36 @@ def replay(
     sizes = iter(timeline.sizes)  # allocations are numbered as they are made
     blocks: list[Block | None] = [None]  # by allocation; None for a buffer of no size and one that was released
     starts = [0, *(mark.event for mark in timeline.marks), _end(timeline)]
+    emptied = list(reversed(timeline.emptied))
     spans: list[tuple[Mark, int, int, int]] = []
     peak_bytes, peak_event = 0, -1
     fits = True
     for index, (start, end) in enumerate(pairwise(starts)):
         phase_peak, phase_event = stats.allocated_bytes, start - 1
-        try:
-            for event, number in enumerate(timeline.events[start:end], start):
-                if number < 0:
-                    block = blocks[-number]
-                    if block is not None:
-                        free(block)
-                        blocks[-number] = None
-                    continue
-                size = next(sizes)
-                if not size:
-                    blocks.append(None)
-                    continue
-                blocks.append(malloc(size))
-                if stats.allocated_bytes > phase_peak:
-                    phase_peak, phase_event = stats.allocated_bytes, event
-        except OutOfMemory:
-            fits = False
+        while True:
+            until = min(end, emptied[-1]) if emptied else end
+            try:
+                for event, number in enumerate(timeline.events[start:until], start):
+                    if number < 0:
+                        block = blocks[-number]
+                        if block is not None:
+                            free(block)
+                            blocks[-number] = None
+                        continue
+                    size = next(sizes)
+                    if not size:
+                        blocks.append(None)
+                        continue
+                    blocks.append(malloc(size))
+                    if stats.allocated_bytes > phase_peak:
+                        phase_peak, phase_event = stats.allocated_bytes, event
+            except OutOfMemory:
+                fits = False
+                break
+            if not emptied or emptied[-1] > end:
+                break
+            start = emptied.pop()
+            allocator.empty_cache()
         if phase_peak > peak_bytes:
             peak_bytes, peak_event = phase_peak, phase_event
         if index:

@@ -17,6 +17,9 @@ NOT_EXAMINED = "not examined"
 _FLOAT_BYTES = 4
 _INDEX_32_BIT = 2**31 - 1
 _WARP = 32
+_RADIX_BITS = 8
+_SORT_ONE_TILE, _SORT_TILE = (256, 19), (384, 20)
+"""Threads, and items of 4 bytes for each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +34,20 @@ class Computed:
     def size_bytes(self) -> int:
         """What the kernel asks for."""
         return sizes(self.rule, self.arguments)[self.position]
+
+
+Buffer = int | Computed
+"""The size of a buffer in bytes, or the rule that gives it."""
+
+
+@dataclass(frozen=True, slots=True)
+class GivenBack:
+    """Where a kernel gives back the buffer that is entry number `position` of what it takes."""
+
+    position: int
+
+
+Taken = Buffer | GivenBack
 
 
 @lru_cache(4096)
@@ -116,6 +133,26 @@ def embedding_gradient(indices: int, weights: int, width: int, index_bytes: int,
     )
 
 
+def radix_sort(items: int, key_bytes: int, value_bytes: int, key_bits: int) -> tuple[int, ...]:
+    """What CUB takes to sort pairs into other arrays (cub/device/dispatch/dispatch_radix_sort.cuh, SM80 and later).
+
+    One tile takes 1 byte. More take histograms of every pass over 8 bits, what each tile tells the next, and, where
+    there is more than one pass, another copy of keys and values; every part in whole 256 bytes. Recorded on two GPUs:
+    72,191 bytes for 4,096 pairs of 8 bytes and 14 bits, 138,751 for 8,192 (tests/recordings).
+    """
+    scale = max(key_bytes, value_bytes, 4)
+    if not items:
+        return (0,)
+    if items <= _SORT_ONE_TILE[0] * max(1, _SORT_ONE_TILE[1] * 4 // scale):
+        return (1,)
+    passes = -(-key_bits // _RADIX_BITS)
+    tiles = -(-items // (_SORT_TILE[0] * max(1, _SORT_TILE[1] * 4 // scale)))
+    digits = 1 << _RADIX_BITS
+    copies = (items * value_bytes, items * key_bytes) if passes > 1 else ()
+    parts = (passes * digits * 8, tiles * digits * 4, *copies, passes * 4)
+    return (sum(-(-part // 256) * 256 for part in parts) + 255,)
+
+
 def norm_gradient(rows: int, columns: int, element_bytes: int, multiprocessors: int) -> tuple[int, ...]:
     """Partial gradients of a norm's weight and of its bias, where there are more than 65,536 rows.
 
@@ -135,4 +172,5 @@ RULES: dict[str, Callable[..., tuple[int, ...]]] = {
     "reduction": reduction,
     "embedding_gradient": embedding_gradient,
     "norm_gradient": norm_gradient,
+    "radix_sort": radix_sort,
 }

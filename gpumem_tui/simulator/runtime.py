@@ -57,6 +57,9 @@ def _scatter(tensor: torch.Tensor, devices: Sequence[int], *_: object) -> tuple[
     return (tensor.to("cuda"),)
 
 
+_ALLOCATOR_STATE = "_cuda_CUDAAllocator_AllocatorState"
+
+
 class MemoryPool:
     """`torch.cuda.MemPool`: its allocations are taken from the one pool that there is."""
 
@@ -103,6 +106,8 @@ def answers(devices: Callable[[], int], statistics: Callable[[], Mapping[str, An
         "MemPool": MemoryPool,
     }
     found: dict[tuple[Any, str], Any] = {(torch._C, name): answer for name, answer in below.items()}
+    if not hasattr(torch._C, _ALLOCATOR_STATE):  # only imported, by `torch._dynamo.reset` where there is CUDA
+        found[torch._C, _ALLOCATOR_STATE] = object
     for module in (cuda, cuda.memory):
         found.update({(module, name): answer for name, answer in memory.items() if hasattr(module, name)})
     found[cuda.nccl, "version"] = lambda: _NCCL_VERSION

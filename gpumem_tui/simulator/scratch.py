@@ -13,8 +13,9 @@ from typing import Any
 
 import torch
 
+from gpumem_tui.simulator import sorting
 from gpumem_tui.simulator.profile import Profile
-from gpumem_tui.simulator.rules import NOT_EXAMINED, Computed, sizes
+from gpumem_tui.simulator.rules import NOT_EXAMINED, Buffer, Computed, Taken, sizes
 
 _FLOAT_BYTES = 4
 _FLASH_ROWS = 128
@@ -27,10 +28,10 @@ _UNKNOWN = {
     "convolution_backward_overrideable": "cuDNN's workspace depends on the algorithm that it picks",
     "native_batch_norm": "cuDNN's reserve depends on layout and version",
     "native_batch_norm_backward": "cuDNN's reserve depends on layout and version",
+    "sparse mm": "cuSPARSE's workspace, and that of sorting the indices, are not known",
     "sort": "depends on the sorting library's version",
     "topk": "depends on the algorithm that size selects",
     "cumsum": "depends on the scan library's version",
-    "index_put_": "sorting scratch when accumulating",
     "_scaled_dot_product_flash_attention": "PyTorch prefers cuDNN's kernel on Hopper and Blackwell; counted as flash",
     "_scaled_dot_product_efficient_attention": "PyTorch may prefer cuDNN's kernel on Hopper and Blackwell",
 }
@@ -59,6 +60,8 @@ upsample_bilinear2d
 MATRIX_PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot", "vdot"})
 """ops that fetch the thread's cuBLAS handle; its workspace is counted where that is made
 (aten/src/ATen/cuda/CublasHandlePool.cpp)."""
+
+_CUBLASLT_DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 _WITHOUT = MATRIX_PRODUCTS.union(
     (_VIEWS_AND_COPIES + _A_THREAD_AN_ELEMENT + _ONE_KERNEL_THAT_WRITES_ITS_RESULTS).split()
@@ -89,14 +92,30 @@ def assumption(operator: str) -> str:
     return _UNKNOWN.get(operator, NOT_EXAMINED)
 
 
-Buffer = int | Computed
-"""The size of a buffer in bytes, or the rule that gives it."""
+def takes_cublaslt(func: torch._ops.OpOverload[..., Any], args: Sequence[Any]) -> bool:
+    """Whether a product adds its bias in the same kernel, which is cuBLASLt's.
+
+    aten/src/ATen/native/cuda/Blas.cpp, `addmm_out_cuda_impl`. Arguments are (bias, matrix, matrix, …).
+    """
+    if func._opname != "addmm":
+        return False
+    bias, other = args[0], args[2]
+    return (
+        bias.dim() == 1
+        and bias.is_contiguous()
+        and bias.dtype in _CUBLASLT_DTYPES
+        and bias.shape[0] == other.shape[1] > 1
+        and other.shape[0] > 1
+    )
 
 
-def scratch(func: torch._ops.OpOverload[..., Any], args: Sequence[Any], profile: Profile) -> list[Buffer]:
-    """The buffers that an operator's CUDA kernel holds while it runs, in the order it takes them."""
+def scratch(func: torch._ops.OpOverload[..., Any], args: Sequence[Any], profile: Profile) -> list[Taken]:
+    """The buffers that an operator's CUDA kernel takes while it runs, in order.
+
+    What it does not give back on the way it gives back at its end, the last one first.
+    """
     found = _SCRATCH.get(func._opname)
-    return found(args, profile) if found is not None else []
+    return list(found(args, profile)) if found is not None else []
 
 
 def _computed(rule: str, *arguments: int) -> list[Buffer]:
@@ -180,6 +199,35 @@ def _layer_norm_backward(args: Sequence[Any], profile: Profile) -> list[Buffer]:
     )
 
 
+def _group_norm(args: Sequence[Any], profile: Profile) -> list[Buffer]:
+    """Scale and shift of every channel of a sample; none for one position or without weight and bias.
+
+    aten/src/ATen/native/cuda/group_norm_kernel.cu, `GroupNormKernelImplInternal`. Arguments are (input, weight, bias,
+    samples, channels, positions, groups, …).
+    """
+    images, weight, bias, samples, channels, positions = args[:6]
+    if positions == 1 or (weight is None and bias is None):
+        return []
+    return [samples * channels * max(_FLOAT_BYTES, images.element_size())] * 2
+
+
+def _group_norm_backward(args: Sequence[Any], profile: Profile) -> list[Buffer]:
+    """Two sums for each channel of a sample, its scale, and two factors for each group, where the input's gradient is
+    wanted.
+
+    The same file, `GroupNormBackwardKernelImplInternal` and, for one position, `GroupNorm1dBackward`. Arguments are
+    (gradient, input, mean, reciprocal deviation, weight, samples, channels, positions, groups, which gradients).
+    """
+    gradient, _, _, _, weight, samples, channels, positions, groups, wanted = args[:10]
+    value_bytes = max(_FLOAT_BYTES, gradient.element_size())
+    of_channels, of_groups = samples * channels * value_bytes, samples * groups * value_bytes
+    factors: list[Buffer] = [of_groups] * 2 if wanted[0] else []
+    if positions == 1:
+        return factors
+    scale = [of_channels] if wanted[0] and weight is not None else []
+    return [of_channels, of_channels, *scale, *factors]
+
+
 def _safe_softmax(args: Sequence[Any], profile: Profile) -> list[Buffer]:
     """The plain softmax, which elements and which rows are masked, and two scalars, until the result is chosen.
 
@@ -230,13 +278,16 @@ def _ctc_backward(args: Sequence[Any], profile: Profile) -> list[Buffer]:
     return [args[6].numel() * args[6].element_size()]
 
 
-_SCRATCH: dict[str, Callable[[Sequence[Any], Profile], list[Buffer]]] = {
+_SCRATCH: dict[str, Callable[[Sequence[Any], Profile], Sequence[Taken]]] = {
+    **dict.fromkeys(("index_put", "index_put_", "_index_put_impl_"), sorting.index_put),
     "_scaled_dot_product_flash_attention_backward": _flash_backward,
     "_scaled_dot_product_efficient_attention_backward": _efficient_backward,
     "_safe_softmax": _safe_softmax,
     "_ctc_loss_backward": _ctc_backward,
     "embedding_dense_backward": _embedding_backward,
     "native_layer_norm_backward": _layer_norm_backward,
+    "native_group_norm": _group_norm,
+    "native_group_norm_backward": _group_norm_backward,
     **dict.fromkeys(("sum", "mean", "prod"), _reduction),
     **dict.fromkeys(("amax", "amin", "all", "any"), _extremum),
     "linalg_vector_norm": _norm,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -10,10 +12,13 @@ import torch
 from gpumem_tui.simulator.values import SHAPED_BY_VALUES, Unknown, Values
 
 _aten: Any = torch.ops.aten
-_EQUAL, _MASKED_SELECT = _aten.equal.default, _aten.masked_select.default
+_EQUAL, _CLOSE, _MASKED_SELECT = _aten.equal.default, _aten.allclose.default, _aten.masked_select.default
+_NONZERO = _aten.nonzero.default
+_UNIQUE_CONSECUTIVE = _aten.unique_consecutive.default
+_UNIQUE = (_aten._unique2.default, _UNIQUE_CONSECUTIVE)
 PACK = _aten._pack_padded_sequence.default
 _CTC = (_aten._ctc_loss.default, _aten._ctc_loss.Tensor)
-TAKEN_FROM_VALUES = SHAPED_BY_VALUES.union((PACK, *_CTC))
+TAKEN_FROM_VALUES = SHAPED_BY_VALUES.union((PACK, _CLOSE, *_CTC))
 """Operators that this module answers, as far as the values that it takes are known."""
 
 
@@ -40,8 +45,8 @@ class Shapes:
         try:
             return self._values.result_on_host(func, args, kwargs)
         except Unknown:
-            if func is _EQUAL:  # as of zeros
-                return args[0].shape == args[1].shape
+            if func is _EQUAL or func is _CLOSE:  # as of zeros
+                return func is _CLOSE or args[0].shape == args[1].shape
             if func is _MASKED_SELECT:
                 return self._selected(*args)
             raise
@@ -68,6 +73,58 @@ class Shapes:
         if known is None:
             raise Unknown
         return [int(length) for length in known]
+
+
+@dataclass
+class AssumedRows:
+    """What share is kept where operators such as `nonzero` keep what unknown values tell them to.
+
+    Attributes:
+        shares: by place in the program (``FILE:LINE``; empty for every other one) the share, from 0 to 1.
+        used: a line for each place at which one was assumed.
+    """
+
+    shares: tuple[tuple[str, float], ...] = ()
+    used: dict[str, None] = field(default_factory=dict)
+
+    def at(self, line: str, func: Any) -> float | None:
+        """The share at a line of the program, None where none is given."""
+        found = next((share for place, share in self.shares if place and line.endswith(place)), None)
+        if found is None:
+            found = dict(self.shares).get("")
+        if found is not None:
+            self.used[f"{line}: {func} is assumed to keep {100 * found:g} % (--assume-rows)"] = None
+        return found
+
+
+def by_assumption(func: Any, args: tuple[Any, ...], share: float) -> Any:
+    """What an operator in `TAKEN_FROM_VALUES` would give if it kept `share` of what it looks at, evenly spread.
+
+    Raises:
+        Unknown: it keeps no share of anything.
+    """
+    if func is _MASKED_SELECT:
+        return torch.empty(
+            _kept(torch.broadcast_shapes(args[0].shape, args[1].shape), share), dtype=args[0].dtype, device="cpu"
+        )
+    if func is _NONZERO:
+        shape = args[0].shape
+        kept = _kept(shape, share)
+        flat = (torch.arange(kept, device="cpu") * (math.prod(shape) / max(1, kept))).long()
+        if not shape:
+            return flat.new_empty((kept, 0))
+        return torch.stack(torch.unravel_index(flat, shape), dim=1)
+    if func in _UNIQUE:
+        inverse, counts = args[1:3] if func is _UNIQUE_CONSECUTIVE else (*args[2:4], False, False)[:2]
+        values = torch.empty(_kept(args[0].shape, share), dtype=args[0].dtype, device="cpu")
+        numbers = torch.empty_like(values, dtype=torch.int64)
+        none = numbers.new_empty(0)
+        return values, none.new_empty(args[0].shape) if inverse else none, numbers if counts else none
+    raise Unknown
+
+
+def _kept(shape: tuple[int, ...], share: float) -> int:
+    return math.ceil(math.prod(shape) * share)
 
 
 def _without_data(tensor: torch.Tensor) -> torch.Tensor:

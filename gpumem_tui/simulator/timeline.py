@@ -56,6 +56,7 @@ class Timeline:
         marks: where each phase of each step begins, in order.
         sites: where allocation i comes from, as an index into `site_table`; empty if that was not recorded.
         computed: of a trace, the allocations whose size a rule gives, by number; of no bytes where none are taken.
+        emptied: before which events the program gave its cached segments back (`torch.cuda.empty_cache`), in order.
     """
 
     events: tuple[int, ...]
@@ -65,6 +66,7 @@ class Timeline:
     sites: tuple[int, ...] = ()
     site_table: tuple[Site, ...] = ()
     computed: tuple[tuple[int, Computed], ...] = ()
+    emptied: tuple[int, ...] = ()
 
     def held_after(self, event: int) -> list[Held]:
         """What is live after event number `event`, by bucket and site, the largest first."""
@@ -135,6 +137,7 @@ class TimelineRecorder:
         self._site_numbers: dict[Site, int] = {}
         self._computed_sizes: dict[int, Computed] = {}
         self._from_host: set[int] = set()
+        self._emptied: list[int] = []
 
     @property
     def position(self) -> int:
@@ -196,6 +199,10 @@ class TimelineRecorder:
         """Record the release of an allocation."""
         self._events.append(-number)
 
+    def empty_cache(self) -> None:
+        """Record that cached segments are given back here."""
+        self._emptied.append(len(self._events))
+
     def mark(self, step: int, phase: Phase) -> None:
         """From here on the run is in `phase` of `step`."""
         self._marks.append(Mark(len(self._events), step, phase))
@@ -246,6 +253,7 @@ class TimelineRecorder:
             sites=tuple(self._sites),
             site_table=tuple(self._site_numbers),
             computed=tuple(self._computed_sizes.items()),
+            emptied=tuple(self._emptied),
         )
 
     def _marks_at_release(self, events: tuple[int, ...]) -> list[int]:

@@ -6,7 +6,7 @@ import gc
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gpumem_tui.catalog.shapes import Gpu
 from gpumem_tui.formula.recipe import Recipe
@@ -14,8 +14,9 @@ from gpumem_tui.simulator.cuda import device_for
 from gpumem_tui.simulator.device import SimulatedGpu
 from gpumem_tui.simulator.profile import Profile
 from gpumem_tui.simulator.replay import AffineTrace, NotAffine
+from gpumem_tui.simulator.shaped import AssumedRows
 from gpumem_tui.simulator.timeline import Timeline
-from gpumem_tui.simulator.trace import Untraceable
+from gpumem_tui.simulator.untraceable import Untraceable
 from gpumem_tui.simulator.world import world
 from gpumem_tui.workload.base import Workload, WorkloadError
 from gpumem_tui.workload.errors import located
@@ -38,6 +39,7 @@ class Tracer:
         on_backward_error: see `SimulatedGpu`.
         assumed: counts the operators met whose kernels take scratch of unknown size.
         user_code: see `device_for`.
+        assumed_rows: see `SimulatedGpu`.
     """
 
     load: Callable[[], Workload]
@@ -48,6 +50,7 @@ class Tracer:
     on_backward_error: Callable[[Exception], None]
     assumed: Counter[str]
     user_code: bool = False
+    assumed_rows: AssumedRows = field(default_factory=AssumedRows)
 
     def affine(self) -> AffineTrace:
         """The trace at every batch size.
@@ -85,7 +88,10 @@ class Tracer:
         Raises:
             WorkloadError, Untraceable: as `affine`.
         """
-        gpu = SimulatedGpu(self.gpu, self.profile, unlimited=True, on_backward_error=self.on_backward_error)
+        gpu = SimulatedGpu(
+            self.gpu, self.profile, unlimited=True, on_backward_error=self.on_backward_error,
+            assumed_rows=self.assumed_rows,
+        )  # fmt: skip
         ranks = world(self.recipe.gpus) if self.recipe.sharding != "none" else nullcontext()
         with ranks, device_for(gpu, user_code=self.user_code) as device, _no_collection():
             try:

@@ -40,7 +40,14 @@ _TOO_MUCH_WORK = MATRIX_PRODUCTS | {
     "grid_sampler_3d",
 }  # fmt: skip
 _FROM_NO_VALUES = frozenset(("zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full"))
-_UNINITIALIZED = frozenset(("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted"))
+_UNINITIALIZED = frozenset(
+    {
+        "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted",
+        "_efficientzerotensor",
+    }
+)  # fmt: skip
+"""Tensors that hold nothing; forward-mode differentiation's zeros have no memory."""
+
 _OVERWRITING = frozenset(("copy_", "zero_", "fill_", "normal_", "uniform_", "random_", "bernoulli_", "exponential_"))
 _COMPARISONS: dict[str, Callable[[float, float], bool]] = {
     name: getattr(operator, name) for name in ("eq", "ne", "lt", "le", "gt", "ge")
@@ -50,6 +57,9 @@ _UNKNOWN_NUMBER = 1e-6
 that they have converged before they began."""
 _CHECKED_FOR_INF = "_amp_foreach_non_finite_check_and_unscale_"
 _ARE_NO_NUMBERS = ("isnan", "isinf", "isposinf", "isneginf")
+_CHECK = "_is_all_true"
+"""What torch asks where it validates values, as those of its distributions: unknown ones are valid."""
+
 _KEPT_TYPES = frozenset(
     {
         torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
@@ -255,11 +265,13 @@ class Values:
         name = func._opname
         if name in _ARE_NO_NUMBERS:
             return Uniform(False, True)
+        if name == _CHECK:
+            return Uniform(True, False)
         if name in _COMPARISONS:
             one, other = args[:2]
             is_certain = one is other or (type(other) is float and math.isinf(other))
             left, right = self._as_number(one), self._as_number(other)
-            if one.is_floating_point() and left is not None and right is not None:
+            if one.dtype is not torch.bool and left is not None and right is not None:
                 return Uniform(_COMPARISONS[name](left, right), is_certain)
         contents = [self._content(argument) for argument in args if isinstance(argument, torch.Tensor)]
         uniforms = [content for content in contents if isinstance(content, Uniform)]
@@ -275,12 +287,12 @@ class Values:
         return Uniform(bool(computed), certain)
 
     def _as_number(self, value: Any) -> float | None:
-        """One number for all elements: a small one where they are unknown, None where they are known and may differ."""
+        """One number for all elements: as `read` where they are unknown, None where they are known and may differ."""
         if not isinstance(value, torch.Tensor):
             return float(value)
         known = self.of(value) if isinstance(value, FakeTensor) else value
         if known is None:
-            return _UNKNOWN_NUMBER
+            return _UNKNOWN_NUMBER if value.is_floating_point() else 0.0
         return float(known.item()) if known.numel() == 1 else None
 
     def _run(self, rule: _Rule, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:

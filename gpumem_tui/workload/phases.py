@@ -17,8 +17,10 @@ OnPhase = Callable[[Phase], None]
 
 
 @contextmanager
-def watch_phases(model: nn.Module, entering: OnPhase, stepped: Callable[[], None]) -> Iterator[None]:
-    """Call `entering` as each phase begins and `stepped` after each optimizer step.
+def watch_phases(
+    model: nn.Module, entering: OnPhase, stepped: Callable[[torch.optim.Optimizer], None]
+) -> Iterator[None]:
+    """Call `entering` as each phase begins and `stepped` with every optimizer after its step.
 
     Forward begins when `model` is called outside of backward, or a part of it before the whole was (user code may call
     parts); backward with `torch.autograd.backward`, which `Tensor.backward` calls; the optimizer phase with any
@@ -48,7 +50,7 @@ def watch_phases(model: nn.Module, entering: OnPhase, stepped: Callable[[], None
     hooks = [
         register_module_forward_pre_hook(enter_forward),
         register_optimizer_step_pre_hook(enter_optimizer),
-        register_optimizer_step_post_hook(lambda *_: stepped()),
+        register_optimizer_step_post_hook(lambda optimizer, *_: stepped(optimizer)),
     ]
     torch.autograd.backward = marked_backward
     try:

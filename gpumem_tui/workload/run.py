@@ -83,8 +83,12 @@ class StepRun:
         self.recorder.name_modules(model)
         self._tag(Bucket.PARAMETERS, [*model.parameters(), *model.buffers()])
 
-        def stepped() -> None:
-            self._tag(Bucket.OPTIMIZER, state_of(optimizer))
+        optimizers = {optimizer}  # and what else the step uses, if `build` gives none or not all
+
+        def stepped(used: torch.optim.Optimizer) -> None:
+            if used is not getattr(optimizer, "optim", None):
+                optimizers.add(used)
+            self._tag(Bucket.OPTIMIZER, [tensor for one in optimizers for tensor in state_of(one)])
 
         def entering(phase: Phase) -> None:
             if phase is Phase.OPTIMIZER:

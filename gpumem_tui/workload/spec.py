@@ -28,12 +28,16 @@ class WorkloadSpec:
     """What to train: a model of the catalog by a recipe, a user's file (``FILE[:NAME]``), or a user's command.
 
     Exactly one of the three is given.
+
+    Attributes:
+        assumed_rows: what share is kept where shapes depend on computed values: see `simulator.shaped.AssumedRows`.
     """
 
     recipe: Recipe
     shape: ModelShape | None = None
     file: str | None = None
     command: Command | None = None
+    assumed_rows: tuple[tuple[str, float], ...] = ()
 
     def __post_init__(self) -> None:
         if sum(making is not None for making in (self.shape, self.file, self.command)) != 1:
@@ -61,6 +65,7 @@ class WorkloadSpec:
             shape=None if shape is None else ModelShape(**{**shape, "stages": tuple(shape["stages"])}),
             file=values["file"],
             command=None if values["command"] is None else Command.from_wire(values["command"]),
+            assumed_rows=tuple((place, share) for place, share in values["assumed_rows"]),
         )
 
     def load(self) -> Workload:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -140,6 +141,21 @@ def test_allocator_settings_that_pytorch_would_refuse(program: Program) -> None:
     done = program("predict", "--batch-size", "1", env={"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:8"})
     assert done.code == 2
     assert "max_split_size_mb must be at least 20" in done.err
+
+
+@pytest.mark.parametrize("version", ["2.4.1", "2.8.0+cu128"])
+@pytest.mark.parametrize("command", ["predict", "search"])
+def test_a_torch_that_is_too_old_is_said(program: Program, tmp_path: Path, version: str, command: str) -> None:
+    (tmp_path / "torch.py").write_text(f"__version__ = {version!r}\n")
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path} exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    size = ["--batch-size", "1"] if command == "predict" else ["--plain"]
+    done = program(command, *size, "--gpu", "sim:t4-16gb", "--python", str(python))
+    assert (done.code, done.err) == (
+        2,
+        f"gpumem-tui: torch {version} of {sys.executable} is too old to simulate a GPU: 2.10 or newer is needed\n",
+    )
 
 
 def test_a_configuration_beyond_all_bounds_is_refused_at_once(program: Program, tmp_path: Path) -> None:

@@ -54,13 +54,13 @@ class Project:
         path.write_text(textwrap.dedent(text))
         return path
 
-    def run(self, *arguments: str, environment: Mapping[str, str] | None = None) -> Finished:
-        """`gpumem-tui` with these arguments, in this folder."""
+    def run(self, *arguments: str, environment: Mapping[str, str] | None = None, piped: str = "") -> Finished:
+        """`gpumem-tui` with these arguments, in this folder; `piped` is its standard input."""
         done = subprocess.run(
             [sys.executable, "-m", "gpumem_tui", *arguments],
             cwd=self.folder,
             env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), **(environment or {})},
-            stdin=subprocess.DEVNULL,
+            input=piped,
             capture_output=True,
             text=True,
             timeout=TIMEOUT_S,

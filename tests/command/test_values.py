@@ -80,6 +80,29 @@ def test_what_the_model_computes_is_finite_and_small(project: Project) -> None:
     assert project.predict("python", "train.py").code == 0
 
 
+def test_what_is_drawn_from_the_model_lies_within_its_distribution(project: Project) -> None:
+    """As policies of reinforcement learning do: sampled actions are validated when their probability is asked for."""
+    project.write(
+        "train.py",
+        MODEL
+        + """
+    from torch.distributions import Bernoulli, Beta, Categorical, Normal
+
+    for _ in range(3):
+        hidden = model(torch.randn(8, 16, device=device))
+        for policy in (
+            Categorical(logits=hidden), Normal(hidden, hidden.exp()), Bernoulli(logits=hidden),
+            Beta(hidden.exp(), hidden.exp()),
+        ):
+            action = policy.sample()
+            assert policy.log_prob(action).isfinite().all() and policy.entropy().shape[0] == 8
+        step(torch.randn(8, 16, device=device))
+""",
+    )
+    done = project.predict("python", "train.py")
+    assert done.code == 0, done.stderr
+
+
 @pytest.mark.parametrize(
     ("line", "operator"),
     [

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gpumem_tui.simulator.allocator import CachingAllocator
-from gpumem_tui.simulator.blocks import Block, Pool
+from gpumem_tui.simulator.allocator import SMALL_SEGMENT_BYTES, CachingAllocator
+from gpumem_tui.simulator.blocks import Block, Pool, cut
 from gpumem_tui.simulator.settings import AllocatorSettings
 from tests.gpu.history import History, Segment
 
@@ -17,25 +18,47 @@ class Differs(Exception):
     """The allocator's model does something else than what was recorded; one line with event, phase and sizes."""
 
 
+@dataclass(frozen=True, slots=True)
+class StartSegment:
+    """A segment from before the recording, with the allocations in it by ascending address; the rest is free."""
+
+    address: int
+    size_bytes: int
+    stream: int
+    numbers: tuple[int, ...]
+
+
 @dataclass(frozen=True)
 class Placed:
-    """The highest figures of a replay that agreed with its recording."""
+    """What a replay that agreed with its recording came to.
+
+    Attributes:
+        requested_bytes, allocated_bytes, reserved_bytes: the highest of the run.
+        segments: how many were taken from the driver.
+        end_blocks: (address, size in bytes, whether it is in use) of every block at the end, by address.
+        end_reserved_bytes: what was reserved then.
+    """
 
     requested_bytes: int
     allocated_bytes: int
     reserved_bytes: int
     segments: int
+    end_blocks: tuple[tuple[int, int, bool], ...]
+    end_reserved_bytes: int
 
 
-def check(history: History, settings: AllocatorSettings | None = None) -> Placed:
+def check(history: History, settings: AllocatorSettings | None = None, start: Sequence[StartSegment] = ()) -> Placed:
     """Make every recorded request of the allocator's model, each segment lying where the real one lay.
+
+    Args:
+        start: what the allocator held before the first event; empty if the recording begins with the process.
 
     Raises:
         Differs: a block at another address, or a segment that only one of the two took or gave back.
     """
-    allocator = _Following(history, settings or AllocatorSettings())
+    allocator = FollowingAllocator(history, settings or AllocatorSettings())
     timeline = history.timeline
-    blocks: dict[int, Block] = {}
+    blocks = allocator.begin_with(start)
     for event, number in enumerate(timeline.events):
         allocator.reach(event)
         if number < 0:
@@ -50,12 +73,20 @@ def check(history: History, settings: AllocatorSettings | None = None) -> Placed
         allocator.expect_no_segment()
     allocator.reach(len(timeline.events))
     stats = allocator.stats
+    end = [
+        (block.address, block.size_bytes, block.allocated) for block in (*blocks.values(), *allocator.cached_blocks())
+    ]
     return Placed(
-        stats.peak_requested_bytes, stats.peak_allocated_bytes, stats.peak_reserved_bytes, stats.num_device_alloc
+        stats.peak_requested_bytes,
+        stats.peak_allocated_bytes,
+        stats.peak_reserved_bytes,
+        stats.num_device_alloc,
+        tuple(sorted(end)),
+        stats.reserved_bytes,
     )
 
 
-class _Following(CachingAllocator):
+class FollowingAllocator(CachingAllocator):
     """Takes segments only where the recording did, at the recorded addresses."""
 
     def __init__(self, history: History, settings: AllocatorSettings) -> None:
@@ -70,6 +101,30 @@ class _Following(CachingAllocator):
         """The event at hand, in words."""
         marks = [mark for mark in self._history.timeline.marks if mark.event <= self._event]
         return f"event {self._event}" + (f" (step {marks[-1].step}, {marks[-1].phase.value})" if marks else "")
+
+    def begin_with(self, segments: Sequence[StartSegment]) -> dict[int, Block]:
+        """Hold these segments. Returns the blocks in use, by allocation number."""
+        blocks: dict[int, Block] = {}
+        for segment in segments:
+            key = (segment.stream, segment.size_bytes == SMALL_SEGMENT_BYTES)
+            pool = self._pools.get(key) or self._new_pool(*key)
+            self._reserve(segment.size_bytes)
+            rest = Block(segment.address, segment.size_bytes, pool)
+            for number in segment.numbers:
+                address, size_bytes = self._history.addresses[number - 1], self._history.timeline.sizes[number - 1]
+                if address > rest.address:
+                    free, rest = rest, cut(rest, address - rest.address)
+                    pool.insert(free)
+                block, block.allocated, block.requested_bytes = rest, True, size_bytes
+                self.stats.allocated_bytes += size_bytes
+                self.stats.requested_bytes += size_bytes
+                blocks[number] = block
+                if size_bytes == block.size_bytes:
+                    break
+                rest = cut(block, size_bytes)
+            else:
+                pool.insert(rest)
+        return blocks
 
     def reach(self, event: int) -> None:
         """Go on to an event; what the recording gave back before it, the model gives back too."""

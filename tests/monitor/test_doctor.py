@@ -218,7 +218,7 @@ class TestTorch:
         program.chmod(0o755)
         return program
 
-    def _torch(self, fake: Path, cuda: str | None, *, usable: bool, version: str = "2.10.0") -> None:
+    def _torch(self, fake: Path, cuda: str | None, *, usable: bool, version: str = "2.13.0") -> None:
         (fake.parent / "torch.py").write_text(
             "import types, sys\n"
             f"__version__ = {version!r}\n"
@@ -230,10 +230,10 @@ class TestTorch:
     @pytest.mark.parametrize(
         ("cuda", "usable", "has_gpu", "status", "found"),
         [
-            ("12.8", True, True, Status.OK, "2.10.0, Python {python}, CUDA 12.8"),
-            (None, False, False, Status.OK, "2.10.0, Python {python}, no GPU to use: steps run on the simulated one"),
-            (None, False, True, Status.FAIL, "2.10.0, Python {python}, built without CUDA"),
-            ("12.8", False, True, Status.FAIL, "2.10.0, Python {python}, CUDA 12.8: cannot use a GPU"),
+            ("12.8", True, True, Status.OK, "2.13.0, Python {python}, CUDA 12.8"),
+            (None, False, False, Status.OK, "2.13.0, Python {python}, no GPU to use: steps run on the simulated one"),
+            (None, False, True, Status.FAIL, "2.13.0, Python {python}, built without CUDA"),
+            ("12.8", False, True, Status.FAIL, "2.13.0, Python {python}, CUDA 12.8: cannot use a GPU"),
         ],
     )
     def test_what_it_says(
@@ -244,12 +244,14 @@ class TestTorch:
         check = doctor.torch_check(str(fake), has_gpu=has_gpu)
         assert _outcome(check) == (status, found.format(python=python))
 
+    @pytest.mark.parametrize("version", ["2.4.1", "2.8.0+cu128"])
     @pytest.mark.parametrize(("usable", "status"), [(True, Status.WARN), (False, Status.FAIL)])
-    def test_one_that_is_too_old_to_simulate(self, fake: Path, usable: bool, status: Status) -> None:
-        self._torch(fake, "12.4", usable=usable, version="2.4.1+cu124")
+    def test_one_that_is_too_old_to_be_simulated(self, fake: Path, version: str, usable: bool, status: Status) -> None:
+        self._torch(fake, "12.8", usable=usable, version=version)
         check = doctor.torch_check(str(fake), has_gpu=usable)
         assert check.status is status
-        assert check.found.endswith("torch 2.4.1+cu124 is too old to simulate a GPU: 2.10 or newer is needed")
+        assert check.found.endswith("is too old to simulate a GPU: 2.10 or newer is needed")
+        assert "upgrade it there" in check.remedy
 
     @pytest.mark.parametrize(
         ("text", "found"),

@@ -11,11 +11,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gpumem_tui.search.control import Unusable
 from gpumem_tui.search.events import Failed, Ready, Sample
-from gpumem_tui.search.predicting import predict
 from gpumem_tui.search.process import ChildDied
-from tests.search.trials import Trial, config, gone_within, workload
+from tests.search.trials import Trial, gone_within, workload
 
 PAUSE_POLLS = 60
 """The parent polls ten times a second: a pause of 6 s."""
@@ -223,15 +221,6 @@ def test_a_file_that_cannot_be_loaded_is_the_users_to_mend(tmp_path: Path) -> No
     assert isinstance(last, Failed)
     assert last.kind == "workload"
     assert "has no train_step" in last.detail
-
-
-def test_a_torch_that_is_too_old_to_simulate_is_named(tmp_path: Path) -> None:
-    (tmp_path / "torch.py").write_text("__version__ = '2.8.0'")
-    python = tmp_path / "python"
-    python.write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path} exec {sys.executable} "$@"\n')
-    python.chmod(0o755)
-    with pytest.raises(Unusable, match=r"torch 2\.8\.0 is too old to simulate a GPU: 2\.10 or newer is needed"):
-        predict(config(workload(tmp_path), python=str(python)))
 
 
 class TestFileThatNamesCuda:

@@ -218,6 +218,21 @@ def test_where_memory_is_not_affine_the_size_asked_for_is_traced_alone(tmp_path:
     assert spared.seconds < found.seconds
 
 
+ALONE = """
+def make_batch(batch_size, device):
+    return torch.ones(batch_size + 63 * (batch_size == 1), 1024, 8, device=device)
+"""
+
+
+def test_a_batch_of_one_is_traced_and_not_extrapolated(tmp_path: Path) -> None:
+    searched = config(workload(tmp_path, ALONE))
+    one, four = (predict(searched, None, size).prediction.traced for size in (1, 4))
+    assert isinstance(one, Traced)
+    assert isinstance(four, Traced)
+    assert one.max_batch_size == four.max_batch_size
+    assert one.at(1).peak_allocated_bytes > four.at(4).peak_allocated_bytes
+
+
 def test_an_interpreter_without_torch_is_named(bare_python: str, tmp_path: Path) -> None:
     with pytest.raises(Unusable, match="cannot import torch") as caught:
         next(search(config(MLP, python=bare_python)))

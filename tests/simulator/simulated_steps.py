@@ -54,7 +54,7 @@ def trained(
             gpu.tag(Bucket.GRADIENTS, [p.grad for p in model.parameters() if p.grad is not None])
         gpu.mark(begun, phase)
 
-    def stepped() -> None:
+    def stepped(optimizer: torch.optim.Optimizer) -> None:
         gpu.tag(Bucket.OPTIMIZER, _tensors(optimizer.state.values()))
 
     with _no_collector(), simulate(gpu) as device:

@@ -113,10 +113,11 @@ def test_a_freed_block_merges_with_both_neighbours_at_once() -> None:
 def test_the_smallest_block_that_fits_serves_lowest_address_first() -> None:
     device = allocator()
     blocks = [device.malloc(size) for size in (16 * MIB, 12 * MIB, 14 * MIB, 12 * MIB)]
-    for block in reversed(blocks):
+    assert blocks[3].address < blocks[1].address  # a driver puts most segments below the last one
+    for block in blocks:
         device.free(block)
-    assert device.malloc(12 * MIB) is blocks[1]
     assert device.malloc(12 * MIB) is blocks[3]
+    assert device.malloc(12 * MIB) is blocks[1]
     assert device.malloc(12 * MIB).address == blocks[2].address
 
 

@@ -16,7 +16,7 @@ from gpumem_tui.catalog.shapes import ModelShape
 from gpumem_tui.formula.recipe import Recipe, Recompute
 from gpumem_tui.memory import ALLOCATED_BUCKETS, GIB, MIB, Bucket
 from gpumem_tui.simulator.allocator import CachingAllocator
-from gpumem_tui.simulator.device import SimulatedGpu
+from gpumem_tui.simulator.device import SimulatedGpu, simulate
 from gpumem_tui.simulator.replay import AffineTrace, BatchFinder, NotAffine, replay
 from gpumem_tui.simulator.settings import AllocatorSettings
 from gpumem_tui.simulator.timeline import Mark, Timeline, TimelineRecorder
@@ -314,3 +314,38 @@ def test_a_run_that_ends_while_the_model_is_built_holds_parameters() -> None:
     recorder.allocate(512)
     recorder.cut()
     assert recorder.finish().buckets == (ALLOCATED_BUCKETS.index(Bucket.PARAMETERS),)
+
+
+# Emptied caches
+
+
+def _emptying(batch_size: int) -> tuple[Timeline, SimulatedGpu]:
+    gpu = simulated_gpu(unlimited=True)
+    with simulate(gpu) as device:
+        gpu.mark(0, Phase.BUILD)
+        for step in (1, 2):
+            gpu.mark(step, Phase.FORWARD)
+            held = torch.empty(batch_size, 40 * MIB, dtype=torch.uint8, device=device)
+            del held
+            torch.get_device_module(device).empty_cache()
+            held = torch.empty(batch_size, 36 * MIB, dtype=torch.uint8, device=device)
+            del held
+        timeline = gpu.finish()
+    return timeline, gpu
+
+
+def test_a_replay_empties_the_cache_where_the_program_did() -> None:
+    traced = {batch_size: _emptying(batch_size) for batch_size in (2, 3, 5)}
+    trace = AffineTrace.fit((2, traced[2][0]), (3, traced[3][0]))
+    trace.check(5, traced[5][0])
+    timeline, gpu = traced[5]
+    replayed = replay(trace.at(5))
+    assert replayed.peak_reserved_bytes == gpu.allocator.stats.peak_reserved_bytes == 5 * (36 + 40) * MIB
+    assert [phase.reserved_bytes for phase in replayed.phases] == [0, 180 * MIB, 180 * MIB]
+    assert replay(replace(timeline, emptied=())).phases[1].reserved_bytes == 200 * MIB
+
+
+def test_a_trace_that_empties_its_cache_elsewhere_is_another_program() -> None:
+    (first, _), (second, _) = _emptying(2), _emptying(3)
+    with pytest.raises(NotAffine):
+        AffineTrace.fit((2, first), (3, replace(second, emptied=(0,))))

@@ -12,8 +12,9 @@ from torch import nn
 from gpumem_tui.catalog.loader import find_gpu
 from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.memory import KIB, MIB
+from gpumem_tui.simulator.device import SimulatedGpu, simulate
 from gpumem_tui.simulator.profile import profile_for
-from gpumem_tui.simulator.rules import NOT_EXAMINED, Computed, sizes
+from gpumem_tui.simulator.rules import NOT_EXAMINED, Computed, GivenBack, sizes
 from gpumem_tui.simulator.scratch import assumption, is_assumed, scratch
 from tests.simulator.simulated_steps import GPT2, LLAMA, MLP, RESNET, on, simulated_gpu, trained
 
@@ -23,7 +24,11 @@ A100 = profile_for("2.13.0", find_gpu("a100-80gb"))
 
 def taken(func: Any, *args: Any) -> list[int]:
     """Bytes of every buffer on an A100."""
-    return [found.size_bytes if isinstance(found, Computed) else found for found in scratch(func, args, A100)]
+    return [
+        found.size_bytes if isinstance(found, Computed) else found
+        for found in scratch(func, args, A100)
+        if not isinstance(found, GivenBack)
+    ]
 
 
 def _heads(batch: int, heads: int, tokens: int, width: int, dtype: torch.dtype) -> torch.Tensor:
@@ -171,6 +176,38 @@ def test_only_what_cudnn_runs_is_assumed_of_a_convolutional_network() -> None:
     }  # fmt: skip
 
 
+# Group norm
+
+
+def test_group_norm_backward_takes_12_bytes_a_channel_and_8_a_group_of_every_sample() -> None:
+    images, weight = torch.empty(128, 32, 512, device="meta"), torch.empty(32, device="meta")
+    moments = torch.empty(128, 8, device="meta")
+    backward = aten.native_group_norm_backward.default
+    buffers = taken(backward, images, images, moments, moments, weight, 128, 32, 512, 8, [True, True, True])
+    assert sum(buffers) == 12 * 128 * 32 + 8 * 128 * 8
+    assert taken(aten.native_group_norm.default, images, weight, weight, 128, 32, 512, 8, 1e-5) == [128 * 32 * 4] * 2
+
+
+# Sorting
+
+
+@pytest.mark.parametrize(("pairs", "size_bytes"), [(1000, 1), (2048, 1), (4096, 72_191), (8192, 138_751)])
+def test_sorting_takes_what_two_gpus_were_recorded_with(pairs: int, size_bytes: int) -> None:
+    assert sizes("radix_sort", (pairs, 8, 8, 14)) == (size_bytes,)
+
+
+def test_accumulating_by_index_sorts_the_indices() -> None:
+    table, indices = torch.empty(10_000, 512, device="meta"), torch.empty(8, 512, dtype=torch.int64, device="meta")
+    buffers = scratch(aten.index_put_.default, [table, [indices], torch.empty(8, 512, 512, device="meta"), True], A100)
+    found = [buffer.size_bytes if isinstance(buffer, Computed) else buffer for buffer in buffers]
+    assert found == [32_768, 32_768, GivenBack(0), 32_768, 32_768, 32_768, 72_191, GivenBack(6)]
+
+
+def test_writing_by_index_sorts_nothing() -> None:
+    table, indices = torch.empty(10, 4, device="meta"), torch.empty(8, dtype=torch.int64, device="meta")
+    assert not taken(aten.index_put_.default, table, [indices], torch.empty(8, 4, device="meta"), False)
+
+
 # Profiles
 
 
@@ -181,11 +218,38 @@ def test_only_what_cudnn_runs_is_assumed_of_a_convolutional_network() -> None:
         ("2.13.0+cu130", "h100-80gb", 32 << 20),
         ("2.4.1", "h100-80gb", 32 << 20),
         ("2.4.1", "b200-180gb", 8_519_680),
+        ("2.11.0+cu130", "b200-180gb", 8_519_680),
+        ("2.11.0+cu130", "rtx-pro-6000-96gb", 8_519_680),
         ("2.13.0", "b200-180gb", 32 << 20),
     ],
 )
 def test_cublas_workspace_by_version_and_architecture(torch_version: str, gpu: str, workspace: int) -> None:
     assert profile_for(torch_version, find_gpu(gpu)).cublas_workspace_bytes == workspace
+
+
+@pytest.mark.parametrize(("torch_version", "workspace", "kept"), [("2.4.1", MIB, False), ("2.10.0", MIB, True)])
+def test_cublaslt_has_a_workspace_of_its_own_before_2_11(torch_version: str, workspace: int, kept: bool) -> None:
+    profile = profile_for(torch_version, find_gpu("h100-80gb"))
+    assert (profile.cublaslt_workspace_bytes, profile.keeps_cublaslt_workspace) == (workspace, kept)
+    assert profile_for("2.11.0", find_gpu("h100-80gb")).cublaslt_workspace_bytes == 0
+
+
+def test_the_users_cublaslt_workspace_is_what_is_simulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_CUBLASLT_UNIFIED_WORKSPACE", "0")
+    monkeypatch.setenv("CUBLASLT_WORKSPACE_SIZE", "4096")
+    assert profile_for("2.13.0", find_gpu("a100-80gb")).cublaslt_workspace_bytes == 4 * MIB
+
+
+@pytest.mark.parametrize(("torch_version", "held"), [("2.4.1", 0), ("2.10.0", MIB), ("2.13.0", 0)])
+def test_a_product_with_a_bias_takes_cublaslts_workspace(torch_version: str, held: int) -> None:
+    gpu = find_gpu("a100-80gb")
+    simulated = SimulatedGpu(gpu, profile_for(torch_version, gpu))
+    with simulate(simulated) as device, torch.device(device), torch.no_grad():
+        layer, x = torch.nn.Linear(64, 64), torch.randn(64, 64)
+        before = simulated.allocator.stats.allocated_bytes
+        y = layer(x)
+        taken = simulated.allocator.stats.allocated_bytes - before
+        assert taken == y.nbytes + simulated.profile.cublas_workspace_bytes + held
 
 
 def test_a_context_that_was_not_measured_on_the_architecture_is_assumed() -> None:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import torch
 from torch import nn
 
 from gpumem_tui.memory import ALLOCATED_BUCKETS, Bucket
+from gpumem_tui.simulator.device import simulate
 from gpumem_tui.simulator.timeline import TimelineRecorder
 from gpumem_tui.step import Phase
 from gpumem_tui.workload.phases import watch_phases
+from gpumem_tui.workload.run import StepRun
+from tests.simulator.simulated_steps import simulated_gpu
 
 
 def _buckets(recorder: TimelineRecorder, failed: bool = False) -> list[Bucket]:
@@ -40,8 +45,40 @@ def test_forward_begins_with_the_first_part_that_is_called() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     phases: list[Phase] = []
-    with watch_phases(model, phases.append, lambda: None):
+    with watch_phases(model, phases.append, lambda _: None):
         model.forward(torch.ones(1, 2)).sum().backward()
         optimizer.step()
         model(torch.ones(1, 2)).sum().backward()
     assert phases == [Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER, Phase.FORWARD, Phase.BACKWARD]
+
+
+class _OwnOptimizers:
+    """A workload whose step has an optimizer that `build` does not give."""
+
+    name = "own optimizers"
+
+    def build(self, device: torch.device) -> tuple[nn.Module, None]:
+        model = nn.Linear(1024, 1024, bias=False, device=device)
+        self.optimizer = torch.optim.Adam(model.parameters())
+        return model, None
+
+    def make_batch(self, batch_size: int, device: torch.device) -> torch.Tensor:
+        return torch.ones(batch_size, 1024, device=device)
+
+    def train_step(self, model: nn.Module, optimizer: object, batch: object) -> None:
+        model(batch).sum().backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+
+def test_the_state_of_an_optimizer_that_only_the_step_knows_is_optimizer_state() -> None:
+    workload, gpu = _OwnOptimizers(), simulated_gpu()
+    with simulate(gpu) as device:
+        StepRun(workload, 1, device, gpu).run(2)
+        timeline = gpu.finish()
+        held = Counter[Bucket]()
+        for found in timeline.held_after(len(timeline.events) - 1):
+            held[found.bucket] += found.size_bytes
+        del workload.optimizer
+    weight_bytes = 1024 * 1024 * 4
+    assert (held[Bucket.OPTIMIZER], held[Bucket.OTHER]) == (2 * weight_bytes, 0)

@@ -1,0 +1,71 @@
+"""Shapes that depend on what the GPU computes: one line says so, and a share of the rows can be assumed."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.command.running import Project
+
+ROWS, WIDTH, EXPERTS = 8192, 256, 8
+SCRIPT = f"""
+import torch
+from torch import nn
+
+router = nn.Linear({WIDTH}, {EXPERTS}).cuda()
+experts = nn.ModuleList(nn.Linear({WIDTH}, {WIDTH}) for _ in range({EXPERTS})).cuda()
+optimizer = torch.optim.SGD(experts.parameters(), lr=0.1)
+for _ in range(10):
+    x = torch.randn({ROWS}, {WIDTH}).cuda()
+    chosen = router(x).argmax(-1)
+    y = torch.zeros_like(x)
+    for number, expert in enumerate(experts):
+        rows = (chosen == number).nonzero().squeeze(-1)
+        y[rows] = expert(x[rows])
+    y.sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.fixture
+def project_with_experts(project: Project) -> Project:
+    project.write("train.py", SCRIPT)
+    return project
+
+
+def test_without_a_share_one_line_says_what_to_do(project_with_experts: Project) -> None:
+    done = project_with_experts.predict("python", "train.py")
+    assert done.code == 2
+    assert done.complaint.startswith("gpumem-tui: aten.nonzero.default gives a result whose shape depends on")
+    assert "--assume-rows 0.5" in done.complaint
+    assert done.complaint.endswith("(train.py:13)")
+
+
+@pytest.mark.parametrize("option", ["0.125", "train.py:13=0.125"])
+def test_a_share_of_the_rows(project_with_experts: Project, option: str) -> None:
+    done = project_with_experts.predict("python", "train.py", options=("--assume-rows", option))
+    traced = done.json["traced"]
+    every_input = ROWS * WIDTH * 4  # each row goes to one expert, whose backward needs it
+    indices = ROWS * 8
+    assert every_input + indices <= traced["buckets"]["activations"] <= 3.2 * every_input
+    assert any("train.py:13: aten.nonzero.default is assumed to keep 12.5 %" in note for note in traced["notes"])
+
+
+def test_a_place_that_is_another(project_with_experts: Project) -> None:
+    done = project_with_experts.predict("python", "train.py", options=("--assume-rows", "train.py:3=0.5"))
+    assert done.code == 2
+
+
+@pytest.mark.parametrize("option", ["2", "half", "train.py=0.5", "nan"])
+def test_what_is_no_share(project: Project, option: str) -> None:
+    done = project.predict("python", "train.py", options=("--assume-rows", option))
+    assert done.code == 2
+    assert "is not a share from 0 to 1" in done.complaint
+
+
+def test_the_catalogs_models_need_none(project: Project) -> None:
+    done = project.run(
+        "predict", "--model", "gpt2", "--batch-size", "1", "--gpu", "sim:a100-40gb", "--assume-rows", "1"
+    )
+    assert done.code == 2
+    assert "--assume-rows: is for a --workload file or a command" in done.complaint

@@ -1,0 +1,37 @@
+"""What counts as a step of a program that has no optimizer of torch's."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.command.running import Project
+
+pytestmark = pytest.mark.scripts
+
+
+def test_updates_by_hand_are_steps(project: Project) -> None:
+    """As word_language_model of pytorch/examples: no optimizer, each parameter less its gradient."""
+    project.write(
+        "train.py",
+        """
+        import torch
+
+        model = torch.nn.Sequential(torch.nn.Linear(1000, 1000), torch.nn.ReLU(), torch.nn.Linear(1000, 10)).cuda()
+        for step in range(100):
+            for part in range(2):
+                model(torch.randn(8, 1000, device="cuda")).square().mean().backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 0.25)
+            for parameter in model.parameters():
+                parameter.data.add_(parameter.grad, alpha=-0.1)
+            model.zero_grad()
+            print("made", step)
+        """,
+    )
+    done = project.predict("python", "train.py")
+    buckets = done.json["traced"]["buckets"]
+    parameters = 4 * (1000 * 1000 + 1000 + 1000 * 10 + 10)
+    assert parameters <= buckets["parameters"] < parameters + 4 * 512
+    assert parameters <= buckets["gradients"] < parameters + 4 * 512
+    assert "made 2" in done.stderr
+    assert "made 3" not in done.stderr
+    assert any("no optimizer" in note for note in done.json["traced"]["notes"])
