@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -19,6 +19,9 @@ from gpumem_tui.snapshots.model import (
 from gpumem_tui.text import shortened
 
 StackOf = Callable[[Any], int]
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+Signed = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+Device = Annotated[int, msgspec.Meta(ge=-1, le=1 << 16)]
 _MOST_ANNOTATIONS = 100_000
 _MOST_FRAMES = 10_000
 
@@ -32,34 +35,34 @@ class _FrameDocument(msgspec.Struct):
 class _PastDocument(msgspec.Struct):
     """What a block of torch 2.0 says of its allocation."""
 
-    real_size: int = 0
+    real_size: Count = 0
     frames: Any = None
 
 
 class _BlockDocument(msgspec.Struct):
-    size: int
+    size: Count
     state: str
-    address: int | None = None
-    requested_size: int | None = None
+    address: Count | None = None
+    requested_size: Count | None = None
     frames: Any = None
     category: str = ""
     history: list[_PastDocument] = []
 
 
-_ReducedBlock = tuple[int, int, str]
+_ReducedBlock = tuple[Count, Count, str]
 """Size, requested size, state."""
 
 
 class SegmentDocument(msgspec.Struct):
     """A segment as PyTorch writes it; keys that came with later versions have defaults."""
 
-    address: int
-    total_size: int
+    address: Count
+    total_size: Count
     blocks: list[_BlockDocument | _ReducedBlock]
-    stream: int = 0
-    device: int = 0
+    stream: Signed = 0
+    device: Device = 0
     segment_type: str = "large"
-    segment_pool_id: tuple[int, int] = (0, 0)
+    segment_pool_id: tuple[Signed, Signed] = (0, 0)
     is_expandable: bool = False
 
 
@@ -68,19 +71,19 @@ class AnnotationDocument(msgspec.Struct):
 
     name: str = ""
     stage: str = ""
-    device: int = 0
-    time_us: int = 0
+    device: Device = 0
+    time_us: Signed = 0
 
 
 class EventDocument(msgspec.Struct):
     """An entry of ``device_traces`` in JSON; the frames stay as they are written until they are looked at."""
 
     action: str
-    addr: int = 0
-    size: int = 0
-    stream: int = 0
-    time_us: int = 0
-    device_free: int = 0
+    addr: Count = 0
+    size: Count = 0
+    stream: Signed = 0
+    time_us: Signed = 0
+    device_free: Count = 0
     category: str = ""
     frames: msgspec.Raw = msgspec.Raw(b"[]")
 

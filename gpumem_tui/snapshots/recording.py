@@ -11,6 +11,8 @@ from gpumem_tui.simulator.settings import AllocatorSettings
 from gpumem_tui.simulator.timeline import Timeline
 
 _UNLIMITED = 1 << 60
+_FIRST_ADDRESS = 0x7F00_0000_0000
+"""About where drivers begin (the recordings): viewers in a browser count exactly up to 2**53 only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +86,11 @@ def record(
     starts: list[int] = []
     marks = [mark.event for mark in timeline.marks]
     fits = True
+    emptied = list(reversed(timeline.emptied))
     for event, number in enumerate(timeline.events[: _end_of_last_step(timeline)]):
+        while emptied and emptied[-1] <= event:
+            emptied.pop()
+            allocator.empty_cache()
         while len(starts) < len(marks) and marks[len(starts)] <= event:
             starts.append(len(allocator.events))
         allocator.allocation = abs(number)
@@ -124,6 +130,7 @@ class _RecordingAllocator(CachingAllocator):
 
     def __init__(self, capacity_bytes: int, settings: AllocatorSettings, allowed_bytes: int | None) -> None:
         super().__init__(capacity_bytes, settings, allowed_bytes)
+        self._lowest_address = self._next_virtual_address = _FIRST_ADDRESS
         self.events: list[Event] = []
         self.allocation = 0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from math import isfinite
 from typing import Any
 
 from gpumem_tui.memory import format_bytes, format_count
@@ -34,7 +35,9 @@ def snapshot_json(snapshot: Snapshot, analyses: Sequence[Analysis]) -> dict[str,
         "kind": snapshot.kind,
         "file_bytes": snapshot.size_bytes,
         "allocator_settings": {
-            key: value for key, value in snapshot.settings.items() if isinstance(value, str | int | float | bool)
+            key: value
+            for key, value in snapshot.settings.items()
+            if isinstance(value, str | int) or (isinstance(value, float) and isfinite(value))
         },
         "devices": [_device_json(analysis) for analysis in analyses],
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import sys
 from pathlib import Path
@@ -42,6 +43,13 @@ def test_json(program: Program, tmp_path: Path) -> None:
         assert sum(part["bytes"] for part in device["peak"][by]) == 100 * MIB
     assert device["segments"]["stranded_bytes"] == 72 * MIB
     assert device["out_of_memory"] == []
+
+
+def test_needs_no_torch(program: Program, tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("raise ImportError('looked for')")
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    done = program("look", str(written(tmp_path, files.training())), env={"PYTHONPATH": path})
+    assert (done.code, done.err) == (0, "")
 
 
 @pytest.mark.parametrize("content", [b"", b"text", pickle.dumps([1]), pickle.dumps({}), b"\x80\x04cos\nsystem\n."])

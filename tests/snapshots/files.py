@@ -31,16 +31,17 @@ OPTIMIZER = [
 ]
 
 
-def event(
-    action: str, address: int, size: int, frames: list[dict[str, Any]] | None = None, **more: Any
-) -> dict[str, Any]:
+Frames = list[dict[str, Any]]
+
+
+def event(action: str, address: int, size: int, frames: Frames | None = None, **more: Any) -> dict[str, Any]:
     """An entry of a trace of torch 2.13."""
     entry = {"action": action, "addr": address, "size": size, "stream": 0, "time_us": 0, "compile_context": "N/A"}
     entry.update({"user_metadata": "", "frames": list(frames or []), **more})
     return entry
 
 
-def block(address: int, size: int, state: str, frames: list[dict[str, Any]] | None = None) -> dict[str, Any]:
+def block(address: int, size: int, state: str, frames: Frames | None = None) -> dict[str, Any]:
     """A block of a segment."""
     requested = 0 if state == "inactive" else size
     return {"address": address, "size": size, "requested_size": requested, "state": state, "frames": list(frames or [])}

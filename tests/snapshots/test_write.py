@@ -132,6 +132,24 @@ def test_what_ends_with_the_program_is_no_part_of_it() -> None:
     assert list(live.values()) == [MIB]
 
 
+def test_the_program_empties_the_cache() -> None:
+    recorder = TimelineRecorder()
+    recorder.mark(1, Phase.FORWARD)
+    kept = recorder.allocate(30 * MIB)
+    recorder.release(recorder.allocate(40 * MIB))
+    recorder.empty_cache()
+    recorder.release(recorder.allocate(40 * MIB))
+    recording = record(recorder.finish())
+    segments = [event.action for event in recording.events if event.action.startswith("segment")]
+    assert segments == ["segment_alloc", "segment_alloc", "segment_free", "segment_alloc"]
+    assert kept == 1
+
+
+def test_addresses_are_exact_in_a_browser() -> None:
+    """JavaScript's numbers are, up to 2**53."""
+    assert all(0 < event.address < 1 << 53 for event in step().events)
+
+
 def test_places_and_categories() -> None:
     recorder = TimelineRecorder()
     recorder.mark(1, Phase.FORWARD)

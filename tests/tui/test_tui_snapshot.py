@@ -48,12 +48,8 @@ async def test_lists_by_key_and_by_arrows(tmp_path: Path) -> None:
     app = snapshot_app(tmp_path, files.training())
     async with app.run_test(size=(80, 24)) as pilot:
         await _drawn(pilot, app)
-        for key, said in (
-            ("s", "Peak by stack"),
-            ("m", "Segments when"),
-            ("o", "Out of memory"),
-            ("l", "Peak by source"),
-        ):
+        titles = {"s": "Peak by stack", "m": "Segments when", "o": "Out of memory", "l": "Peak by source"}
+        for key, said in titles.items():
             await pilot.press(key)
             await until(pilot, lambda said=said: said in _text(app))  # type: ignore[misc]
         await pilot.press("left")
