@@ -97,7 +97,8 @@ def test_nvml_answers_for_the_simulated_gpu(project: Project) -> None:
         before = pynvml.nvmlDeviceGetMemoryInfo(handle)
         model = torch.nn.Linear(8192, 8192).cuda()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        print("used", pynvml.nvmlDeviceGetMemoryInfo(handle).used - before.used, before.total == before.used + before.free)
+        after = pynvml.nvmlDeviceGetMemoryInfo(handle)
+        print("used", after.used - before.used, after.total == after.used + after.free)
         for step in range(10):
             model(torch.randn(2, 8192).cuda()).sum().backward()
             optimizer.step()

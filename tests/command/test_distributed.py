@@ -182,7 +182,7 @@ def test_synchronized_batch_norm(project: Project) -> None:
             optimizer.zero_grad()
         """,
     )
-    done = project.predict("torchrun", "--nproc-per-node", "4", "train.py")
+    done = project.predict("python", "-m", "torch.distributed.run", "--nproc-per-node", "4", "train.py")
     assert done.code == 0, done.stderr
     convolved = 8 * 64 * 30 * 30 * 4
     assert done.json["traced"]["buckets"]["activations"] >= 2 * convolved  # what batch norm and ReLU keep
@@ -216,7 +216,7 @@ def test_fsdp_with_original_parameters_and_a_distributed_checkpoint(project: Pro
             checkpoint.save({"model": model.state_dict()}, checkpoint_id="saved")
         """,
     )
-    done = project.predict("torchrun", "--nproc-per-node", "4", "train.py")
+    done = project.predict("python", "-m", "torch.distributed.run", "--nproc-per-node", "4", "train.py")
     assert done.code == 0, done.stderr
     shard = 4 * (2 * 1024 * 4096 + 4096 + 1024) // 4
     assert done.json["traced"]["buckets"]["optimizer"] == pytest.approx(2 * shard, rel=0.01)
