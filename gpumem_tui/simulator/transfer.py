@@ -51,7 +51,7 @@ def storage_address(gpu: SimulatedGpu) -> Callable[[torch.UntypedStorage], int]:
 
 def _tensor_address(tensor: FakeTensor) -> int:
     storage = tensor.untyped_storage()
-    return storage.data_ptr() + tensor.storage_offset() * tensor.element_size() if storage.nbytes() else 0
+    return storage.data_ptr() + int(tensor.storage_offset()) * tensor.element_size() if storage.nbytes() else 0
 
 
 def reduce(reduced: Callable[..., Any], gpu: SimulatedGpu) -> Callable[..., Any]:
