@@ -54,6 +54,12 @@ def write_no_checkpoint(program: Program) -> None:
         ("diffusers.models.modeling_utils", "ModelMixin"),
     ):
         replace_later(name, owner, "save_pretrained", lambda model, *_, **__: _is_without_data(model))
+
+    def distributed(module: Any) -> None:
+        for name in ("save", "async_save", "save_state_dict"):
+            replace(module, name, _always)
+
+    after_import("torch.distributed.checkpoint.state_dict_saver", distributed)
     replace_later("transformers.trainer", "Trainer", "_save_checkpoint", _always)
     replace_later("accelerate.accelerator", "Accelerator", "save_state", _always)
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.nn.modules._functions import SyncBatchNorm
 from torch.optim import optimizer as optimizers
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 _POOL = (0, 1)
+_SYNC_BATCH_NORM = SyncBatchNorm.forward.__code__
 
 
 class CapturedGraph:
@@ -23,8 +26,11 @@ class CapturedGraph:
 
     @classmethod
     def is_capturing(cls) -> bool:
-        """Whether there is a graph that is being captured."""
-        return cls._capturing is not None
+        """Whether there is a graph that is being captured.
+
+        `SyncBatchNorm` is told so: if not, it looks by values for ranks without samples, to leave these out.
+        """
+        return cls._capturing is not None or sys._getframe(1).f_code is _SYNC_BATCH_NORM
 
     def capture_begin(self, *_: object, **__: object) -> None:
         """Note from here on which optimizers step."""

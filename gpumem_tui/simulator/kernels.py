@@ -72,9 +72,43 @@ def _gru_cell_backward(gradient: torch.Tensor, workspace: torch.Tensor, has_bias
     return (*gates, torch.empty_like(gradient, memory_format=torch.contiguous_format), *biases)
 
 
+def _per_channel(images: torch.Tensor, count: int) -> tuple[torch.Tensor, ...]:
+    """Statistics of each channel, in float32 of 16-bit images (aten/src/ATen/native/cuda/Normalization.cu)."""
+    dtype = torch.float32 if images.dtype in (torch.float16, torch.bfloat16) else images.dtype
+    return tuple(images.new_empty(images.shape[1], dtype=dtype) for _ in range(count))
+
+
+def _statistics(images: torch.Tensor, *_: Any, **__: Any) -> tuple[torch.Tensor, ...]:
+    """Mean and inverse deviation, of one rank's batch or of all: `SyncBatchNorm`'s forward."""
+    return _per_channel(images, 2)
+
+
+def _like_first(images: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+    return torch.empty_like(images)
+
+
+def _reduced(
+    gradient: torch.Tensor, images: torch.Tensor, mean: torch.Tensor, deviation: torch.Tensor,
+    weight: torch.Tensor | None, for_images: bool, for_weight: bool, for_bias: bool,
+) -> tuple[torch.Tensor | None, ...]:  # fmt: skip
+    """Sums over the batch for the gradient of the images, and the gradients of weight and bias."""
+    sums = _per_channel(images, 2) if for_images else (None, None)
+    dtype = weight.dtype if weight is not None else None
+    of_parameters = (
+        images.new_empty(images.shape[1], dtype=dtype) if wanted else None for wanted in (for_weight, for_bias)
+    )
+    return (*sums, *of_parameters)
+
+
 _SHAPES: dict[str, Callable[..., Any]] = {
     "_ctc_loss_backward": _like_second,
     "_ctc_loss_backward.Tensor": _like_second,
+    "batch_norm_stats": _statistics,
+    "batch_norm_gather_stats": _statistics,
+    "batch_norm_gather_stats_with_counts": _statistics,
+    "batch_norm_elemt": _like_first,
+    "batch_norm_backward_reduce": _reduced,
+    "batch_norm_backward_elemt": _like_first,
     "_thnn_fused_gru_cell": _gru_cell,
     "_thnn_fused_gru_cell_backward": _gru_cell_backward,
 }

@@ -39,6 +39,21 @@ def storage_device(gpu: SimulatedGpu) -> property:
     return property(device)
 
 
+def storage_address(gpu: SimulatedGpu) -> Callable[[torch.UntypedStorage], int]:
+    """`torch.UntypedStorage.data_ptr`: an address of its own for each that holds memory, as programs compare them."""
+    read: Any = torch._C.StorageBase.data_ptr  # type: ignore[attr-defined]
+
+    def address(storage: torch.UntypedStorage) -> int:
+        return storage._cdata if gpu.mode.holds(storage) else int(read(storage))
+
+    return address
+
+
+def _tensor_address(tensor: FakeTensor) -> int:
+    storage = tensor.untyped_storage()
+    return storage.data_ptr() + int(tensor.storage_offset()) * tensor.element_size() if storage.nbytes() else 0
+
+
 def reduce(reduced: Callable[..., Any], gpu: SimulatedGpu) -> Callable[..., Any]:
     """`FakeTensor.__reduce_ex__`: what is pickled of a tensor on the device is what it looks like."""
 
@@ -98,6 +113,8 @@ def answers(gpu: SimulatedGpu) -> dict[tuple[Any, str], Any]:
         (torch.Tensor, "pin_memory"): pin,
         (torch.Tensor, "is_pinned"): is_pinned,
         (torch.UntypedStorage, "device"): device,
+        (torch.UntypedStorage, "data_ptr"): storage_address(gpu),
+        (FakeTensor, "data_ptr"): _tensor_address,
         (torch.UntypedStorage, "is_cuda"): property(lambda storage: storage.device.type == "cuda"),
         (FakeTensor, "__reduce_ex__"): reduce(FakeTensor.__reduce_ex__, gpu),
         (torch, "set_default_tensor_type"): functools.partial(default_type, torch.set_default_tensor_type),

@@ -159,3 +159,65 @@ def test_a_gpu_that_is_not_this_rank_s(project: Project) -> None:
     assert "cuda:1 of 1 GPU; --gpus N gives more" in alone.complaint
     several = project.predict("python", "train.py", options=("--quiet", "--gpus", "2"))
     assert "several GPUs in one process are not simulated" in several.complaint
+
+
+def test_synchronized_batch_norm(project: Project) -> None:
+    project.write(
+        "train.py",
+        """
+        import os
+        import torch
+        import torch.distributed as dist
+        from torch import nn
+        from torch.nn.parallel import DistributedDataParallel
+
+        dist.init_process_group("nccl")
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        model = nn.Sequential(nn.Conv2d(3, 64, 3), nn.BatchNorm2d(64), nn.ReLU(), nn.Conv2d(64, 64, 3)).cuda()
+        model = DistributedDataParallel(nn.SyncBatchNorm.convert_sync_batchnorm(model), device_ids=[0])
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for step in range(10):
+            model(torch.randn(8, 3, 32, 32).cuda()).mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        """,
+    )
+    done = project.predict("python", "-m", "torch.distributed.run", "--nproc-per-node", "4", "train.py")
+    assert done.code == 0, done.stderr
+    convolved = 8 * 64 * 30 * 30 * 4
+    assert done.json["traced"]["buckets"]["activations"] >= 2 * convolved  # what batch norm and ReLU keep
+
+
+def test_fsdp_with_original_parameters_and_a_distributed_checkpoint(project: Project) -> None:
+    project.write(
+        "train.py",
+        """
+        import os
+        import torch
+        import torch.distributed as dist
+        import torch.distributed.checkpoint as checkpoint
+        from torch import nn
+        from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
+
+        dist.init_process_group("nccl")
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        model = FullyShardedDataParallel(
+            nn.Sequential(nn.Linear(1024, 4096), nn.GELU(), nn.Linear(4096, 1024)),
+            device_id=torch.cuda.current_device(),
+            use_orig_params=True,
+            sharding_strategy=ShardingStrategy.SHARD_GRAD_OP,
+        )
+        optimizer = torch.optim.AdamW(model.parameters())
+        for step in range(10):
+            model(torch.randn(8, 1024).cuda()).mean().backward()
+            model.clip_grad_norm_(1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+            checkpoint.save({"model": model.state_dict()}, checkpoint_id="saved")
+        """,
+    )
+    done = project.predict("python", "-m", "torch.distributed.run", "--nproc-per-node", "4", "train.py")
+    assert done.code == 0, done.stderr
+    shard = 4 * (2 * 1024 * 4096 + 4096 + 1024) // 4
+    assert done.json["traced"]["buckets"]["optimizer"] == pytest.approx(2 * shard, rel=0.01)
+    assert not (project.folder / "saved").exists()
