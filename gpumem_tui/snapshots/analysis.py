@@ -7,6 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from gpumem_tui.memory import format_bytes
 from gpumem_tui.snapshots import model
 from gpumem_tui.snapshots.fragmentation import OutOfMemory, SegmentMap, out_of_memory, segment_map
 from gpumem_tui.snapshots.model import History, Snapshot
@@ -84,6 +85,15 @@ class Analysis:
     segments: SegmentMap
     ooms: tuple[OutOfMemory, ...]
     marks: tuple[tuple[int, str], ...]
+
+    @property
+    def gap(self) -> str:
+        """What `difference_bytes` says, in words; "" where it says nothing."""
+        if not self.difference_bytes:
+            return ""
+        size = format_bytes(abs(self.difference_bytes))
+        way = "less" if self.difference_bytes > 0 else "more"
+        return f"the events lead to {size} {way} than the file has at its end: its history is not whole"
 
 
 def analyse(snapshot: Snapshot, device: int, progress: Progress = lambda share: None) -> Analysis:

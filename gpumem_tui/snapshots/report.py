@@ -150,7 +150,7 @@ def _device_lines(analysis: Analysis) -> Iterator[str]:
         f"{format_bytes(analysis.end_reserved_bytes)} reserved"
     )
     if analysis.difference_bytes:
-        yield f"{format_bytes(analysis.difference_bytes)} of that are in no event of the file: its history is not whole"
+        yield analysis.gap
     if analysis.events:
         yield "\nallocated over the events"
         yield from _plot(analysis)

@@ -99,3 +99,21 @@ def test_against_a_command(program: Program, tmp_path: Path) -> None:
     assert (first["file"]["bytes"], first["traced"]["bytes"]) == (64 * 256 * 4, 96 * 256 * 4)
     assert first["traced"]["source"].startswith("train96.py:6 <module>")
     assert against["only_in_file_bytes"] < against["only_in_trace_bytes"]
+
+
+def test_a_recording_of_a_real_gpu_against_the_program_it_was_made_of(program: Program, tmp_path: Path) -> None:
+    """Three training steps, written anew in `tests/recordings/decoder.py`, as an ordinary script that names CUDA."""
+    recordings = Path(__file__).parents[1] / "recordings"
+    (recorded,) = (recordings / "data").glob("NiuHuangxiaozi*__forward_and_backward_memory_snapshot_100.*")
+    script = tmp_path / "train.py"
+    script.write_text(
+        f"import sys\nsys.path.insert(0, {str(recordings)!r})\nimport torch, decoder\n"
+        "kept = decoder.forward_and_backward(100, torch.device('cuda'))\n"
+    )
+    options = ("--against", "--json", "--gpu", "sim:rtx-4090-24gb", "--", sys.executable, str(script))
+    done = program("look", str(recorded), *options)
+    assert done.code == 0, done.err
+    against = json.loads(done.out)["against"]
+    assert against["first_difference"] is None
+    assert against["differences"] == []
+    assert against["equal"] == against["file_events"] == 7542

@@ -59,6 +59,16 @@ def test_the_timeline_begins_before_the_first_event_and_sums(tmp_path: Path) -> 
     assert analysis.difference_bytes == 0
 
 
+@pytest.mark.parametrize(("state", "said"), [("inactive", "8.0 MiB more"), ("active_allocated", "")])
+def test_a_history_that_is_not_whole_is_said(tmp_path: Path, state: str, said: str) -> None:
+    """The optimizer's state is gone at the end, and no event tells so."""
+    body = files.training()
+    body["segments"][1]["blocks"][0]["state"] = state
+    _, analysis = opened(tmp_path, body)
+    assert said in analysis.gap
+    assert bool(analysis.gap) == bool(said)
+
+
 def test_segments_as_they_were_at_the_end(tmp_path: Path) -> None:
     _, analysis = opened(tmp_path, files.training())
     found = analysis.segments

@@ -159,9 +159,8 @@ def category_rows(analysis: Analysis, width: int) -> list[Row]:
     lines.append(_sum("= allocated", analysis.peak_allocated_bytes, width))
     lines.append(_sum("reserved at most", analysis.peak_reserved_bytes, width))
     lines.append(row())
-    if analysis.difference_bytes:
-        missing = f"{format_bytes(analysis.difference_bytes)} at the end are in no event: the history is not whole"
-        lines += paragraph(missing, width)
+    if analysis.gap:
+        lines += paragraph(analysis.gap, width)
     return [*lines, *paragraph(f"categories told by {analysis.categories_from}", width)]
 
 
