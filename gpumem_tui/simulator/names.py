@@ -1,0 +1,196 @@
+"""CUDA's name for the simulated device: exchanged in the arguments of torch's functions, and back in their answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.overrides import TorchFunctionMode
+
+from gpumem_tui.simulator import transfer
+from gpumem_tui.simulator.device import DEVICE_TYPE, backend
+from gpumem_tui.simulator.subclasses import become
+
+CUDA = torch.device("cuda", 0)
+_BASE: Any = torch._C.TensorBase
+SUFFIXED_TYPES = {
+    "FloatTensor": torch.float32, "DoubleTensor": torch.float64, "HalfTensor": torch.float16,
+    "BFloat16Tensor": torch.bfloat16, "LongTensor": torch.int64, "IntTensor": torch.int32, "ShortTensor": torch.int16,
+    "CharTensor": torch.int8, "ByteTensor": torch.uint8, "BoolTensor": torch.bool,
+}  # fmt: skip
+
+
+def simulated(device: Any) -> Any:
+    """The simulated device for one that names CUDA; anything else as it is.
+
+    Raises:
+        RuntimeError: this process has no such GPU, as CUDA says it, or it is another rank's.
+    """
+    kind = type(device)
+    if kind is str:
+        if not device.startswith("cuda") or (device != "cuda" and device[4] != ":"):
+            return device
+        device = torch.device(device)
+    elif kind is not torch.device or device.type != "cuda":
+        return device
+    index = device.index or 0
+    if index >= backend.devices:
+        count = f"{backend.devices} GPU{'s' if backend.devices > 1 else ''}"
+        raise torch.AcceleratorError(f"CUDA error: invalid device ordinal ({device} of {count}; --gpus N gives more)")
+    if index:
+        raise RuntimeError(
+            f"{device}: this process is rank 0, whose GPU is cuda:0, and several GPUs in one process are not "
+            "simulated; start a process a GPU, as torchrun does"
+        )
+    return torch.device(DEVICE_TYPE, 0)
+
+
+def by_number(device: Any) -> Any:
+    """As `simulated`, where a number names a GPU too."""
+    return simulated(f"cuda:{device}" if type(device) is int else device)
+
+
+def presented(device: torch.device) -> torch.device:
+    """The device as the program sees it."""
+    return CUDA if device.type == DEVICE_TYPE else device
+
+
+def is_here(tensor: torch.Tensor) -> bool:
+    device = tensor.fake_device if isinstance(tensor, FakeTensor) else _BASE.device.__get__(tensor)
+    return bool(device.type == DEVICE_TYPE)
+
+
+class CudaNames(TorchFunctionMode):
+    """Exchanges CUDA's name for the simulated device's in the arguments of torch's functions, and back in answers."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        special = _SPECIAL.get(func)
+        if special is not None:
+            return special(*args, **(kwargs or {}))
+        if func in _READS and type(args[0]) is torch.Tensor:  # one of the host: data loaders read many numbers
+            with torch._C._DisableTorchDispatch():
+                return func(*args)
+        for argument in args:
+            kind = type(argument)
+            if kind is torch.device or kind is str:
+                args = tuple(simulated(argument) for argument in args)
+                break
+        if kwargs:
+            device = kwargs.get("device")
+            if device is not None:
+                kwargs = {**kwargs, "device": by_number(device)}
+            if kwargs.get("pin_memory"):
+                return transfer.pin(func(*args, **{**kwargs, "pin_memory": False}))
+            return func(*args, **kwargs)
+        return func(*args)
+
+
+def _to(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    if args:
+        args = (by_number(args[0]), *args[1:])
+    if "device" in kwargs:
+        kwargs["device"] = by_number(kwargs["device"])
+    return tensor.to(*args, **kwargs)
+
+
+def _cuda(tensor: torch.Tensor, device: Any = None, non_blocking: bool = False, **kwargs: Any) -> torch.Tensor:
+    return tensor.to(by_number("cuda" if device is None else device), non_blocking=non_blocking, **kwargs)
+
+
+def _type(tensor: torch.Tensor, dtype: Any = None, *args: Any, **kwargs: Any) -> Any:
+    """``tensor.type(torch.cuda.FloatTensor)``, and the name of a tensor's type."""
+    name = getattr(dtype, "__name__", dtype) if not isinstance(dtype, torch.dtype) else None
+    if isinstance(name, str) and name.startswith("torch.cuda."):
+        return tensor.to(torch.device(DEVICE_TYPE, 0), SUFFIXED_TYPES[name.rpartition(".")[2]])
+    if dtype is None and is_here(tensor):
+        suffix = next((suffix for suffix, kind in SUFFIXED_TYPES.items() if kind is tensor.dtype), "Tensor")
+        return f"torch.cuda.{suffix}"
+    found: Any = tensor.type(dtype, *args, **kwargs) if dtype is not None else tensor.type()
+    return found
+
+
+_SPECIAL: dict[Any, Callable[..., Any]] = {
+    torch.device: lambda *args, **kwargs: _device(*args, **kwargs),
+    torch.Tensor.to: _to,
+    torch.Tensor.cuda: _cuda,
+    torch.Tensor.type: _type,
+    _BASE.is_cuda.__get__: is_here,
+    torch.Tensor.device.__get__: lambda tensor: presented(_BASE.device.__get__(tensor)),
+    _BASE.data.__set__: lambda tensor, data: _set_data(tensor, data),
+    torch.Tensor.is_pinned: transfer.is_pinned,
+    torch.Tensor.__repr__: lambda tensor, **_: text_of(tensor),
+}
+
+_READS = {getattr(torch.Tensor, name) for name in ("item", "__index__", "__int__", "__float__", "__bool__")}
+
+
+def _device(*args: Any, **kwargs: Any) -> torch.device:
+    """`torch.device`, for which a number alone is a GPU."""
+    return torch.device("cuda", args[0]) if args and type(args[0]) is int else torch.device(*args, **kwargs)
+
+
+def _set_data(tensor: torch.Tensor, data: torch.Tensor) -> None:
+    """``tensor.data = data``, also from the host to the device."""
+    if _place(tensor) == _place(data):
+        tensor.data = data
+    else:
+        become(tensor, data)
+
+
+def _place(tensor: torch.Tensor) -> tuple[bool, torch.device]:
+    """Whether a tensor is without data, and where it lies."""
+    if isinstance(tensor, FakeTensor):
+        return True, tensor.fake_device
+    return False, _BASE.device.__get__(tensor)
+
+
+def text_of(tensor: torch.Tensor) -> str:
+    """As torch writes it; with the values where they are known, and none where there would be many."""
+    with torch._C.DisableTorchFunction():
+        if not is_here(tensor):
+            return str(torch._tensor_str._str(tensor))
+        values = backend._gpu.mode.values
+        found = values.of(tensor.detach()) if tensor.dim() else values.copied_to_host(tensor)
+        text = f"tensor(..., size={tuple(tensor.shape)})" if found is None else torch._tensor_str._str(found)
+        head, separator, tail = text[:-1].partition(", dtype=")
+        grad = (
+            f", grad_fn=<{tensor.grad_fn.name()}>" if tensor.grad_fn else ", requires_grad=True" * tensor.requires_grad
+        )
+        dtype = f", dtype={tensor.dtype}" if found is None and tensor.dtype != torch.float32 else separator + tail
+        return f"{head}, device='cuda:0'{dtype}{grad})"
+
+
+class TensorType(type):
+    """`torch.cuda.FloatTensor` and the like: make tensors on the GPU, and are the type of some."""
+
+    dtype: torch.dtype
+
+    def __call__(cls, *args: Any, **_: Any) -> torch.Tensor:
+        device = torch.device(DEVICE_TYPE, 0)
+        if all(type(argument) is int for argument in args):
+            return torch.empty(args, dtype=cls.dtype, device=device)
+        (data,) = args
+        return torch.as_tensor(data).to(device, cls.dtype)
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        return isinstance(instance, torch.Tensor) and is_here(instance) and instance.dtype == cls.dtype
+
+
+class CudaGenerator(torch.Generator):
+    """A generator that says to be the GPU's; operators on the device draw nothing from it."""
+
+    def __new__(cls, device: Any = "cpu") -> CudaGenerator:
+        on_gpu = simulated(device) is not device
+        made = super().__new__(cls, device="cpu" if on_gpu else device)  # type: ignore[call-arg]
+        made.on_gpu = on_gpu
+        return made
+
+    on_gpu: bool
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        return CUDA if self.on_gpu else torch.device("cpu")
