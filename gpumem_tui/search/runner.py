@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from gpumem_tui.memory import Unknown
 from gpumem_tui.search import strategy, verdict
 from gpumem_tui.search.config import SearchConfig
 from gpumem_tui.search.control import Cancelled, Control, Unusable, converse
@@ -70,12 +71,15 @@ def search(config: SearchConfig, control: Control | None = None) -> Iterator[Sea
         settings = _strategy_settings(config, predicted)
         traced = predicted.prediction.traced
         grows = traced.grows if isinstance(traced, Traced) else None
+        levelled = False
         while (size := strategy.next_size(verdict.tried(results), settings)) is not None:
             yield from _trial(size, config, control, results)
             settings = replace(settings, floor=verdict.floor(results))
             if verdict.hopeless(results) or (grows is False and results[-1].outcome == "fit"):
                 break
-        concluded = verdict.concluded(results, config.where, grows)
+            if levelled := _levelled(traced, results):
+                break
+        concluded = verdict.concluded(results, config.where, grows, levelled=levelled)
         if concluded.outcome == "found":
             roomy = with_headroom(config.room, config.headroom, traced, results, concluded.max_batch_size)
             concluded = replace(concluded, with_headroom=roomy)
@@ -116,6 +120,17 @@ def _trial(size: int, config: SearchConfig, control: Control, results: list[Tria
         yield TrialFinished(number, finished)
         if result is not None or attempt == 2:
             return
+
+
+def _levelled(traced: Traced | Unknown, results: list[TrialDone]) -> bool:
+    """Whether larger batches are asked for and not made, as of a data set that is smaller than the batch: twice the
+    samples took not one byte more, though by the trace they would.
+    """
+    sizes = strategy.level(verdict.tried(results))
+    if sizes is None or sizes[1] < 2 * sizes[0] or not isinstance(traced, Traced) or traced.only_at:
+        return False
+    below, above = (traced.at(size).peak_allocated_bytes for size in sizes)
+    return below < above
 
 
 def _trial_request(size: int, config: SearchConfig) -> TrialRequest:

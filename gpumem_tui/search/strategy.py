@@ -26,11 +26,14 @@ segments, so two sizes side by side can foretell a next one that is only one fur
 
 @dataclass(frozen=True)
 class Tried:
-    """One batch size that was run. `peak_bytes` is the reserved peak, meaningful where it fits."""
+    """One batch size that was run. `peak_bytes` is the reserved peak and `allocated_bytes` the allocated one, where it
+    fits.
+    """
 
     batch_size: int
     fits: bool
     peak_bytes: int = 0
+    allocated_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -89,16 +92,31 @@ def _guided(tried: Sequence[Tried], settings: Settings) -> int:
         return extrapolated
     if oom is not None:
         return (fit + oom) // 2
+    if level(tried) is not None:
+        return 2 * fit
     below = max((t.batch_size for t in tried if t.fits and t.batch_size < fit), default=0)
     return fit + 2 * (fit - below)
 
 
+def level(tried: Sequence[Tried]) -> tuple[int, int] | None:
+    """The two largest sizes that fit, if they took the same memory to the byte."""
+    largest = _two_largest(tried)
+    if largest is None or not largest[0].allocated_bytes == largest[1].allocated_bytes > 0:
+        return None
+    return largest[0].batch_size, largest[1].batch_size
+
+
+def _two_largest(tried: Sequence[Tried]) -> tuple[Tried, Tried] | None:
+    fits = sorted((t for t in tried if t.fits), key=lambda t: t.batch_size)[-2:]
+    return (fits[0], fits[1]) if len(fits) == 2 else None
+
+
 def _extrapolate(tried: Sequence[Tried], capacity_bytes: int) -> int | None:
     """Where the line through the two largest fitting sizes reaches the capacity."""
-    fits = sorted((t for t in tried if t.fits), key=lambda t: t.batch_size)[-2:]
-    if len(fits) < 2:
+    largest = _two_largest(tried)
+    if largest is None:
         return None
-    low, high = fits
+    low, high = largest
     slope = (high.peak_bytes - low.peak_bytes) / (high.batch_size - low.batch_size)
     if slope <= 0:
         return None

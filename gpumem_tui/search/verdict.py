@@ -49,13 +49,14 @@ class Verdict:
         return _EXIT_CODES[self.outcome]
 
 
-def concluded(results: Sequence[TrialDone], where: str, grows: bool | None) -> Verdict:
+def concluded(results: Sequence[TrialDone], where: str, grows: bool | None, *, levelled: bool = False) -> Verdict:
     """The verdict of a search that came to its end.
 
     Args:
         results: of at least one trial, in order.
         where: the device and the cap on it, in words.
         grows: whether memory depends on the batch size, as far as the trace tells; None without one.
+        levelled: from some size on it does no longer, though by the trace it should.
     """
     last = results[-1]
     if hopeless(results):
@@ -63,6 +64,9 @@ def concluded(results: Sequence[TrialDone], where: str, grows: bool | None) -> V
     fit, failing = _bracket(results)
     if fit >= MAX_BATCH_SIZE and grows:
         said = f"at least {fit:,} samples fit; larger batches are not tried"
+        return _finish("found", results, fit, None, said, verified=False)
+    if levelled:
+        said = f"at least {fit:,} samples fit; half as many take the same memory: is there data for larger batches?"
         return _finish("found", results, fit, None, said, verified=False)
     if fit >= MAX_BATCH_SIZE or (fit and grows is False):
         return failed(results, f"memory does not grow with the batch: {fit:,} samples fit; is batch_size used?")
@@ -115,7 +119,10 @@ def _finish(
 def tried(results: Sequence[TrialDone]) -> list[strategy.Tried]:
     """By size, the last word counts: a retry overrules the death it follows."""
     by_size = {r.batch_size: r for r in results if r.batch_size >= floor(results)}
-    return [strategy.Tried(r.batch_size, r.outcome == "fit", r.peak_reserved_bytes) for r in by_size.values()]
+    return [
+        strategy.Tried(r.batch_size, r.outcome == "fit", r.peak_reserved_bytes, r.peak_allocated_bytes)
+        for r in by_size.values()
+    ]
 
 
 def floor(results: Sequence[TrialDone]) -> int:

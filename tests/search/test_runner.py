@@ -133,6 +133,21 @@ def test_a_step_that_ignores_the_batch_size_is_told_after_one_trial(tmp_path: Pa
     assert verdict.exit_code == 4
 
 
+def test_a_data_set_smaller_than_the_batch_ends_the_search(tmp_path: Path) -> None:
+    spec = workload(
+        tmp_path,
+        """
+        def make_batch(batch_size, device):
+            return torch.randn(min(batch_size, 50), 1024, 8, device=device)
+        """,
+    )
+    events = list(search(config(spec)))
+    verdict = verdict_of(events)
+    assert (verdict.outcome, verdict.verified, verdict.first_failing) == ("found", False, None)
+    assert verdict.trials <= 4
+    assert re.match(r"at least \S+ samples fit; half as many take the same memory", verdict.message)
+
+
 def test_a_process_that_dies_is_tried_once_more(tmp_path: Path) -> None:
     spec = workload(
         tmp_path,
