@@ -27,6 +27,7 @@ from gpumem_tui.search.events import (
     TrialRequest,
     decode_request,
 )
+from gpumem_tui.simulator.growth import growth_line
 from gpumem_tui.simulator.profile import Profile, profile_for, too_old
 
 if TYPE_CHECKING:
@@ -121,6 +122,7 @@ class _Trial:
             alloc_retries=self.program.memory.memory_stats().get("num_alloc_retries", 0),
             detail=detail,
             notes=self.all_notes(),
+            growing=growth_line(timeline) if timeline is not None and outcome == "fit" else "",
         )
 
 
@@ -180,7 +182,8 @@ class _Simulated(_Trial):
         reasons = tuple((operator, times, assumption(operator)) for operator, times in sorted(assumed.items()))
         seconds = time.perf_counter() - self.started
         size = self.request.batch_size or 0
-        done = TraceDone.of(AffineTrace.constant(timeline), seconds, reasons, size, "", self.all_notes())
+        notes = tuple(line for line in (*self.all_notes(), growth_line(timeline)) if line)
+        done = TraceDone.of(AffineTrace.constant(timeline), seconds, reasons, size, "", notes)
         if self.changes is None:
             return done
         return replace(done, changes=self.changes.found(), is_sharded=self.changes.is_sharded)

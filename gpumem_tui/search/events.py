@@ -128,6 +128,7 @@ class TrialDone:
             `buckets_unknown` says why.
         detail: the out-of-memory message or the error, in one line; empty for a fit.
         notes: what else is to be known of the result, a line each.
+        growing: that memory grows from step to step, and where; empty if it does not.
         device_used_bytes: what the whole device held at the peak for this process: context and reserved.
         step_seconds: wall time of each full step; empty on the simulated GPU, whose steps take no device time.
     """
@@ -145,6 +146,7 @@ class TrialDone:
     alloc_retries: int = 0
     detail: str = ""
     notes: tuple[str, ...] = ()
+    growing: str = ""
     event: Literal["trial"] = "trial"
 
     @property

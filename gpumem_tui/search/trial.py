@@ -33,6 +33,7 @@ from gpumem_tui.search.events import (
     decode_request,
     encode,
 )
+from gpumem_tui.simulator.growth import growth_line
 from gpumem_tui.simulator.profile import Profile, profile_for, too_old
 from gpumem_tui.simulator.uncompiled import exclude_nothing, leave_compiler_unloaded, stay_eager
 
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     import torch
 
     from gpumem_tui.simulator.shaped import AssumedRows
+    from gpumem_tui.simulator.timeline import Timeline
     from gpumem_tui.workload.base import Workload
     from gpumem_tui.workload.run import MemorySample, Recorder
 
@@ -110,7 +112,7 @@ def _serve(events_fd: int) -> None:
                 done = trace(request, profile, report, rows)
             else:
                 done = _simulated_trial(request, profile, report, may_run, rows)
-            report(replace(done, notes=tuple(notes)) if isinstance(done, (TraceDone, TrialDone)) else done)
+            report(replace(done, notes=(*notes, *done.notes)) if isinstance(done, (TraceDone, TrialDone)) else done)
         elif isinstance(request, TraceRequest) or not torch.cuda.is_available():
             report(Failed("device", f"torch {torch.__version__} of {sys.executable} finds no CUDA device"))
         else:
@@ -261,20 +263,21 @@ def _trial(
         run.tag_gradients()
     seconds = time.perf_counter() - started
     peak, reserved = memory.max_memory_allocated(device), memory.max_memory_reserved(device)
-    buckets, unknown = _composition(recorder, peak, failed=outcome != "fit")
+    timeline, unknown = _history(recorder, failed=outcome != "fit")
     return TrialDone(
         batch_size=request.batch_size,
         outcome=outcome,
         peak_allocated_bytes=peak,
         peak_reserved_bytes=reserved,
         device_used_bytes=reserved + profile.context_bytes,
-        buckets=buckets,
+        buckets=None if timeline is None else timeline.breakdown_after(timeline.peak_event(), peak).as_json(),
         buckets_unknown=unknown,
         seconds=seconds,
         steps=len(run.step_seconds),
         step_seconds=() if request.simulated else tuple(run.step_seconds),
         alloc_retries=memory.memory_stats(device).get("num_alloc_retries", 0),
         detail=detail,
+        growing=growth_line(timeline) if timeline is not None and outcome == "fit" else "",
     )
 
 
@@ -288,16 +291,15 @@ def _free_bytes(memory: Any, device: torch.device, profile: Profile) -> int:
     return int(free)
 
 
-def _composition(recorder: Recorder, peak_bytes: int, failed: bool) -> tuple[dict[str, int] | None, str]:
-    """The buckets at the peak by JSON key, or None and the reason."""
+def _history(recorder: Recorder, failed: bool) -> tuple[Timeline | None, str]:
+    """What was allocated and released, or None and the reason."""
     from gpumem_tui.search.cuda_recorder import HistoryIncomplete
     from gpumem_tui.workload.errors import one_line
 
     try:
-        timeline = recorder.finish(failed)
+        return recorder.finish(failed), ""
     except (HistoryIncomplete, RuntimeError) as error:
         return None, one_line(error)
-    return timeline.breakdown_after(timeline.peak_event(), peak_bytes).as_json(), ""
 
 
 # Traces
@@ -313,7 +315,7 @@ def trace(request: TraceRequest, profile: Profile, report: Report, rows: Assumed
     from gpumem_tui.simulator.replay import AffineTrace, NotAffine
     from gpumem_tui.simulator.scratch import assumption
     from gpumem_tui.simulator.shaped import AssumedRows
-    from gpumem_tui.simulator.tracing import Tracer
+    from gpumem_tui.simulator.tracing import CHECKED_BATCH_SIZE, Tracer
 
     started = time.perf_counter()
     assumed: Counter[str] = Counter()
@@ -335,7 +337,9 @@ def trace(request: TraceRequest, profile: Profile, report: Report, rows: Assumed
         only_at, not_affine = request.batch_size, str(error)
         found = AffineTrace.constant(tracer.at(only_at))
     reasons = tuple((operator, times, assumption(operator)) for operator, times in sorted(assumed.items()))
-    return TraceDone.of(found, time.perf_counter() - started, reasons, only_at, not_affine)
+    growing = growth_line(found.at(only_at or CHECKED_BATCH_SIZE))
+    notes = (growing,) if growing else ()
+    return TraceDone.of(found, time.perf_counter() - started, reasons, only_at, not_affine, notes)
 
 
 def _leaving(report: Report) -> Callable[[Exception], None]:

@@ -29,7 +29,7 @@ class Verdict:
     Attributes:
         max_batch_size: the largest size that ran; 0 if none did.
         first_failing: the smallest size beyond it that did not run; None if none was found.
-        verified: `max_batch_size` ran and the very next size was out of memory.
+        verified: `max_batch_size` ran in memory that does not grow, and the very next size was out of memory.
         message: one line.
         with_headroom: the largest size that leaves the headroom free, too; None if that is not wanted or not known.
     """
@@ -84,6 +84,8 @@ def concluded(results: Sequence[TrialDone], where: str, grows: bool | None, *, l
     largest = next(r for r in reversed(results) if r.batch_size == fit)
     held = format_bytes(largest.device_used_bytes)
     said = f"largest batch {fit} on {where}: it ran with {held} of the device used, {failing} was out of memory"
+    if largest.growing:
+        return _finish("found", results, fit, failing, f"{said}; {largest.growing}", verified=False)
     return _finish("found", results, fit, failing, said, verified=failing == fit + 1)
 
 

@@ -148,6 +148,25 @@ def test_a_data_set_smaller_than_the_batch_ends_the_search(tmp_path: Path) -> No
     assert re.match(r"at least \S+ samples fit; half as many take the same memory", verdict.message)
 
 
+def test_a_step_that_keeps_its_activations_is_not_verified(tmp_path: Path) -> None:
+    spec = workload(
+        tmp_path,
+        """
+        losses = []
+
+        def train_step(model, optimizer, batch):
+            loss = model(batch).pow(2).sum()
+            losses.append(loss)
+            loss.backward(retain_graph=True)
+            optimizer.step()
+            optimizer.zero_grad()
+        """,
+    )
+    verdict = verdict_of(list(search(replace(config(spec), limit_bytes=256 * MIB))))
+    assert (verdict.outcome, verdict.verified) == ("found", False)
+    assert re.search(r"memory grows by [\d.]+ MiB a step: something keeps what workload\.py:\d+", verdict.message)
+
+
 def test_a_process_that_dies_is_tried_once_more(tmp_path: Path) -> None:
     spec = workload(
         tmp_path,

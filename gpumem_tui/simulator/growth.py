@@ -1,0 +1,51 @@
+"""Memory that grows from step to step, as where something keeps each step's graph. Standard library only."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import pairwise
+
+from gpumem_tui.memory import ALLOCATED_BUCKETS, MIB, Bucket, format_bytes
+from gpumem_tui.simulator.timeline import Timeline, rounded
+from gpumem_tui.step import Site
+
+_STEADY = tuple(ALLOCATED_BUCKETS.index(bucket) for bucket in (Bucket.PARAMETERS, Bucket.GRADIENTS, Bucket.OPTIMIZER))
+"""Buckets that are made once, or anew in each step instead of the old."""
+
+_LEAST_BYTES = MIB
+"""A step's: less is a list of losses, of which a thousand steps make no difference."""
+
+
+def growth_line(timeline: Timeline) -> str:
+    """That every step of a run keeps memory, how much and where it was made; empty where none does.
+
+    A step keeps what it has made and nobody has released when the run ends. The first one is not looked at: it makes
+    what stays. Of the others each must keep as much at the same place, which a buffer that is made once does not.
+    """
+    kept = _kept(timeline)
+    if len(kept) < 2:
+        return ""
+    by_site = {site: min(step[site] for step in kept) for site in kept[0]}
+    grows_bytes = sum(by_site.values())
+    if grows_bytes < _LEAST_BYTES:
+        return ""
+    largest = timeline.site_table[max(by_site, key=lambda site: by_site[site])] if timeline.site_table else Site()
+    place = " in ".join(word for word in (largest.source, largest.module) if word) or "an unknown place"
+    return f"memory grows by {format_bytes(grows_bytes)} a step: something keeps what {place} makes"
+
+
+def _kept(timeline: Timeline) -> list[Counter[int]]:
+    """By step from the second on: the bytes that are still live at the end of the run, by number of site."""
+    begins: dict[int, int] = {}
+    for mark in timeline.marks:
+        begins.setdefault(mark.step, mark.event)
+    later = [event for step, event in sorted(begins.items()) if step > 1]
+    released = {-number for number in timeline.events if number < 0}
+    found = []
+    for start, end in pairwise([*later, len(timeline.events)]):
+        step: Counter[int] = Counter()
+        for number in timeline.events[start:end]:
+            if number > 0 and number not in released and timeline.buckets[number - 1] not in _STEADY:
+                step[timeline.sites[number - 1] if timeline.sites else -1] += rounded(timeline.sizes[number - 1])
+        found.append(step)
+    return found

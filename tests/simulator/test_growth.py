@@ -1,0 +1,51 @@
+"""What each step leaves behind, found in a run's timeline."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpumem_tui.memory import MIB, Bucket
+from gpumem_tui.simulator.growth import growth_line
+from gpumem_tui.simulator.timeline import Timeline, TimelineRecorder
+from gpumem_tui.step import Phase, Site
+
+LOSS = Site("aten.add", "head", "train.py:9")
+BUFFER = Site("aten.zeros", "", "train.py:3")
+
+
+def run(kept_bytes: tuple[int, ...], *, bucket: Bucket | None = None, once_bytes: int = 0) -> Timeline:
+    """Steps that each keep so much, and in the second one a buffer that stays."""
+    recorder = TimelineRecorder()
+    for step, size_bytes in enumerate(kept_bytes, 1):
+        recorder.mark(step, Phase.BATCH)
+        recorder.mark(step, Phase.FORWARD)
+        released = recorder.allocate(8 * MIB, site=LOSS)
+        if size_bytes:
+            recorder.allocate(size_bytes, site=LOSS, bucket=bucket)
+        if once_bytes and step == 2:
+            recorder.allocate(once_bytes, site=BUFFER)
+        recorder.mark(step, Phase.BACKWARD)
+        recorder.release(released)
+    return recorder.finish()
+
+
+def test_what_every_step_keeps_is_told_with_its_place() -> None:
+    line = growth_line(run((3 * MIB,) * 3))
+    assert line == "memory grows by 3.0 MiB a step: something keeps what train.py:9 in head makes"
+
+
+@pytest.mark.parametrize(
+    "timeline",
+    [
+        run((0, 0, 0)),
+        run((512, 512, 512)),
+        run((8 * MIB, 0, 0)),
+        run((0, 0, 0), once_bytes=8 * MIB),
+        run((8 * MIB, 8 * MIB)),
+        run((8 * MIB,) * 3, bucket=Bucket.OPTIMIZER),
+        TimelineRecorder().finish(),
+    ],
+    ids=["nothing", "losses", "what the first step makes", "a buffer made once", "too few steps", "state", "empty"],
+)
+def test_what_does_not_grow(timeline: Timeline) -> None:
+    assert not growth_line(timeline)
