@@ -8,6 +8,8 @@ import sys
 import sysconfig
 import traceback
 
+from gpumem_tui.errors import in_one_line, named
+
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _INSTALLED = tuple(
     os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "platstdlib", "purelib", "platlib")
@@ -39,7 +41,7 @@ def described(error: BaseException) -> str:
     if getattr(error, "says_where", False):  # one of ours
         return str(error)
     words = _words(error)
-    said = f"{type(error).__name__}: {words}" if words else type(error).__name__
+    said = f"{named(error)}: {words}" if words else named(error)
     where = place(error)
     at = f"{where}: " if where else ""
     if isinstance(error, EOFError):
@@ -51,7 +53,7 @@ def described(error: BaseException) -> str:
 
 def _words(error: BaseException) -> str:
     """An error's text in one line that can be read at a glance."""
-    words = " ".join(str(error).split())
+    words = in_one_line(error)
     return words if len(words) <= _MOST_CHARACTERS else f"{words[:_MOST_CHARACTERS]}..."
 
 

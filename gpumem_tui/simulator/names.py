@@ -122,6 +122,7 @@ _SPECIAL: dict[Any, Callable[..., Any]] = {
     torch.Tensor.device.__get__: lambda tensor: presented(_BASE.device.__get__(tensor)),
     _BASE.data.__set__: lambda tensor, data: _set_data(tensor, data),
     torch.Tensor.is_pinned: transfer.is_pinned,
+    torch.Tensor.__deepcopy__: transfer.deepcopied,
     torch.Tensor.__repr__: lambda tensor, **_: text_of(tensor),
 }
 

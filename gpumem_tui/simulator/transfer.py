@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -49,7 +50,21 @@ def storage_address(gpu: SimulatedGpu) -> Callable[[torch.UntypedStorage], int]:
     return address
 
 
+_thread = threading.local()
+
+
+def deepcopied(tensor: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
+    """`torch.Tensor.__deepcopy__`, which clones a tensor of a class of its own only if that has no address."""
+    _thread.is_copying = True
+    try:
+        return tensor.__deepcopy__(memo)  # type: ignore[no-any-return]
+    finally:
+        _thread.is_copying = False
+
+
 def _tensor_address(tensor: FakeTensor) -> int:
+    if getattr(_thread, "is_copying", False):
+        return 0
     storage = tensor.untyped_storage()
     return storage.data_ptr() + int(tensor.storage_offset()) * tensor.element_size() if storage.nbytes() else 0
 

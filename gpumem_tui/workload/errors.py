@@ -3,29 +3,24 @@
 from __future__ import annotations
 
 import os
-import re
 import traceback
 
+from gpumem_tui.errors import in_one_line, named
 from gpumem_tui.sites import is_own
 
 _INSTALLED = "/lib/python"
-
-_NO_CUDA = re.compile(
-    r"not linked with support for cuda|not compiled with CUDA|No CUDA GPUs are available|Found no NVIDIA driver"
-)
-"""How torch refuses "cuda" without a GPU: as a device, in a CPU-only build, with CUDA_VISIBLE_DEVICES empty."""
 
 _TWO_DEVICES = "Expected all tensors to be on the same device"
 
 
 def one_line(error: BaseException) -> str:
     """The error's own words without their line breaks."""
-    return " ".join(str(error).split()) or type(error).__name__
+    return in_one_line(error) or named(error)
 
 
 def typed(error: BaseException) -> str:
     """Type and message of an error."""
-    return f"{type(error).__name__}: {one_line(error)}" if str(error).strip() else type(error).__name__
+    return f"{named(error)}: {one_line(error)}" if str(error).strip() else named(error)
 
 
 def located(error: BaseException) -> str:
@@ -35,8 +30,6 @@ def located(error: BaseException) -> str:
 
 def _mend(error: BaseException) -> str:
     """What to do where the program does not use the device that it is given."""
-    if _NO_CUDA.search(str(error)):
-        return "; use the `device` that is given instead of naming cuda"
     return "; put model and batch on the `device` that is given" if _TWO_DEVICES in str(error) else ""
 
 

@@ -49,6 +49,7 @@ PRETRAINED = (
     import sys
 
     import torch
+    import transformers.models.llama.modeling_llama  # with what it imports, which is not weights
     from transformers import AutoModelForCausalLM
 """
     + PEAK
