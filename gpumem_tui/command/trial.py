@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import os
 import sys
 import time
@@ -173,6 +174,7 @@ class _Simulated(_Trial):
         from gpumem_tui.simulator.scratch import assumption
 
         self.program.name_what_lives()
+        gc.disable()  # the program is over, and a trace is a million objects without a cycle
         timeline = self.gpu.finish()
         if not self.program.peaks()[0]:
             return Failed("workload", self.program.empty())
