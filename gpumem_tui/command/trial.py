@@ -241,13 +241,10 @@ class _Real(_Trial):
         return self._with_context(self.trial_done("fit", timeline, unknown))
 
     def _timeline(self, *, failed: bool) -> tuple[Timeline | None, str]:
-        from gpumem_tui.search.cuda_recorder import HistoryIncomplete
+        from gpumem_tui.search.cuda_recorder import history_of
 
         assert self.recorder is not None
-        try:
-            return self.recorder.finish(failed), ""
-        except (HistoryIncomplete, RuntimeError) as error:
-            return None, " ".join(str(error).split())
+        return history_of(self.recorder, failed=failed)
 
     def _with_context(self, done: TrialDone) -> TrialDone:
         """The device's use as CUDA says it: context and libraries as they are, less what others hold."""

@@ -8,17 +8,27 @@ from typing import Any
 
 import torch
 
+from gpumem_tui.errors import in_one_line, named
 from gpumem_tui.memory import Bucket
 from gpumem_tui.simulator.timeline import Timeline, TimelineRecorder
 from gpumem_tui.sites import calling_line_of, in_checkpoint, in_order
 from gpumem_tui.step import Phase, Site
 from gpumem_tui.workload.base import local
+from gpumem_tui.workload.run import Recorder
 
 _MAX_ENTRIES = 2_000_000
 
 
 class HistoryIncomplete(Exception):
     """The allocator's history does not cover the whole run; the message says why."""
+
+
+def history_of(recorder: Recorder, *, failed: bool) -> tuple[Timeline | None, str]:
+    """What a run allocated and released, or None and the reason why that is not known."""
+    try:
+        return recorder.finish(failed), ""
+    except (HistoryIncomplete, RuntimeError) as error:
+        return None, in_one_line(error) or named(error)
 
 
 @dataclass(frozen=True)

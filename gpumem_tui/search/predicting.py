@@ -11,11 +11,8 @@ from gpumem_tui.search.control import Control, Unusable, converse
 from gpumem_tui.search.events import Failed, Output, Ready, TraceDone, TraceRequest
 from gpumem_tui.search.prediction import Prediction, Traced
 from gpumem_tui.search.process import ChildDied
-from gpumem_tui.simulator.replay import AffineTrace, NotAffine
+from gpumem_tui.simulator.replay import CHECKED_BATCH_SIZE, TRACED_BATCH_SIZES, AffineTrace, NotAffine
 from gpumem_tui.workload.command import BATCH
-
-TRACED_BATCH_SIZES, CHECKED_BATCH_SIZE = (2, 3), 5
-"""A command is traced at two sizes, and at a third one to check the form through them."""
 
 
 @dataclass(frozen=True)

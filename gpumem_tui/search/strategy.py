@@ -21,7 +21,7 @@ RAMP_TRIALS = 12
 
 PATIENCE_TRIALS = 7
 """After this many trials a guided search no longer believes the line through its results: reserved bytes move in whole
-segments, so two sizes side by side can foretell a next one that is only one further on, again and again."""
+segments, so two sizes side by side can predict a next one that is only one further on, again and again."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Settings:
     """What a strategy may know besides the results.
 
     Attributes:
-        predicted: largest batch size foretold (traced, else by formula); None if nobody could tell.
+        predicted: largest batch size predicted (traced, else by formula); None if nobody could tell.
         capacity_bytes: what the allocator can reserve, for extrapolation.
         step: a ramp's step; None for one that fits the prediction.
         ceiling: never try a larger size.
@@ -77,7 +77,7 @@ def bracket(tried: Sequence[Tried], floor: int = 1) -> tuple[int, int | None]:
 
 
 def _guided(tried: Sequence[Tried], settings: Settings) -> int:
-    """The prediction and its successor; when it is off, the size that the measured slope foretells."""
+    """The prediction and its successor; when it is off, the size that the measured slope predicts."""
     fit, oom = bracket(tried, settings.floor)
     sizes = {t.batch_size for t in tried}
     if settings.predicted is None:

@@ -14,11 +14,11 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 from io import RawIOBase
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from gpumem_tui.command.link import flush_output
 from gpumem_tui.importing import after_import
 from gpumem_tui.search.events import (
     ChildEvent,
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     import torch
 
     from gpumem_tui.simulator.shaped import AssumedRows
-    from gpumem_tui.simulator.timeline import Timeline
     from gpumem_tui.workload.base import Workload
     from gpumem_tui.workload.run import MemorySample, Recorder
 
@@ -64,9 +63,7 @@ def main(events_fd: int, lifeline_fd: int) -> NoReturn:
     except BaseException:  # noqa: BLE001  the last line of what is printed becomes the parent's message
         traceback.print_exc()
     finally:
-        for stream in (sys.stdout, sys.stderr):
-            with suppress(OSError, ValueError):
-                stream.flush()
+        flush_output()
         os._exit(code)
 
 
@@ -236,6 +233,7 @@ def _trial(
     import torch
 
     from gpumem_tui.search.classify import is_out_of_memory
+    from gpumem_tui.search.cuda_recorder import history_of
     from gpumem_tui.simulator.untraceable import Untraceable
     from gpumem_tui.workload.base import WorkloadError
     from gpumem_tui.workload.errors import located, one_line
@@ -263,7 +261,7 @@ def _trial(
         run.tag_gradients()
     seconds = time.perf_counter() - started
     peak, reserved = memory.max_memory_allocated(device), memory.max_memory_reserved(device)
-    timeline, unknown = _history(recorder, failed=outcome != "fit")
+    timeline, unknown = history_of(recorder, failed=outcome != "fit")
     return TrialDone(
         batch_size=request.batch_size,
         outcome=outcome,
@@ -291,17 +289,6 @@ def _free_bytes(memory: Any, device: torch.device, profile: Profile) -> int:
     return int(free)
 
 
-def _history(recorder: Recorder, failed: bool) -> tuple[Timeline | None, str]:
-    """What was allocated and released, or None and the reason."""
-    from gpumem_tui.search.cuda_recorder import HistoryIncomplete
-    from gpumem_tui.workload.errors import one_line
-
-    try:
-        return recorder.finish(failed), ""
-    except (HistoryIncomplete, RuntimeError) as error:
-        return None, one_line(error)
-
-
 # Traces
 
 
@@ -312,10 +299,10 @@ def trace(request: TraceRequest, profile: Profile, report: Report, rows: Assumed
         WorkloadError: the step itself fails.
         Untraceable: it does what cannot be followed without values.
     """
-    from gpumem_tui.simulator.replay import AffineTrace, NotAffine
+    from gpumem_tui.simulator.replay import CHECKED_BATCH_SIZE, AffineTrace, NotAffine
     from gpumem_tui.simulator.scratch import assumption
     from gpumem_tui.simulator.shaped import AssumedRows
-    from gpumem_tui.simulator.tracing import CHECKED_BATCH_SIZE, Tracer
+    from gpumem_tui.simulator.tracing import Tracer
 
     started = time.perf_counter()
     assumed: Counter[str] = Counter()

@@ -20,6 +20,7 @@ from torch.utils import _pytree as pytree
 
 from gpumem_tui.simulator import autocast
 from gpumem_tui.simulator.blocks import Block
+from gpumem_tui.simulator.storages import in_backward
 
 if TYPE_CHECKING:
     from gpumem_tui.simulator.device import SimulatedGpu
@@ -127,7 +128,7 @@ class Repeats:
         call, engine = kind.__call__, autograd._engine_run_backward
 
         def answered(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            if self._depth or threading.get_ident() != self._thread or _in_backward():
+            if self._depth or threading.get_ident() != self._thread or in_backward():
                 return call(module, *args, **kwargs)
             self._depth += 1
             try:
@@ -137,7 +138,7 @@ class Repeats:
 
         def run_backward(*args: Any, **kwargs: Any) -> Any:
             result = engine(*args, **kwargs)
-            if not _in_backward():
+            if not in_backward():
                 self._after_backward()
             return result
 
@@ -419,7 +420,3 @@ def _describe(value: Any, parts: list[Any], trains: bool) -> bool:
         parts += value
         return all(_describe(item, parts, trains) for item in value.values())
     return False
-
-
-def _in_backward() -> bool:
-    return torch._C._current_graph_task_id() != -1

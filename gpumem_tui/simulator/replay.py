@@ -23,6 +23,10 @@ from gpumem_tui.step import Phase, Site
 _UNLIMITED = 1 << 70
 
 
+TRACED_BATCH_SIZES, CHECKED_BATCH_SIZE = (2, 3), 5
+"""A step is traced at two sizes for the form through them, and at a third one to check it."""
+
+
 class NotAffine(ValueError):
     """The traces differ in more than sizes that grow evenly with the batch."""
 

@@ -13,7 +13,7 @@ from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.simulator.cuda import device_for
 from gpumem_tui.simulator.device import SimulatedGpu
 from gpumem_tui.simulator.profile import Profile
-from gpumem_tui.simulator.replay import AffineTrace, NotAffine
+from gpumem_tui.simulator.replay import CHECKED_BATCH_SIZE, TRACED_BATCH_SIZES, AffineTrace, NotAffine
 from gpumem_tui.simulator.shaped import AssumedRows
 from gpumem_tui.simulator.timeline import Timeline
 from gpumem_tui.simulator.untraceable import Untraceable
@@ -22,8 +22,6 @@ from gpumem_tui.workload.base import Workload, WorkloadError
 from gpumem_tui.workload.errors import located
 from gpumem_tui.workload.run import StepRun
 
-TRACED_BATCH_SIZES = (2, 3)
-CHECKED_BATCH_SIZE = 5
 _MULTIPLES = (1, 8)
 """Of those sizes: a step may take only even ones, or multiples of 4 or 8."""
 

@@ -147,13 +147,7 @@ class CommandPlanScreen(MainScreen):
 
     def on_resize(self, event: Resize) -> None:
         """A tiny terminal gets one line that says what is needed."""
-        width, height = event.size
-        self.set_class(width < views.SMALLEST[0] or height < views.SMALLEST[1], "-tiny")
-        footer = self.query_one(Footer)
-        footer.compact = width < _ROOMY_FOOTER
-        footer.show_command_palette = width >= _ROOMY_FOOTER
-        needed = "×".join(map(str, views.SMALLEST))
-        self.query_one("#too-small", Static).update(f"needs {needed}, this is {width}×{height}")
+        self.set_class(self.fit_width(event.size, views.SMALLEST, _ROOMY_FOOTER), "-tiny")
         self.call_after_refresh(self._draw)
 
     # Keys

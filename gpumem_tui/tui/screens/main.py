@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from textual.events import Event, Resize
+from textual.geometry import Size
 from textual.screen import Screen
+from textual.widgets import Footer, Static
 
 
 class MainScreen(Screen[None]):
@@ -32,6 +34,15 @@ class MainScreen(Screen[None]):
         """
         if not isinstance(event, Resize) or event.size == self.app.size:
             await super().on_event(event)
+
+    def fit_width(self, size: Size, smallest: tuple[int, int], roomy_footer: int) -> bool:
+        """Make the footer compact where it has no room, and say what size is needed; True where there is less."""
+        footer = self.query_one(Footer)
+        footer.compact = size.width < roomy_footer
+        footer.show_command_palette = size.width >= roomy_footer
+        needed, given = "×".join(map(str, smallest)), f"{size.width}×{size.height}"
+        self.query_one("#too-small", Static).update(f"needs {needed}, this is {given}")
+        return size.width < smallest[0] or size.height < smallest[1]
 
     def on_unmount(self) -> None:
         """However the screen ends, what runs behind it does too."""

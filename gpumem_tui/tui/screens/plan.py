@@ -162,14 +162,9 @@ class PlanScreen(MainScreen):
 
     def on_resize(self, event: Resize) -> None:
         """One pane, two, or three beside each other; a tiny terminal gets one line that says what is needed."""
-        width, height = event.size
-        for name, there in layout_classes(width, height).items():
+        for name, there in layout_classes(*event.size).items():
             self.set_class(there, name)
-        footer = self.query_one(Footer)
-        footer.compact = width < _ROOMY_FOOTER
-        footer.show_command_palette = width >= _ROOMY_FOOTER
-        needed, given = "×".join(map(str, SMALLEST)), f"{width}×{height}"
-        self.query_one("#too-small", Static).update(f"needs {needed}, this is {given}")
+        self.fit_width(event.size, SMALLEST, _ROOMY_FOOTER)
         self.call_after_refresh(self._draw)
 
     # The controls

@@ -196,14 +196,7 @@ class SearchScreen(MainScreen):
 
     def on_resize(self, event: Resize) -> None:
         """A tiny terminal gets one line that says what is needed."""
-        width, height = event.size
-        tiny = width < SMALLEST[0] or height < SMALLEST[1]
-        self.set_class(tiny, "-tiny")
-        footer = self.query_one(Footer)
-        footer.compact = width < _ROOMY_FOOTER
-        footer.show_command_palette = width >= _ROOMY_FOOTER
-        needed, given = "×".join(map(str, SMALLEST)), f"{width}×{height}"
-        self.query_one("#too-small", Static).update(f"needs {needed}, this is {given}")
+        self.set_class(self.fit_width(event.size, SMALLEST, _ROOMY_FOOTER), "-tiny")
         self.call_after_refresh(self._draw)
         self.call_after_refresh(self.refresh_bindings)  # the width decides which keys do something
 
