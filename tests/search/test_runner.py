@@ -21,6 +21,7 @@ from gpumem_tui.memory import MIB, Unknown
 from gpumem_tui.search.config import Device, SearchConfig
 from gpumem_tui.search.control import Control, Unusable
 from gpumem_tui.search.events import Failed, TrialDone
+from gpumem_tui.search.interpreters import close_idle
 from gpumem_tui.search.predicting import Predicted, predict
 from gpumem_tui.search.prediction import Traced
 from gpumem_tui.search.runner import SearchEvent, SearchFinished, TrialFinished, TrialProgress, TrialStarted, search
@@ -364,6 +365,7 @@ def test_a_cancelled_search_ends_at_once_and_leaves_no_process(endless: SearchCo
     control.cancel()
     thread.join(timeout=30)
     assert not thread.is_alive(), "it waited for the step, which takes ten minutes"
+    close_idle()
     assert gone_within(30, children)
     verdict = verdict_of(events)
     assert (verdict.outcome, verdict.exit_code) == ("cancelled", 130)
@@ -377,6 +379,7 @@ def test_a_search_that_is_abandoned_ends_its_trial() -> None:
             break
     children = [child.pid for child in psutil.Process().children(recursive=True)]
     events.close()  # type: ignore[attr-defined]
+    close_idle()
     assert children
     assert gone_within(30, children)
 
