@@ -12,8 +12,9 @@ from typing import Any, Literal
 
 from gpumem_tui.catalog.shapes import ATTENTION_FAMILIES, Gpu, ModelShape, ShapeError
 from gpumem_tui.formula.extras import NO_EXTRAS, Extra, Extras, why_not
+from gpumem_tui.formula.optimizers import OPTIMIZER_TECHNIQUES
 from gpumem_tui.formula.price import ONE_MORE_FORWARD, Price, selective_recompute_percent
-from gpumem_tui.formula.recipe import Optimizer, Recipe, Sharding
+from gpumem_tui.formula.recipe import Recipe, Sharding
 from gpumem_tui.formula.transformer import fused
 
 Axis = Literal["precision", "recompute", "attention", "optimizer", "loss", "sample", "sharding", "state", "blocks"]
@@ -248,51 +249,21 @@ def _attention(setup: Setup) -> Change | NotApplicable:
     )
 
 
-_RETUNED = Price(retuned=1, changes=1)
-OPTIMIZER_CHANGES: Mapping[Optimizer, tuple[str, str, str, Price]] = MappingProxyType(
-    {
-        "adamw-8bit": (
-            "8-bit AdamW",
-            "moments quantized in blocks; needs the bitsandbytes package",
-            "Dettmers et al. 2022",
-            Price(risk=1, changes=1),
-        ),
-        "adafactor": (
-            "Adafactor",
-            "second moments as row and column sums, no momentum",
-            "Shazeer & Stern 2018",
-            _RETUNED,
-        ),
-        "lion": (
-            "Lion",
-            "a smaller learning rate and a larger weight decay; needs the lion-pytorch package",
-            "Chen et al. 2023",
-            _RETUNED,
-        ),
-        "sgd-momentum": (
-            "SGD with momentum",
-            "the learning rate must be tuned anew; transformers usually train worse than with Adam",
-            "Zhang et al. 2020",
-            Price(retuned=1, risk=2, changes=1),
-        ),
-        "sgd": (
-            "SGD",
-            "no momentum: the learning rate must be tuned anew; transformers usually train worse than with Adam",
-            "Zhang et al. 2020",
-            Price(retuned=1, risk=2, changes=1),
-        ),
-    }
-)
-"""By optimizer: name, cost, where that is from, and price."""
-
-
 def _optimizers(recipe: Recipe) -> Iterator[Change | NotApplicable]:
-    for optimizer, (name, cost, source, price) in OPTIMIZER_CHANGES.items():
-        if recipe.optimizer == optimizer:
-            yield NotApplicable(optimizer, name, "the plan uses it already")
-            continue
-        option = f"--optimizer {optimizer}"
-        yield Change(optimizer, "optimizer", name, option, cost, source, price, recipe={"optimizer": optimizer})
+    for key, technique in OPTIMIZER_TECHNIQUES.items():
+        if recipe.optimizer == key:
+            yield NotApplicable(key, technique.name, "the plan uses it already")
+        else:
+            yield Change(
+                key,
+                "optimizer",
+                technique.name,
+                f"--optimizer {key}",
+                technique.cost,
+                technique.source,
+                technique.price,
+                recipe={"optimizer": key},
+            )
 
 
 def _shardings(recipe: Recipe) -> Iterator[Change | NotApplicable]:

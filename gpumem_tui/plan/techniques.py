@@ -18,10 +18,10 @@ from gpumem_tui.formula.changes import (
     sharded,
     smaller_sample,
 )
+from gpumem_tui.formula.optimizers import OPTIMIZER_RECORDS
 from gpumem_tui.formula.plan import Accumulation, accumulation
 from gpumem_tui.formula.predict import predict, usable_bytes
 from gpumem_tui.formula.price import Price
-from gpumem_tui.formula.recipe import NOT_IN_TORCH
 from gpumem_tui.memory import Unknown, format_bytes
 from gpumem_tui.plan.answers import largest_batch, predicted, setup_of, target_of, with_setup
 from gpumem_tui.plan.judgement import SMALLEST_NORMALIZED_BATCH, busy_share
@@ -118,7 +118,7 @@ def techniques(plan: Plan) -> Techniques:
 
 def formula_only(plan: Plan) -> bool:
     """Whether nothing but the closed form can answer the plan."""
-    return bool(plan.extras) or plan.recipe.optimizer in NOT_IN_TORCH
+    return bool(plan.extras) or bool(OPTIMIZER_RECORDS[plan.recipe.optimizer].elsewhere)
 
 
 @dataclass(frozen=True)
