@@ -128,20 +128,20 @@ _ZERO3_PERCENT = 5.0
 """Assumed for the comparison only: half of what data parallel training loses at the most over 8 fast links."""
 
 
-MAX_HALVINGS = 4
+MOST_TIMES_HALVED = 4
 _PARTS = ("half", "a quarter of", "an eighth of", "a sixteenth of")
 
 
-def smaller_sample(shape: ModelShape, halvings: int = 1) -> Change | NotApplicable:
-    """The sequence or, for images, the side, halved once to `MAX_HALVINGS` times."""
-    key, part = "shorter-sequence", _PARTS[halvings - 1]
+def smaller_sample(shape: ModelShape, times_halved: int = 1) -> Change | NotApplicable:
+    """The sequence or, for images, the side, halved once to `MOST_TIMES_HALVED` times."""
+    key, part = "shorter-sequence", _PARTS[times_halved - 1]
     if shape.seq_len:
         name, size, cost = "sequence", "seq_len", f"{part} the context in a sample"
     elif shape.image_size:
-        name, size, cost = "image side", "image_size", f"1/{4**halvings} of the pixels in a sample"
+        name, size, cost = "image side", "image_size", f"1/{4**times_halved} of the pixels in a sample"
     else:
         return NotApplicable(key, "shorter sequence", "the network has no sequence and no image")
-    value = getattr(shape, size) >> halvings
+    value = getattr(shape, size) >> times_halved
     try:
         shape.overridden(**{size: value})
     except ShapeError as error:
@@ -153,7 +153,7 @@ def smaller_sample(shape: ModelShape, halvings: int = 1) -> Change | NotApplicab
         f"--{size.replace('_', '-')} {value}",
         cost,
         "less work per sample",
-        Price(halvings=halvings, changes=1),
+        Price(times_halved=times_halved, changes=1),
         shape={size: value},
     )
 

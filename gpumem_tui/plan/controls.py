@@ -35,7 +35,7 @@ from gpumem_tui.plan.steps import (
 
 
 class PlanError(ValueError):
-    """The controls contradict each other. `control` is the key of the one to mend, the message says how."""
+    """The controls contradict each other. `control` is the key of the one to change, the message says how."""
 
     def __init__(self, control: str, message: str) -> None:
         super().__init__(message)
@@ -146,7 +146,7 @@ def check(plan: Plan) -> None:
     """Whether the controls could have said this.
 
     Raises:
-        OptionError: a number out of its range, or numbers that do not go together; names the option to mend.
+        OptionError: a number out of its range, or numbers that do not go together; names the option to change.
     """
     try:
         plan_of(draft_of(plan))

@@ -158,7 +158,7 @@ class Probe:
             self._end_look(self._look, optimizer)
         else:
             self._sample()
-            self._obey(optimizer)
+            self._follow_commands(optimizer)
 
     def _meet(self, optimizer: torch.optim.Optimizer) -> None:
         self._steps.meet(optimizer)
@@ -254,7 +254,7 @@ class Probe:
 
     # A viewer's requests
 
-    def _obey(self, optimizer: torch.optim.Optimizer) -> None:
+    def _follow_commands(self, optimizer: torch.optim.Optimizer) -> None:
         """Do what a viewer asks for, if that is new."""
         path = self._open_ring().files.control
         try:

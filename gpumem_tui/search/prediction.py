@@ -62,7 +62,7 @@ class Traced:
         seconds: how long tracing took.
         assumed: operators whose kernels' scratch is not known and counted as none: (operator, times, why).
         only_at: the one batch size this is about, where memory depends on the batch in ways that no line through
-            traces foretells, and `not_affine` says so; 0: it answers for every size.
+            traces predicts, and `not_affine` says so; 0: it answers for every size.
         changes, is_sharded: as `TraceDone` has them.
     """
 

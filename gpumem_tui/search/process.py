@@ -121,7 +121,7 @@ class ChildProcess:
                     yield self._decoded(line)
         code = self._exit_code(wait, timeout_s)
         if code != 0 or rest:
-            raise ChildDied(self._epitaph(code))
+            raise ChildDied(self._how_it_ended(code))
 
     def pause(self) -> None:
         """Stop after the step that is running."""
@@ -156,7 +156,7 @@ class ChildProcess:
                 raise ChildDied(f"closed its pipe and ran on for {timeout_s:.0f} s: the trial hangs")
         return code
 
-    def _epitaph(self, code: int) -> str:
+    def _how_it_ended(self, code: int) -> str:
         """How the child died, with the last line it printed."""
         printed = self._server.last_line()
         last = f": {shortened(printed, _LONGEST_LAST_LINE)}" if printed else ""

@@ -20,7 +20,7 @@ from torch.utils._mode_utils import no_dispatch
 
 from gpumem_tui.memory import Bucket
 from gpumem_tui.simulator import host
-from gpumem_tui.simulator.answers import COPIES, COPY, TO_COPY, UNTOLD, Answers
+from gpumem_tui.simulator.answers import COPIES, COPY, MISS, TO_COPY, Answers
 from gpumem_tui.simulator.blocks import Block
 from gpumem_tui.simulator.conversion import HostConverter
 from gpumem_tui.simulator.engine import in_place
@@ -155,8 +155,8 @@ class DeviceMode(Storages, FakeTensorMode):
             func = in_place(func, args, self.made_in, caller)
         self._operator = f"aten.{func._opname}"
         key = self._answers.key(func, args, kwargs)
-        result = self._answers.recall(key, args) if key is not None else UNTOLD
-        if result is UNTOLD:
+        result = self._answers.recall(key, args) if key is not None else MISS
+        if result is MISS:
             result = self._work_out(func, types, args, kwargs)
             if key is not None:
                 self._answers.learn(key, func, args, result)

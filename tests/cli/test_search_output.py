@@ -140,7 +140,7 @@ def test_search_finds_and_verifies_gpt2_on_a_simulated_a100(gpt2: Finished) -> N
     assert result["ooms"] == list(outcomes.values()).count("oom")
 
 
-def test_the_trace_foretells_what_the_trial_finds_to_the_byte(gpt2: Finished) -> None:
+def test_the_trace_predicts_what_the_trial_finds_to_the_byte(gpt2: Finished) -> None:
     *trials, result = _lines(gpt2)
     fit = next(trial for trial in trials if trial["batch_size"] == result["max_batch_size"])
     assert result["traced"]["buckets"] == fit["buckets"]
@@ -226,7 +226,7 @@ def test_predict_says_when_the_peak_is_and_of_what_it_is_not_sure(program: Progr
     assert body["traced"]["context_source"]
 
 
-def test_predict_says_in_figures_why_the_formula_foretells_a_larger_batch(program: Program) -> None:
+def test_predict_says_in_figures_why_the_formula_predicts_a_larger_batch(program: Program) -> None:
     plain = program("predict", "--batch-size", "8", *SMALL).out
     said = re.search(
         r"formula counts ([\d.]+) GiB at batch (\d+), the traced step ([\d.]+) GiB, for which .* reserves ([\d.]+) GiB",

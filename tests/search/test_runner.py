@@ -60,12 +60,12 @@ def test_a_guided_search_proves_what_was_traced_in_two_trials(gpu: str) -> None:
     assert (oom.batch_size, oom.outcome) == (verdict.first_failing, "oom")
     assert "out of memory" in oom.detail
     assert "\n" not in oom.detail
-    check_the_trace_foretold(fit, events[0], find_gpu(gpu))
+    check_the_trace_predicted(fit, events[0], find_gpu(gpu))
     for number in (1, 2):
         check_the_story_of(number, events)
 
 
-def check_the_trace_foretold(fit: TrialDone, first: SearchEvent, gpu: Gpu) -> None:
+def check_the_trace_predicted(fit: TrialDone, first: SearchEvent, gpu: Gpu) -> None:
     """The traced peak is the trial's peak, and one sample more goes beyond the device."""
     assert isinstance(first, Predicted)
     traced = first.prediction.traced
@@ -289,7 +289,7 @@ def test_an_interpreter_that_is_none_is_named(tmp_path: Path) -> None:
 
 
 def test_a_program_that_is_no_python_is_told(tmp_path: Path) -> None:
-    for program, end in (("/bin/true", "without a word"), ("/bin/false", "exited with code 1")):
+    for program, end in (("/bin/true", "without saying why"), ("/bin/false", "exited with code 1")):
         ended = f"{program} ended before it had imported torch ({end}): give --python"
         with pytest.raises(Unusable, match=f"^{re.escape(ended)}") as caught:
             list(search(config(MLP, python=program)))
@@ -328,7 +328,7 @@ def test_failures_have_the_exit_code_of_their_kind() -> None:
     assert codes == {"workload": 2, "torch": 2, "trace": 4, "device": 4}
 
 
-# The user's hand
+# Pause and cancel
 
 
 @pytest.fixture
