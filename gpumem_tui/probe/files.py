@@ -10,7 +10,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpumem_tui.probe.folder import Folder, WireError
+from gpumem_tui.probe.folder import Folder
+from gpumem_tui.probe.folder import WireError as WireError  # that of everything read from these files
 
 SITE_DIRECTORY = Path(__file__).resolve().parent / "site"
 """First on PYTHONPATH, it puts the probe into every Python process that a command starts. Nothing else is needed."""

@@ -22,7 +22,7 @@ from gpumem_tui.watch.cleaning import KEEP_S, clean
 from gpumem_tui.watch.reader import Watcher
 from gpumem_tui.watch.records import ProbedProcess
 from gpumem_tui.watch.requests import NoAnswer, request_look
-from tests.attach.loops import NOBODY
+from tests.attach.loops import DEADLINE_S, NOBODY
 from tests.watch.rings import RECORD, RingFile, gone, out_of_memory, this_process
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can look into the folders of others")
@@ -58,9 +58,10 @@ def contents(folder: Path) -> dict[str, tuple[int, bytes]]:
 
 
 def look_again_and_again(process: ProbedProcess) -> tuple[int, int]:
-    """How often a look could be asked for, and how often that was refused."""
+    """How often a look could be asked for, and how often that was refused; until both have come about."""
     asked = refused = 0
-    while asked + refused < TRIES:
+    deadline = time.monotonic() + DEADLINE_S
+    while (asked + refused < TRIES or not (asked and refused)) and time.monotonic() < deadline:
         try:
             request_look(process)
             asked += 1
