@@ -142,18 +142,10 @@ def _archive() -> str:
 
 def _inject(target: Target, payload: str) -> float:
     """Queue a Python text in the interpreter; returns for how many seconds its main thread stood still."""
-    request = ptrace.Request(
-        pid=target.host.pid,
-        vdso=list(target.vdso),
-        ready=target.is_ready,
-        function=target.add_pending,
-        callback=target.run_string,
-        argument=payload,
-    )
     for attempt in range(_ATTEMPTS):
         if attempt:
             time.sleep(_POLL_S)  # it was in the few instructions that cannot be entered twice
-        reply = _helper(request)
+        reply = _helper(request(target, payload))
         if reply["errno"] in (errno.EPERM, errno.EACCES):
             raise refusal(target.host)
         if reply["errno"] == errno.ESRCH:
@@ -161,6 +153,19 @@ def _inject(target: Target, payload: str) -> float:
         if not reply["error"] and reply["result"] == 0:
             return reply["pause_s"]
     raise AttachFailed(f"{target.host.title}: {reply['error'] or 'its interpreter takes no more pending calls'}")
+
+
+def request(target: Target, payload: str) -> ptrace.Request:
+    """What the helper program is told, to queue a Python text in the interpreter."""
+    return ptrace.Request(
+        pid=target.host.pid,
+        map_memory=target.map_memory,
+        signal_return=target.signal_return,
+        ready=target.is_ready,
+        function=target.add_pending,
+        callback=target.run_string,
+        argument=payload,
+    )
 
 
 def _helper(request: ptrace.Request) -> ptrace.Answer:

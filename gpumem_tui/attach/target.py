@@ -10,11 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpumem_tui.attach import elf
+from gpumem_tui.attach.ptrace import SIGNAL_RETURN
 from gpumem_tui.watch import hosts
 
 OLDEST_PYTHON = (3, 9)
 _FUNCTIONS = ("Py_IsInitialized", "Py_AddPendingCall", "PyRun_SimpleString")
 _VERSION_IN_PATH = re.compile(r"(?:python|cpython-)3\.?(\d{1,2})")
+_C_LIBRARY = re.compile(r"(libc|ld-musl)[-.]")  # libc.so.6, libc-2.31.so, ld-musl-x86_64.so.1
 _INSTEAD = "start it with `gpumem-tui run -- COMMAND`, or add `import gpumem_tui; gpumem_tui.attach()` to its code"
 
 
@@ -33,13 +35,15 @@ class Target:
 
     Attributes:
         python: version of its interpreter, (major, minor); None where its files do not say.
-        vdso: where the kernel's code page lies in it (start, end).
+        map_memory: address of `mmap` of its C library.
+        signal_return: where its C library ends a signal handler.
         is_ready, add_pending, run_string: addresses of Py_IsInitialized, Py_AddPendingCall, PyRun_SimpleString.
     """
 
     host: hosts.Host
     python: tuple[int, int] | None
-    vdso: tuple[int, int]
+    map_memory: int
+    signal_return: int
     is_ready: int
     add_pending: int
     run_string: int
@@ -59,6 +63,7 @@ def inspect(pid: int, proc: Path = hosts.PROC) -> Target:
         mapped = elf.mappings(host.proc)
         functions = _python_functions(host, mapped)
         _check_memory(host, functions)
+        map_memory, signal_return = _of_c_library(host, mapped)
     except PermissionError:
         raise refusal(host) from None
     except (FileNotFoundError, ProcessLookupError):
@@ -70,11 +75,8 @@ def inspect(pid: int, proc: Path = hosts.PROC) -> Target:
         raise Refused(f"{host.title} runs Python {python[0]}.{python[1]}; the probe needs 3.9 or later")
     if platform.machine() != "x86_64":
         raise Refused(f"attaching works on x86-64 only, and this machine is {platform.machine()}", _INSTEAD)
-    vdso = next((mapping for mapping in mapped if mapping.path == "[vdso]"), None)
-    if vdso is None:
-        raise Refused(f"{host.title} has no vdso", _INSTEAD)
     ready, add, run = (functions[name].address for name in _FUNCTIONS)
-    return Target(host, python, (vdso.start, vdso.end), ready, add, run)
+    return Target(host, python, map_memory, signal_return, ready, add, run)
 
 
 def why_not_allowed(host: hosts.Host, our_uid: int, ptrace_scope: int, protected: bool) -> Refused:
@@ -148,6 +150,21 @@ def _check_memory(host: hosts.Host, functions: dict[str, elf.Symbol]) -> None:
             memory.seek(symbol.address)
             if memory.read(len(symbol.code)) != symbol.code:
                 raise Refused(f"the Python of {host.title} was replaced since it started", _INSTEAD)
+
+
+def _of_c_library(host: hosts.Host, mapped: tuple[elf.Mapping, ...]) -> tuple[int, int]:
+    """Where its C library has `mmap`, and where it ends a signal handler."""
+    first = {mapping.path: mapping for mapping in reversed(mapped)}
+    libraries = [path for path in first if _C_LIBRARY.match(Path(path).name)]
+    with (host.proc / "mem").open("rb", buffering=0) as memory:
+        for path in libraries:
+            found = elf.symbols(host.proc, first[path], ("mmap",))
+            for code in mapped if found else ():
+                if code.path == path and code.is_code:
+                    at = os.pread(memory.fileno(), code.end - code.start, code.start).find(SIGNAL_RETURN)
+                    if at >= 0:
+                        return found["mmap"].address, code.start + at
+    raise Refused(f"the C library of {host.title} is none that is known here", _INSTEAD)
 
 
 def _python_version(mapped: tuple[elf.Mapping, ...]) -> tuple[int, int] | None:
