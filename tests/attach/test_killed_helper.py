@@ -43,7 +43,7 @@ VECTORS = """
 #include <immintrin.h>
 int lost(void) {
     __m256d held = {1, 2, 3, 4};
-    for (long turn = 0; turn < 200000; turn++) __asm__ volatile("" : "+x"(held));
+    for (long turn = 0; turn < 10000000; turn++) __asm__ volatile("" : "+x"(held));
     return held[0] != 1 || held[1] != 2 || held[2] != 3 || held[3] != 4;
 }
 """
