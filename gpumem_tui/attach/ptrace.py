@@ -25,7 +25,7 @@ import struct
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import TypedDict
 
 _SEIZE, _INTERRUPT, _DETACH, _CONT, _SYSCALL, _POKEDATA = 0x4206, 0x4207, 17, 7, 24, 5
@@ -144,9 +144,9 @@ class _Thread:
 
     @property
     def waits_in(self) -> int:
-        """The number of the system call that it was stopped in and would go on with; -1 for none."""
-        restarts = 2**64 - self._saved.rax in (*_RESTARTED, _RESTARTED_BY_BLOCK)
-        return int(self._saved.orig_rax) if restarts and self._saved.orig_rax < _NO_SYSCALL // 2 else -1
+        """The number of the system call that it was stopped in; -1 for none."""
+        interrupted = 2**64 - self._saved.rax in (*_RESTARTED, _RESTARTED_BY_BLOCK, errno.EINTR)
+        return int(self._saved.orig_rax) if interrupted and self._saved.orig_rax < _NO_SYSCALL // 2 else -1
 
     def restore(self) -> None:
         """Put everything back as it was found; the kernel then restarts a system call that was interrupted.
@@ -229,37 +229,39 @@ class _Thread:
         result, enters = 0, True
         deadline = time.monotonic() + _CALL_DEADLINE_S
         passed_on = 0
-        try:
-            while True:
-                _ptrace(_SYSCALL, self._pid, 0, passed_on)
+        while True:
+            _ptrace(_SYSCALL, self._pid, 0, passed_on)
+            try:
                 status = _next_stop(self._pid, deadline)
-                passed_on = 0
-                if os.WSTOPSIG(status) == _AT_SYSCALL:
-                    _get_registers(self._pid, _NT_PRSTATUS, registers)
-                    if enters and (registers.orig_rax, registers.rip) == (_RT_SIGRETURN, after_return):
-                        break
-                    enters, result = not enters, int(registers.rax)
-                elif status >> 16 != _EVENT_STOP:
-                    passed_on = os.WSTOPSIG(status)
-                    if passed_on in _SYNCHRONOUS:
-                        raise TraceError(f"the call was ended by signal {passed_on}")
-        except TraceError:
-            self._interrupt()
-            raise
+            except TraceError:
+                self._interrupt(runs=True)
+                raise
+            passed_on = 0
+            if os.WSTOPSIG(status) == _AT_SYSCALL:
+                _get_registers(self._pid, _NT_PRSTATUS, registers)
+                if enters and (registers.orig_rax, registers.rip) == (_RT_SIGRETURN, after_return):
+                    break
+                enters, result = not enters, int(registers.rax)
+            elif status >> 16 != _EVENT_STOP:
+                passed_on = os.WSTOPSIG(status)
+                if passed_on in _SYNCHRONOUS:
+                    self._interrupt(runs=False)
+                    raise TraceError(f"the call was ended by signal {passed_on}")
         registers.orig_rax, registers.rip = _NO_SYSCALL, returns_at
         _set_registers(self._pid, _NT_PRSTATUS, registers)
-        self._interrupt()
+        self._interrupt(runs=False)
         return result
 
-    def _interrupt(self) -> None:
-        """Stop it where a system call can be restarted, wherever it is now."""
-        _ptrace(_INTERRUPT, self._pid)
+    def _interrupt(self, *, runs: bool) -> None:
+        """Stop it where a system call can be restarted, whether it `runs` now or stands still somewhere else."""
         deadline = time.monotonic() + _CALL_DEADLINE_S
-        status = 0
-        while status >> 16 != _EVENT_STOP:
-            with suppress(ProcessLookupError):  # it runs
+        while True:
+            _ptrace(_INTERRUPT, self._pid)  # every other stop takes it back (ptrace_stop in kernel/signal.c)
+            if not runs:
                 _ptrace(_CONT, self._pid)
-            status = _next_stop(self._pid, deadline)
+            if _next_stop(self._pid, deadline) >> 16 == _EVENT_STOP:
+                return
+            runs = False
 
     def _write_frame(self, end: int, returns_to: int) -> int:
         """Write what the kernel leaves for a signal handler below `end`; returns where it begins.
@@ -315,6 +317,7 @@ def _stopped(pid: int) -> Iterator[_Thread]:
         deadline = time.monotonic() + _STOP_DEADLINE_S
         status = _next_stop(pid, deadline)
         while status >> 16 != _EVENT_STOP:  # a signal came first: let it through
+            _ptrace(_INTERRUPT, pid)
             _ptrace(_CONT, pid, 0, os.WSTOPSIG(status))
             status = _next_stop(pid, deadline)
         thread = _Thread(pid, memory)

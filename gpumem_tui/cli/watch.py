@@ -55,8 +55,45 @@ def run(command: tuple[str, ...]) -> int:
 )  # fmt: skip
 def attach(pid: int, yes: bool, timeout_s: float) -> int:
     """Put the probe into a Python process that is already running."""
+    from gpumem_tui.attach.running import AttachFailed, StartsLater
+    from gpumem_tui.attach.target import Refused
+
+    try:
+        return _attach(pid, yes, timeout_s)
+    except StartsLater as later:
+        click.echo(f"{later}; then: `gpumem-tui watch {pid}`")
+        return 0
+    except (Refused, AttachFailed) as error:
+        code = complain(str(error), EXIT_FAILED)
+        pids = [host.pid for host in error.instead]
+    if not pids or not (yes or _is_asked("Attach to that instead?" if len(pids) == 1 else "Attach to those instead?")):
+        return code
+    return max(_attach_instead(other, timeout_s) for other in pids)
+
+
+def _attach_instead(pid: int, timeout_s: float) -> int:
+    from gpumem_tui.attach.running import AttachFailed
+    from gpumem_tui.attach.target import Refused
+
+    try:
+        return _attach(pid, True, timeout_s)
+    except (Refused, AttachFailed) as error:
+        return complain(str(error), EXIT_FAILED)
+
+
+def _is_asked(question: str) -> bool:
+    """What is answered on the terminal; no, where there is none."""
+    return sys.stdin is not None and sys.stdin.isatty() and click.confirm(question, err=True)
+
+
+def _attach(pid: int, yes: bool, timeout_s: float) -> int:
+    """Put the probe into one process and say how it went.
+
+    Raises:
+        Refused, AttachFailed: as of `running.attach`.
+    """
     from gpumem_tui.attach import running
-    from gpumem_tui.attach.target import Refused, inspect
+    from gpumem_tui.attach.target import inspect
     from gpumem_tui.memory import Unknown
 
     watcher = following(pid)
@@ -65,22 +102,22 @@ def attach(pid: int, yes: bool, timeout_s: float) -> int:
         problem = f" ({watched.problem})" if watched.problem else ""
         click.echo(f"{watched.title} publishes already, by {watched.process.entry}{problem}")
         return 0
-    try:
-        target = inspect(pid)
-        if not yes:
-            if sys.stdin is None or not sys.stdin.isatty():
-                return complain(f"there is no terminal to ask on: `gpumem-tui attach {pid} --yes`", EXIT_BAD_INPUT)
-            _explain(target)
-            if not click.confirm("Attach?", err=True):
-                return complain("not attached", EXIT_FAILED)
-        attached = running.attach(target, timeout_s)
-    except (Refused, running.AttachFailed) as error:
-        return complain(str(error), EXIT_FAILED)
+    target = inspect(pid)
+    if not yes:
+        if sys.stdin is None or not sys.stdin.isatty():
+            return complain(f"there is no terminal to ask on: `gpumem-tui attach {pid} --yes`", EXIT_BAD_INPUT)
+        _explain(target)
+        if not click.confirm("Attach?", err=True):
+            return complain("not attached", EXIT_FAILED)
+    attached = running.attach(target, timeout_s)
     pause_s = attached.pause_s
     pause = (
         pause_s.reason if isinstance(pause_s, Unknown) else f"its main thread stood still for {pause_s * 1e3:.1f} ms"
     )
-    click.echo(f"attached to {target.host.title} in {attached.seconds:.2f} s; {pause}")
+    if attached.was_there:
+        click.echo(f"the probe was in {target.host.title} already; {pause}")
+    else:
+        click.echo(f"attached to {target.host.title} in {attached.seconds:.2f} s; {pause}")
     if not attached.has_torch:
         click.echo("it has not imported torch; once it does and trains, it will publish")
         return 0
