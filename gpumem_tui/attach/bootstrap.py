@@ -7,8 +7,8 @@ library of Python 3.9 and must leave nothing behind.
 from __future__ import annotations
 
 WATCHING = "watching"
+"""From its next step on, or once it has imported torch."""
 ALREADY = "already watched"
-WAITS_FOR_TORCH = "waits for torch"
 IMPORTING_TORCH = "importing torch"
 """Torch is just being imported; another answer follows when that is done."""
 LOADS_DATA = "loads data"
@@ -21,7 +21,8 @@ def attach(path: str, archive: str, answer: str) -> None:
     Args:
         path: folder that holds the package, in the process's own file system; or the archive's place, if there is one.
         archive: the package as a zip file, in base64, where its files cannot be seen from here; else empty.
-        answer: the file to say in how it went, in the private folder where the probe publishes.
+        answer: the file to say in how it went, in the private folder where the probe publishes: JSON with one of the
+            states above, why the probe could not be started (`problem`), and whether there is torch (`has_torch`).
     """
     import os
     import sys
@@ -31,7 +32,7 @@ def attach(path: str, archive: str, answer: str) -> None:
     importing = getattr(getattr(torch, "__spec__", None), "_initializing", False)
 
     def say(state: str, problem: str = "") -> None:
-        _say(folder, name, {"schema": 2, "state": state, "problem": problem})
+        _say(folder, name, {"state": state, "problem": problem, "has_torch": torch is not None})
 
     try:
         _make_private(folder)
@@ -48,7 +49,7 @@ def attach(path: str, archive: str, answer: str) -> None:
             say(IMPORTING_TORCH)
             after_import("torch", lambda module: say(WATCHING, entry.attach("attach")))
         else:
-            say(ALREADY if before else WATCHING if torch is not None else WAITS_FOR_TORCH, problem)
+            say(ALREADY if before else WATCHING, problem)
     except Exception as error:  # noqa: BLE001  told to whoever attaches; training goes on
         say("", f"{type(error).__name__}: {error}")
 

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from gpumem_tui.attach import bootstrap, ptrace
 from gpumem_tui.attach.target import Refused, Target, is_being_attached_to, named, refusal
@@ -105,14 +106,14 @@ def attach(target: Target, timeout_s: float, remote_exec: RemoteExec | None = RE
             except Refused:
                 script.unlink()
                 raise
-            state = _wait_for_answer(target, name, timeout_s, -1)  # the script removes itself, whenever it runs
+            answer = _wait_for_answer(target, name, timeout_s, -1)  # the script removes itself, whenever it runs
             pause_s: float | Unknown = Unknown("not measured: the interpreter chose the moment")
         else:
             injected = _inject(target, _payload(target, name))
             pause_s = injected["pause_s"]
-            state = _wait_for_answer(target, name, timeout_s, injected["waits_in"])
+            answer = _wait_for_answer(target, name, timeout_s, injected["waits_in"])
         seconds = time.monotonic() - begin
-        return Attached(seconds, pause_s, state != bootstrap.WAITS_FOR_TORCH, state == bootstrap.ALREADY)
+        return Attached(seconds, pause_s, bool(answer.get("has_torch")), answer.get("state") == bootstrap.ALREADY)
 
 
 def explanation(target: Target) -> str:
@@ -172,17 +173,15 @@ def _inject(target: Target, payload: str) -> ptrace.Answer:
     deadline = time.monotonic() + _OTHER_ATTACH_S
     while attempt < _ATTEMPTS:
         reply = _helper(request(target, payload))
-        if reply["errno"] in (errno.EPERM, errno.EACCES):
-            host = hosts.find(target.host.pid, target.host.proc.parent) or target.host
-            if not is_being_attached_to(host) or time.monotonic() > deadline:
-                raise refusal(target.host)
-        elif reply["errno"] == errno.ESRCH:
-            raise Refused(f"{target.host.title} has ended")
-        elif not reply["error"] and reply["result"] == 0:
+        if not reply["error"] and reply["result"] == 0:
             return reply
-        else:
-            attempt += 1
-        time.sleep(_POLL_S)  # it was in the few instructions that cannot be entered twice
+        if reply["errno"] == errno.ESRCH:
+            raise Refused(f"{target.host.title} has ended")
+        host = hosts.find(target.host.pid, target.host.proc.parent) or target.host
+        attempt += not is_being_attached_to(host) or time.monotonic() > deadline
+        time.sleep(_POLL_S)  # another attach was at it, or it was in the few instructions that cannot be entered twice
+    if reply["errno"] in (errno.EPERM, errno.EACCES):
+        raise refusal(target.host)
     raise AttachFailed(f"{target.host.title}: {reply['error'] or 'its interpreter takes no more pending calls'}")
 
 
@@ -278,31 +277,30 @@ def _removed(target: Target, name: str) -> Iterator[None]:
             folder.remove(name)
 
 
-def _wait_for_answer(target: Target, name: str, timeout_s: float, waits_in: int) -> str:
-    """Wait until the probe says that it runs; returns how: one of the states of `bootstrap`.
+def _wait_for_answer(target: Target, name: str, timeout_s: float, waits_in: int) -> dict[str, Any]:
+    """Wait until the probe says that it runs; returns its answer: see `bootstrap.attach`.
 
     Args:
         waits_in: the system call that the main thread waited in; -1 for none.
     """
     title = target.host.title
     begin = time.monotonic()
-    state = ""
+    answer: dict[str, Any] = {}
     while time.monotonic() < begin + timeout_s:
         with suppress(FileNotFoundError, WireError), _folder(target) as folder:
             answer = cleaned(json_object(folder.read(name, _ANSWER_LIMIT_BYTES)))
             if answer.get("problem"):
                 raise AttachFailed(f"{title}: the probe could not start: {answer['problem']}")
-            state = str(answer.get("state"))
-            if state == bootstrap.LOADS_DATA:
+            if answer.get("state") == bootstrap.LOADS_DATA:
                 raise _loads_data(target.host)
-            if state != bootstrap.IMPORTING_TORCH:
-                return state
+            if answer.get("state") != bootstrap.IMPORTING_TORCH:
+                return answer
         if not (target.host.proc / "stat").exists():
             raise AttachFailed(f"{title} has ended")
-        if _is_idle_notebook(target.host, waits_in) and not state and time.monotonic() > begin + _IDLE_NOTEBOOK_S:
+        if _is_idle_notebook(target.host, waits_in) and not answer and time.monotonic() > begin + _IDLE_NOTEBOOK_S:
             raise StartsLater(f"{title} is a notebook that runs no cell now: the probe starts at the next cell")
         time.sleep(_POLL_S)
-    if state:
+    if answer:
         raise StartsLater(f"{title} still imports torch after {timeout_s:g} s: the probe starts when that is done")
     found = programs.trainers(target.host.pid, target.host.proc.parent)
     instead = f"; attach to its children that may train: {named(found)}" if found else ""
