@@ -22,6 +22,7 @@ from gpumem_tui.probe import allocator, wire
 from gpumem_tui.probe.compiler import invisible, uncompiled
 from gpumem_tui.probe.documents import (
     MAX_REQUEST_BYTES,
+    ErrorDocument,
     LookDocument,
     ModelDocument,
     OutOfMemoryDocument,
@@ -63,7 +64,7 @@ class Probe:
         self._ring: Ring | None = None
         self._look: Look | None = None
         self._look_is_over = False
-        self._black_box = BlackBox(self._look_around, self._publish_out_of_memory, self._guarded)
+        self._black_box = BlackBox(self._look_around, self._publish_out_of_memory, self._publish_error, self._guarded)
         self._samples: deque[wire.Record] = deque(maxlen=KEPT_SAMPLES)
         self._lock = threading.Lock()
         self._due = 0.0
@@ -241,6 +242,13 @@ class Probe:
 
     def _publish_out_of_memory(self, document: OutOfMemoryDocument) -> None:
         write_document(self._open_ring().files.oom, encode_document(dict(document)))
+
+    def _publish_error(self, error: str, message: str, source: str) -> None:
+        if self._ring is not None:  # else it never trained, and nobody would look for it
+            document = ErrorDocument(
+                step=self._steps.steps, wall_ns=time.time_ns(), error=error, message=message, source=source
+            )
+            write_document(self._ring.files.error, encode_document(dict(document)))
 
     def _look_around(self) -> State:
         if self._finder.stale:
