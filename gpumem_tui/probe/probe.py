@@ -206,6 +206,7 @@ class Probe:
             models=describe_models(self._finder.roots),
             optimizers=describe_optimizers(self._finder.optimizers),
             untrained=describe_untrained(self._finder.untrained, self._finder.roots),
+            complete=True,
         )
         write_document(ring.files.model, encode_document(dict(document)))
 
@@ -217,6 +218,7 @@ class Probe:
         step_s = (now - before[0]) / (steps - before[1]) if before and steps > before[1] else math.nan
         wall_ns, monotonic_ns = time.time_ns(), time.monotonic_ns()
         cuda = allocator.devices_in_use(holdings)
+        host_bytes = _resident_bytes()
         return [
             wire.Record(
                 sequence=0,
@@ -233,6 +235,7 @@ class Probe:
                 **asdict(allocator.figures(device) if device in cuda else allocator.UNKNOWN),
                 dropped=self._dropped,
                 errors=self._errors,
+                host_bytes=host_bytes,
             )
             for device in sorted({*holdings, *cuda} or {wire.CPU})  # where nothing is left, that is said
         ]
@@ -277,6 +280,7 @@ class Probe:
             self._answer(look.abandon(reason))
         else:
             self._look, self._look_is_over = look, False
+            self._open_ring().looking(request.number)
             self._due = 0.0  # every step's end is looked at, until the one that ends the look
 
     def _end_look(self, look: Look, optimizer: torch.optim.Optimizer) -> None:
@@ -290,4 +294,12 @@ class Probe:
         self._due = time.monotonic() + INTERVAL_S
 
     def _answer(self, document: LookDocument) -> None:
-        write_document(self._open_ring().files.look, encode_document(dict(document)))
+        ring = self._open_ring()
+        write_document(ring.files.look, encode_document(dict(document)))
+        ring.looking(0)
+
+
+def _resident_bytes() -> int:
+    """What this process holds of the host's memory, as the kernel says (second field of /proc/PID/statm, in pages)."""
+    with open("/proc/self/statm", "rb") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
