@@ -235,7 +235,7 @@ def decode_record(slot: bytes) -> Record:
         f"GPU-{uuid.UUID(bytes=raw_uuid)}" if any(raw_uuid) else "",
         bool(flags & _HAS_ALLOCATOR),
         *values[10:25],
-        host_bytes,
+        host_bytes=host_bytes,
     )
 
 
