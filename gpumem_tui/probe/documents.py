@@ -136,7 +136,7 @@ class LookDocument(TypedDict):
         devices: empty if nothing was recorded.
         kept: what every step leaves behind, the largest first. None as long as the two steps that follow the looked one
             have not ended, when the document is written again; or for ever, with a reason in `unavailable`.
-        unavailable: reasons by what they concern: ``look`` if there is none at all; ``module`` and ``phases``; ``kept``;
+        unavailable: reasons by what they concern: ``look`` if there is none at all; ``module``, ``phases``, ``kept``;
             ``allocator`` where there is none; ``events`` if there were too many; ``sum`` if the allocator counts more.
     """
 
