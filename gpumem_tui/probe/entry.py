@@ -32,21 +32,21 @@ def attach(how: str = "call") -> str:
         return "torch is being imported: try again in a moment"
     _attached = True
     if torch is not None:
-        return _install(how)
+        return _install(how, late=True)
 
     def install(torch: object) -> None:
-        _install(how)
+        _install(how, late=False)
 
     after_import("torch", install)
     return ""
 
 
-def _install(how: str) -> str:
+def _install(how: str, late: bool) -> str:
     global _problem
     try:
         from gpumem_tui.probe.probe import Probe
 
-        Probe(how).install()
+        Probe(how, late).install()
     except Exception as error:  # noqa: BLE001  a torch too old, a broken installation: then it is not watched
         _problem = f"{type(error).__name__}: {error}"
         if how != "attach":  # whoever attaches is told, the program's user would not be

@@ -57,11 +57,15 @@ class Untrained:
 
 @dataclass(frozen=True)
 class Trained:
-    """What a process trains, and what else is there; a probe of an earlier version does not tell of the latter."""
+    """What a process trains, and what else is there; a probe of an earlier version does not tell of the latter.
+
+    `complete` is False where the probe came in late and has not yet seen all of the process: modules may be missing.
+    """
 
     models: tuple[Model, ...]
     optimizers: tuple[Optimizer, ...]
     untrained: tuple[Untrained, ...] = ()
+    complete: bool = True
 
 
 @dataclass(frozen=True)
@@ -113,8 +117,23 @@ class LookedDevice:
 
 
 @dataclass(frozen=True)
+class Kept:
+    """What each step makes at one place and nobody has released two steps later; bytes and allocations of one step."""
+
+    device: Annotated[int, msgspec.Meta(ge=-1)]
+    operator: str
+    module: str
+    source: str
+    bytes: Count
+    allocations: Count
+
+
+@dataclass(frozen=True)
 class Look:
-    """The answer to a request for a deep look; see `gpumem_tui.probe.documents.LookDocument`."""
+    """The answer to a request for a deep look; see `gpumem_tui.probe.documents.LookDocument`.
+
+    `kept` is None where that is not known, or not yet: `unavailable` says which.
+    """
 
     request: Count
     step: Count
@@ -122,6 +141,7 @@ class Look:
     method: str
     devices: tuple[LookedDevice, ...]
     unavailable: dict[str, str]
+    kept: tuple[Kept, ...] | None = None
 
 
 @dataclass(frozen=True)

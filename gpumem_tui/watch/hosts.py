@@ -65,7 +65,12 @@ class Host:
     def inner_directory(self) -> Path:
         """Where its probe publishes, as the process names it."""
         chosen = self.environ().get("GPUMEM_TUI_DIR")
-        return Path(chosen or f"/tmp/gpumem-tui-{self.inner_uid}")
+        if not chosen:
+            return Path(f"/tmp/gpumem-tui-{self.inner_uid}")
+        try:
+            return Path(os.readlink(self.proc / "cwd"), chosen)  # of two absolute paths, the second one
+        except OSError:
+            return Path(chosen)
 
     @property
     def files(self) -> Files:

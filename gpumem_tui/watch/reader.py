@@ -6,13 +6,13 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from gpumem_tui.memory import Unknown
 from gpumem_tui.monitor.snapshot import Reading
-from gpumem_tui.probe.files import Files, WireError, check_directory, default_directory, open_private
+from gpumem_tui.probe.files import Files, default_directory
+from gpumem_tui.probe.folder import Folder, WireError
 from gpumem_tui.probe.wire import (
     HEADER_BYTES,
     RING_BYTES,
@@ -126,9 +126,8 @@ class Watcher:
     def _scan(self, directory: Path) -> Iterator[tuple[Path, int]]:
         """The rings in a folder, with the user whose folder it is."""
         try:
-            uid = _expected_owner(directory)
-            check_directory(directory, (uid,))
-            names = os.listdir(directory)
+            with Folder(directory, _expected_owners(directory)) as folder:
+                uid, names = folder.owner, folder.names()
         except FileNotFoundError:
             return
         except WireError as error:
@@ -191,22 +190,26 @@ def foreign_directories(proc: Path = hosts.PROC) -> tuple[Path, ...]:
     folders = (proc / name for name in os.listdir(proc) if name.isdecimal())
     contained = (hosts.find(int(folder.name), proc) for folder in folders if not hosts.shares_files(folder))
     found = [host.files.directory for host in contained if host is not None and os.geteuid() in (0, host.uid)]
-    distinct: dict[tuple[int, int], Path] = {}
+    distinct: dict[object, Path] = {}
     for path in found:
-        with suppress(OSError):
-            status = os.stat(path)
-            distinct.setdefault((status.st_dev, status.st_ino), path)
+        try:
+            with Folder(path, None) as folder:
+                distinct.setdefault(folder.identity, path)
+        except WireError:
+            distinct[path] = path  # whoever reads it is told why it is refused
+        except OSError:
+            continue
     return tuple(distinct.values())
 
 
-def _expected_owner(directory: Path) -> int:
-    """Whose a folder must be: ours. Root looks into those of others, if they are named after their owner."""
+def _expected_owners(directory: Path) -> tuple[int, ...] | None:
+    """Whose a folder must be: ours. Root looks into those of others (None), if a name says whose, into theirs."""
     if os.geteuid() != 0:
-        return os.geteuid()
+        return (os.geteuid(),)
     named = _OWNER_IN_NAME.fullmatch(directory.name)
     if named is not None and directory.parent == Path("/tmp"):
-        return int(named[1])
-    return os.lstat(directory).st_uid
+        return (int(named[1]),)
+    return None
 
 
 def _writes(host: hosts.Host | None, ring: _Ring) -> bool:
@@ -259,7 +262,8 @@ def _read_new(ring: _Ring) -> Header:
         WireError: the ring is not to be trusted, or damaged.
         OSError: it is not there or cannot be read.
     """
-    with open_private(ring.files.ring, RING_BYTES, (ring.uid,)) as opened:
+    path = ring.files.ring
+    with Folder(path.parent, (ring.uid,)) as folder, folder.opened(path.name, RING_BYTES) as opened:
         found = os.fstat(opened.fileno())
         header = _printable(decode_header(os.pread(opened.fileno(), HEADER_BYTES, 0)))
         if (header.process.pid, header.process.start_ticks) != (ring.files.pid, ring.files.start_ticks):
