@@ -233,6 +233,11 @@ class ProbedProcess:
         return max(self.steps, self.samples[0].record.step if self.samples else 0)
 
     @property
+    def has_ended_well(self) -> bool:
+        """Whether it has ended as somebody wanted it."""
+        return self.state in WELL_ENDED
+
+    @property
     def standing(self) -> str:
         """How it stands or ended, in a few words."""
         return self.state.value if self.end is None else self.end.phrase

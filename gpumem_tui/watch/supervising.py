@@ -29,6 +29,84 @@ _SET_PARENT_DEATH_SIGNAL = 1
 """``PR_SET_PDEATHSIG`` (man 2 prctl)."""
 
 
+class Deaths:
+    """Notes how a command's process, and those below it that publish, end. For one thread at a time.
+
+    Args:
+        pid: the command's process, our child.
+        directory: where probes publish.
+
+    Raises:
+        OSError, WireError: there is no such process, or no /proc.
+    """
+
+    def __init__(self, pid: int, directory: Path) -> None:
+        self._directory = directory
+        self._pid = pid
+        self._own = Files(directory, pid, start_ticks(pid))
+        self._followed = {self._own: Witness(pid, self._own.start_ticks)}
+
+    @property
+    def pids(self) -> frozenset[int]:
+        """The command's process, and those below it that publish."""
+        return frozenset(files.pid for files in self._followed)
+
+    def look(self) -> None:
+        """Follow the processes that have begun to publish, and note those that have ended."""
+        for files, witness in list(self._followed.items()):
+            if files == self._own:
+                witness.look()
+            elif witness.has_ended():
+                self._write(files, witness.ended())
+                witness.close()
+                del self._followed[files]
+            else:
+                witness.look()
+        for files in self._publishing() - set(self._followed):
+            with suppress(OSError, WireError):
+                if start_ticks(files.pid) == files.start_ticks and self._is_below(files.pid):
+                    self._followed[files] = Witness(files.pid, files.start_ticks)
+
+    def reap(self) -> Exit | None:
+        """How the command itself ended; None while it runs. As the first process of a container, others are ours too.
+
+        Raises:
+            ChildProcessError: somebody else has asked for it before.
+        """
+        while True:
+            pid, status, used = os.wait4(-1, os.WNOHANG)
+            if not pid:
+                return None
+            if pid == self._pid:
+                ended = self._followed[self._own].ended(status, used.ru_maxrss * 1024)
+                self._write(self._own, ended)
+                return ended
+
+    def _publishing(self) -> set[Files]:
+        found = set()
+        with suppress(OSError):
+            for name in os.listdir(self._directory):
+                with suppress(WireError):
+                    found.add(Files.of_ring(self._directory / name))
+        return found
+
+    def _is_below(self, pid: int) -> bool:
+        """Whether the command started a process, or one that it started did."""
+        while pid > 1:
+            if pid == self._pid:
+                return True
+            with open(f"/proc/{pid}/stat", "rb") as file:
+                pid = int(file.read().rpartition(b")")[2].split()[1])
+        return False
+
+    def _write(self, files: Files, ended: Exit) -> None:
+        """Where a process has published, say how it ended."""
+        with suppress(OSError, WireError):
+            check_directory(self._directory, (os.getuid(),))
+            if files.ring.exists():
+                write_document(files.exit, encode_document(asdict(ended)))
+
+
 class Supervised:
     """A command that runs as a child, in the same session, process group and terminal.
 
@@ -48,27 +126,22 @@ class Supervised:
         directory: Path,
         tick: Callable[[], None] = lambda: None,
     ) -> None:
-        self._directory = directory
         self._tick = tick
         self._signals = {*_HANDED_ON, signal.SIGCHLD}
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # else there would be nothing to wait for
         before = signal.pthread_sigmask(signal.SIG_BLOCK, self._signals)
-        prctl, parent = ctypes.CDLL(None).prctl, os.getpid()
+        bind = bound_to_us()
 
         def prepare() -> None:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
-            prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
-            if os.getppid() != parent:
-                os._exit(1)
+            bind()
 
         try:
             self._process = subprocess.Popen(command, env=environment, close_fds=False, preexec_fn=prepare)
         except BaseException:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
             raise
-        pid = self._process.pid
-        self._own = Files(directory, pid, start_ticks(pid))
-        self._followed = {self._own: Witness(pid, self._own.start_ticks)}
+        self._deaths = Deaths(self._process.pid, directory)
 
     @property
     def pid(self) -> int:
@@ -82,63 +155,24 @@ class Supervised:
             if told is not None and told.si_signo in _HANDED_ON and told.si_code != _FROM_KERNEL:
                 with suppress(ProcessLookupError):
                     os.kill(self._process.pid, told.si_signo)
-            ended = self._reap()
-            self._look()
+            ended = self._deaths.reap()
+            self._deaths.look()
             if ended is not None:
+                self._process.returncode = 0  # it has been waited for
                 return ended
             self._tick()
 
-    def _reap(self) -> Exit | None:
-        """Whether the command itself has ended, and how. As the first process of a container, others are ours too."""
-        while True:
-            pid, status, used = os.wait4(-1, os.WNOHANG)
-            if not pid:
-                return None
-            if pid == self._process.pid:
-                self._process.returncode = os.waitstatus_to_exitcode(status)
-                ended = self._followed[self._own].ended(status, used.ru_maxrss * 1024)
-                self._write(self._own, ended)
-                return ended
 
-    def _look(self) -> None:
-        """Follow the processes of the command that have begun to publish, and note those that have ended."""
-        for files, witness in list(self._followed.items()):
-            if files == self._own:
-                witness.look()
-            elif witness.has_ended():
-                self._write(files, witness.ended())
-                witness.close()
-                del self._followed[files]
-            else:
-                witness.look()
-        for files in self._publishing() - set(self._followed):
-            with suppress(OSError, WireError):
-                if start_ticks(files.pid) == files.start_ticks and self._is_below(files.pid):
-                    self._followed[files] = Witness(files.pid, files.start_ticks)
+def bound_to_us() -> Callable[[], None]:
+    """What a child calls before it becomes the command, so that it ends with the thread that started it."""
+    prctl, parent = ctypes.CDLL(None).prctl, os.getpid()
 
-    def _publishing(self) -> set[Files]:
-        found = set()
-        with suppress(OSError):
-            for name in os.listdir(self._directory):
-                with suppress(WireError):
-                    found.add(Files.of_ring(self._directory / name))
-        return found
+    def bind() -> None:
+        prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != parent:
+            os._exit(1)
 
-    def _is_below(self, pid: int) -> bool:
-        """Whether the command started a process, or one that it started did."""
-        while pid > 1:
-            if pid == self._process.pid:
-                return True
-            with open(f"/proc/{pid}/stat", "rb") as file:
-                pid = int(file.read().rpartition(b")")[2].split()[1])
-        return False
-
-    def _write(self, files: Files, ended: Exit) -> None:
-        """Where a process has published, say how it ended."""
-        with suppress(OSError, WireError):
-            check_directory(self._directory, (os.getuid(),))
-            if files.ring.exists():
-                write_document(files.exit, encode_document(asdict(ended)))
+    return bind
 
 
 def leave_as(ended: Exit) -> int:
