@@ -32,18 +32,22 @@ def run(command: tuple[str, ...]) -> int:
     The command keeps its output, its signals and its exit code; 127 if there is no such command, 126 if it cannot be
     run.
     """
-    from gpumem_tui.attach.launch import CannotRun, execute, warnings
+    from gpumem_tui.attach.launch import CannotRun, start, warnings
     from gpumem_tui.probe.files import default_directory
     from gpumem_tui.watch.cleaning import clean
     from gpumem_tui.watch.reader import Watcher
+    from gpumem_tui.watch.supervising import leave_as
 
     clean(Watcher().processes())
     for warning in warnings(command, default_directory()):
         complain(warning, 0)
     try:
-        execute(command)
+        started = start(command)
     except CannotRun as error:
         return complain(str(error), error.code)
+    ended = started.wait()
+    _tell_death(started.pid)
+    return leave_as(ended)
 
 
 @click.command()
@@ -137,7 +141,7 @@ def _attach(pid: int, yes: bool, timeout_s: float) -> int:
 def watch(pid: int | None, interval_s: float, post_mortem: bool, as_json: bool) -> int:
     """The processes that publish, a line a sample; of one that has ended, what its last moments were."""
     from gpumem_tui.watch import headless
-    from gpumem_tui.watch.records import State
+    from gpumem_tui.watch.records import FOR_MEMORY
 
     watcher = following(pid)
     process = None if pid is None else find(watcher, pid, ended=True)
@@ -149,7 +153,7 @@ def watch(pid: int | None, interval_s: float, post_mortem: bool, as_json: bool) 
         process = headless.watch(watcher, pid, interval_s, as_json=as_json)
     else:
         headless.show_last(process, as_json=as_json)
-    if process is not None and process.state is State.OUT_OF_MEMORY:
+    if process is not None and process.state in FOR_MEMORY:
         return _post_mortem(watcher, process, as_json=as_json)
     return 0
 
@@ -187,6 +191,16 @@ def does_not_publish(pid: int) -> int:
     )
 
 
+def _tell_death(pid: int) -> None:
+    """Of a command that trained and was ended by a lack of memory, or by a crash, one line that says so."""
+    from gpumem_tui.watch.records import FOR_MEMORY, State
+
+    process = find(following(None), pid, ended=True)
+    if process is not None and process.state in FOR_MEMORY | {State.CRASHED}:
+        told = f"; `gpumem-tui watch {pid} --post-mortem` shows what it held" if process.state in FOR_MEMORY else ""
+        complain(f"{process.title}: {process.standing}{told}", 0)
+
+
 def _post_mortem(watcher: Watcher, process: ProbedProcess | None, *, as_json: bool) -> int:
     from gpumem_tui.probe.files import WireError
     from gpumem_tui.watch.postmortem import case_json, case_lines, open_case
@@ -204,8 +218,10 @@ def _post_mortem(watcher: Watcher, process: ProbedProcess | None, *, as_json: bo
             shown += 1
     if shown:
         return 0
-    whose = f"{process.title} has not" if process is not None else "no process that was watched has"
-    return complain(f"{whose} run out of memory", 0)
+    if process is None:
+        return complain("no process that was watched has run out of memory", 0)
+    ended = "" if process.is_running else f": {process.standing}"
+    return complain(f"{process.title} has not run out of memory{ended}", 0)
 
 
 def _explain(target: Target) -> None:

@@ -5,6 +5,8 @@ Every Python process below `gpumem-tui run` loads this as it starts, so it impor
 
 from __future__ import annotations
 
+import sys
+
 from gpumem_tui.importing import after_import
 
 _attached = False
@@ -28,20 +30,22 @@ def attach(how: str = "call") -> str:
     global _attached
     if not _attached:
         _attached = True
+        torch = sys.modules.get("torch")
+        late = torch is not None and not getattr(getattr(torch, "__spec__", None), "_initializing", False)
 
         def install(torch: object) -> None:
-            _install(how)
+            _install(how, late)
 
         after_import("torch", install)
     return _problem
 
 
-def _install(how: str) -> None:
+def _install(how: str, late: bool) -> None:
     global _problem
     try:
         from gpumem_tui.probe.probe import Probe
 
-        Probe(how).install()
+        Probe(how, late).install()
     except Exception as error:  # noqa: BLE001  a torch too old, a broken installation: then it is not watched
         _problem = f"{type(error).__name__}: {error}"
         if how != "attach":  # whoever attaches is told, the program's user would not be

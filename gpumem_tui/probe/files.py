@@ -65,12 +65,20 @@ class Files:
         return self._path("oom.json")
 
     @property
+    def error(self) -> Path:
+        return self._path("error.json")
+
+    @property
+    def exit(self) -> Path:
+        return self._path("exit.json")
+
+    @property
     def control(self) -> Path:
         return self._path("control")
 
     def all(self) -> tuple[Path, ...]:
         """Every file that may exist."""
-        return (self.ring, self.model, self.look, self.oom, self.control)
+        return (self.ring, self.model, self.look, self.oom, self.error, self.exit, self.control)
 
     def _path(self, ending: str) -> Path:
         return self.directory / f"{self.pid}-{self.start_ticks}.{ending}"

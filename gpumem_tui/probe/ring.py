@@ -55,6 +55,10 @@ class Ring:
         """Say that the process leaves in good order."""
         self._patch(*wire.ended_patch(time.time_ns()))
 
+    def looking(self, request: int) -> None:
+        """Say which request for a look is being recorded; 0 once none is."""
+        self._patch(*wire.looking_patch(request))
+
     def switch_off(self, reason: str) -> None:
         """Say that nothing more will come, and why."""
         self._patch(*wire.switched_off_patch(reason))
