@@ -139,6 +139,7 @@ class Look:
             step_s=self._step_s,
             method=self._recorder.method if self._recorder is not None and devices else "",
             devices=devices,
+            kept=None,
             unavailable=unavailable,
         )
 
