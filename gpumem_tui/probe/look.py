@@ -140,14 +140,13 @@ class Look:
         """A hook that begins to record with the first forward."""
 
         def begin(module: nn.Module, arguments: Any) -> None:
-            if self._active or self._failure or self.is_over or torch._C._current_graph_task_id() != -1:
-                return
-            try:
-                self._failure = self._record(parts)
-            except Exception as error:  # noqa: BLE001  whatever it is, who asked is told
-                self._failure = f"{type(error).__name__}: {error}"
-            if self._active and id(module) in parts:
-                self._enter(Phase.FORWARD, arguments)
+            begun = self._active or self._failure or self.is_over
+            if not begun and torch._C._current_graph_task_id() == -1:
+                try:
+                    self._failure = self._record(parts)
+                except Exception as error:  # noqa: BLE001  whatever it is, who asked is told
+                    self._failure = f"{type(error).__name__}: {error}"
+                self._enter(Phase.FORWARD, arguments if id(module) in parts else ())
 
         return begin
 

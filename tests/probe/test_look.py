@@ -446,7 +446,7 @@ def test_the_closures_of_lbfgs() -> None:
 
     def closure() -> torch.Tensor:
         optimizer.zero_grad()
-        loss = (model(x) - x).pow(2).mean()
+        loss: torch.Tensor = (model(x) - x).pow(2).mean()
         loss.backward()
         return loss
 
