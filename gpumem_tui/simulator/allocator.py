@@ -45,6 +45,9 @@ class CachingAllocator:
         settings: what `PYTORCH_CUDA_ALLOC_CONF` says.
         allowed_bytes: the memory fraction's limit on reserved bytes (fraction · device total), None for no limit.
         detailed: keep the statistics of requested and inactive split bytes too, a fifth of the time.
+
+    Attributes:
+        pending: blocks that were freed while other streams use them, by the number under which that is completed.
     """
 
     def __init__(
@@ -71,7 +74,7 @@ class CachingAllocator:
         self._requests: defaultdict[int, dict[int, tuple[int, Pool]]] = defaultdict(dict)
         self._lowest_address = self._next_virtual_address = 1 << 62
         self._large_lookups = 0
-        self._pending: dict[int, Block] = {}
+        self.pending: dict[int, Block] = {}
 
     # Requests
 
@@ -135,11 +138,11 @@ class CachingAllocator:
         """
         self.stats.allocated_bytes -= block.size_bytes
         self.stats.pending_bytes += block.size_bytes
-        self._pending[number] = block
+        self.pending[number] = block
 
     def complete_free(self, number: int) -> None:
         """The streams are done with a block: it goes back to its pool, unless it did as memory ran short."""
-        block = self._pending.pop(number, None)
+        block = self.pending.pop(number, None)
         if block is not None:
             self.stats.pending_bytes -= block.size_bytes
             self.stats.allocated_bytes += block.size_bytes
@@ -278,7 +281,7 @@ class CachingAllocator:
         self.stats.num_device_free += 1
 
     def _release_cached(self) -> None:
-        for number in list(self._pending):  # `synchronize_and_free_events`
+        for number in list(self.pending):  # `synchronize_and_free_events`
             self.complete_free(number)
         for pool in self._pools.values():
             for block in list(pool):

@@ -21,7 +21,8 @@ from gpumem_tui.simulator.timeline import Mark, Timeline
 from gpumem_tui.step import Phase, Site
 
 _UNLIMITED = 1 << 70
-
+_EMPTY_CACHE = 0
+"""Among the numbers of allocations, which count from 1."""
 
 TRACED_BATCH_SIZES, CHECKED_BATCH_SIZE = (2, 3), 5
 """A step is traced at two sizes for the form through them, and at a third one to check it."""
@@ -251,7 +252,7 @@ def replay(
     sizes = iter(timeline.sizes)  # allocations are numbered as they are made
     blocks: list[Block | None] = [None]  # by allocation; None for a buffer of no size and one that was released
     starts = [0, *(mark.event for mark in timeline.marks), _end(timeline)]
-    interruptions = sorted([(event, 0) for event in timeline.emptied] + list(timeline.completions), reverse=True)
+    interruptions = interruptions_of(timeline)
     spans: list[tuple[Mark, int, int, int]] = []
     peak_bytes, peak_event = 0, -1
     fits = True
@@ -280,10 +281,7 @@ def replay(
             if not interruptions or interruptions[-1][0] > end:
                 break
             start, completed = interruptions.pop()
-            if completed:
-                allocator.complete_free(completed)
-            else:
-                allocator.empty_cache()
+            interrupt(allocator, completed)
         if phase_peak > peak_bytes:
             peak_bytes, peak_event = phase_peak, phase_event
         if index:
@@ -291,6 +289,19 @@ def replay(
         if not fits:
             break
     return Replay(timeline, fits, stats.peak_allocated_bytes, stats.peak_reserved_bytes, peak_event, tuple(spans))
+
+
+def interruptions_of(timeline: Timeline) -> list[tuple[int, int]]:
+    """What happens between events, the last first: before which event, and what (see `interrupt`)."""
+    return sorted([*((event, _EMPTY_CACHE) for event in timeline.emptied), *timeline.completions], reverse=True)
+
+
+def interrupt(allocator: CachingAllocator, number: int) -> None:
+    """Complete the release of an allocation, or empty the cache."""
+    if number == _EMPTY_CACHE:
+        allocator.empty_cache()
+    else:
+        allocator.complete_free(number)
 
 
 class _RequestsOnStreams:

@@ -73,6 +73,10 @@ class Timeline:
     streams: tuple[int, ...] = ()
     completions: tuple[tuple[int, int], ...] = ()
 
+    def stream_of(self, number: int) -> int:
+        """The stream in whose pool an allocation is."""
+        return self.streams[number - 1] if self.streams else 0
+
     def held_after(self, event: int) -> list[Held]:
         """What is live after event number `event`, by bucket and site, the largest first."""
         live: set[int] = set()
