@@ -129,6 +129,8 @@ class Streams:
 
     def complete(self) -> None:
         """Before a request: what streams are done with can serve it."""
+        if not self._pending:
+            return
         done = max(self._done, self._recorder.position - _QUEUED_EVENTS)
         while self._pending and self._pending[0][1] <= done:
             number, _ = self._pending.popleft()
