@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import pairwise
+from itertools import pairwise, repeat
 from operator import itemgetter
 
 from gpumem_tui.memory import Breakdown
@@ -21,7 +21,8 @@ from gpumem_tui.simulator.timeline import Mark, Timeline
 from gpumem_tui.step import Phase, Site
 
 _UNLIMITED = 1 << 70
-
+_EMPTY_CACHE = 0
+"""Among the numbers of allocations, which count from 1."""
 
 TRACED_BATCH_SIZES, CHECKED_BATCH_SIZE = (2, 3), 5
 """A step is traced at two sizes for the form through them, and at a third one to check it."""
@@ -32,12 +33,19 @@ class NotAffine(ValueError):
 
 
 def _same_program(one: Timeline, other: Timeline) -> bool:
-    return (one.events, one.buckets, one.marks, one.emptied, _rules(one)) == (
-        other.events,
-        other.buckets,
-        other.marks,
-        other.emptied,
-        _rules(other),
+    return _order(one) == _order(other)
+
+
+def _order(timeline: Timeline) -> tuple[object, ...]:
+    """All of a run but its sizes and its places."""
+    return (
+        timeline.events,
+        timeline.buckets,
+        timeline.marks,
+        timeline.emptied,
+        timeline.streams,
+        timeline.completions,
+        _rules(timeline),
     )
 
 
@@ -102,7 +110,7 @@ class AffineTrace:
     """A training run at every batch size: allocation i takes ``constants[i] + slopes[i] · b`` bytes.
 
     Attributes:
-        emptied: as in `Timeline`.
+        emptied, streams, completions: as in `Timeline`.
         computed: allocations whose size a rule gives instead, by number: the rule with its arguments at no sample, and
             what each of them grows by a sample.
         apart: runs at sizes for which this does not hold, as they were traced, by batch size. A batch of one sample
@@ -119,6 +127,8 @@ class AffineTrace:
     computed: tuple[tuple[int, Computed, tuple[int, ...]], ...] = ()
     emptied: tuple[int, ...] = ()
     apart: tuple[tuple[int, Timeline], ...] = ()
+    streams: tuple[int, ...] = ()
+    completions: tuple[tuple[int, int], ...] = ()
 
     @classmethod
     def fit(cls, first: tuple[int, Timeline], second: tuple[int, Timeline]) -> AffineTrace:
@@ -158,6 +168,8 @@ class AffineTrace:
             t2.site_table,
             tuple(computed),
             t1.emptied,
+            streams=t1.streams,
+            completions=t1.completions,
         )
 
     @classmethod
@@ -168,6 +180,7 @@ class AffineTrace:
         return cls(
             timeline.events, timeline.sizes, slopes, timeline.buckets, timeline.marks, timeline.sites,
             timeline.site_table, computed, timeline.emptied,
+            streams=timeline.streams, completions=timeline.completions,
         )  # fmt: skip
 
     def at(self, batch_size: int) -> Timeline:
@@ -193,7 +206,7 @@ class AffineTrace:
                 computed.append((index + 1, Computed(rule, position, arguments)))
         return Timeline(
             self.events, tuple(sizes), self.buckets, self.marks, self.sites, self.site_table,
-            tuple(sorted(computed, key=itemgetter(0))), self.emptied,
+            tuple(sorted(computed, key=itemgetter(0))), self.emptied, self.streams, self.completions,
         )  # fmt: skip
 
     @cached_property
@@ -233,18 +246,20 @@ def replay(
         allowed_bytes,
         detailed=False,
     )
-    stats, malloc, free = allocator.stats, allocator.malloc, allocator.free
+    stats = allocator.stats
+    requests = _RequestsOnStreams(allocator, timeline) if timeline.streams or timeline.completions else allocator
+    malloc, free = requests.malloc, requests.free
     sizes = iter(timeline.sizes)  # allocations are numbered as they are made
     blocks: list[Block | None] = [None]  # by allocation; None for a buffer of no size and one that was released
     starts = [0, *(mark.event for mark in timeline.marks), _end(timeline)]
-    emptied = list(reversed(timeline.emptied))
+    interruptions = interruptions_of(timeline)
     spans: list[tuple[Mark, int, int, int]] = []
     peak_bytes, peak_event = 0, -1
     fits = True
     for index, (start, end) in enumerate(pairwise(starts)):
         phase_peak, phase_event = stats.allocated_bytes, start - 1
         while True:
-            until = min(end, emptied[-1]) if emptied else end
+            until = min(end, interruptions[-1][0]) if interruptions else end
             try:
                 for event, number in enumerate(timeline.events[start:until], start):
                     if number < 0:
@@ -263,10 +278,10 @@ def replay(
             except OutOfMemory:
                 fits = False
                 break
-            if not emptied or emptied[-1] > end:
+            if not interruptions or interruptions[-1][0] > end:
                 break
-            start = emptied.pop()
-            allocator.empty_cache()
+            start, completed = interruptions.pop()
+            interrupt(allocator, completed)
         if phase_peak > peak_bytes:
             peak_bytes, peak_event = phase_peak, phase_event
         if index:
@@ -274,6 +289,51 @@ def replay(
         if not fits:
             break
     return Replay(timeline, fits, stats.peak_allocated_bytes, stats.peak_reserved_bytes, peak_event, tuple(spans))
+
+
+def interruptions_of(timeline: Timeline) -> list[tuple[int, int]]:
+    """What happens between events, the last first: before which event, and what (see `interrupt`)."""
+    return sorted([*((event, _EMPTY_CACHE) for event in timeline.emptied), *timeline.completions], reverse=True)
+
+
+def interrupt(allocator: CachingAllocator, number: int) -> None:
+    """Complete the release of an allocation, or empty the cache."""
+    if number == _EMPTY_CACHE:
+        allocator.empty_cache()
+    else:
+        allocator.complete_free(number)
+
+
+class _RequestsOnStreams:
+    """What a timeline asks of an allocator, on each allocation's stream; its allocations are numbered as they are made.
+
+    Apart, since most programs know one stream only, and their replays are to be fast.
+    """
+
+    def __init__(self, allocator: CachingAllocator, timeline: Timeline) -> None:
+        self._allocator = allocator
+        streams = timeline.streams or repeat(0)
+        self._requests = (
+            (number, stream)
+            for number, (size, stream) in enumerate(zip(timeline.sizes, streams, strict=False), 1)
+            if size
+        )
+        self._in_use = {number for _, number in timeline.completions}
+        self._numbers: dict[Block, int] = {}
+
+    def malloc(self, size_bytes: int) -> Block:
+        number, stream = next(self._requests)
+        block = self._allocator.malloc(size_bytes, stream)
+        if number in self._in_use:
+            self._numbers[block] = number
+        return block
+
+    def free(self, block: Block) -> None:
+        number = self._numbers.pop(block, 0)
+        if number:
+            self._allocator.request_free(block, number)
+        else:
+            self._allocator.free(block)
 
 
 def _end(timeline: Timeline) -> int:

@@ -138,8 +138,10 @@ class DeviceMode(Storages, FakeTensorMode):
         if not in_backward():
             self.raise_if_full()
         if func is torch.ops.aten._local_scalar_dense.default:
+            self._gpu.streams.synchronize()
             return self.values.read(args[0])
         if func is COPY and not isinstance(args[0], FakeTensor):
+            self._wait_for_copy(args, kwargs)
             return args[0].copy_(self.values.copied_to_host(args[1]))
         if self._depth:
             if func in TAKEN_FROM_VALUES:
@@ -148,6 +150,7 @@ class DeviceMode(Storages, FakeTensorMode):
         if self._sparse.concern(func, args):
             return self._follow_sparse(func, types, args, kwargs)
         if func is TO_COPY and _is_to_host(args[0], kwargs):
+            self._wait_for_copy(args, kwargs)
             return self.values.copied_to_host(args[0], kwargs.get("dtype"))
         if kwargs.get("generator") is not None:
             kwargs = {**kwargs, "generator": None}
@@ -168,6 +171,7 @@ class DeviceMode(Storages, FakeTensorMode):
             self._assumed = None
         if func in COPIES and _holds_values(args):
             self._note_copy_from_host(args[0] if func is COPY else result)
+            self._wait_for_copy(args, kwargs)
         self._use_scratch(func, args)
         return result
 
@@ -297,6 +301,11 @@ class DeviceMode(Storages, FakeTensorMode):
             return True
         device = kwargs.get("device")
         return device is not None and torch.device(device).type == self._device_type
+
+    def _wait_for_copy(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """A copy between host and device waits for it to end, unless asked not to (`copy_kernel_cuda` in Copy.cu)."""
+        if not (kwargs.get("non_blocking") or (len(args) > 2 and args[2])):  # copy_(self, src, non_blocking)
+            self._gpu.streams.synchronize()
 
     def _note_copy_from_host(self, tensor: torch.Tensor) -> None:
         """A copy that no module makes brings data; the model's own tensors are known by name as well."""
