@@ -6,7 +6,7 @@ Recorded on the simulated GPU and on a real one alike, replayed by `replay`. Sta
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from gpumem_tui.memory import ALLOCATED_BUCKETS, Breakdown, Bucket
@@ -67,6 +67,13 @@ class Timeline:
     site_table: tuple[Site, ...] = ()
     computed: tuple[tuple[int, Computed], ...] = ()
     emptied: tuple[int, ...] = ()
+
+    def at_most(self) -> Timeline:
+        """The same run, with the most of every size that is known as a range only."""
+        most = {number: size.most_bytes for number, size in self.computed if size.is_open}
+        if not most:
+            return self
+        return replace(self, sizes=tuple(most.get(number, size) for number, size in enumerate(self.sizes, 1)))
 
     def held_after(self, event: int) -> list[Held]:
         """What is live after event number `event`, by bucket and site, the largest first."""
