@@ -45,7 +45,7 @@ def take_part(link: Link) -> None:
         link.conclude(Failed("torch", f"torch {torch.__version__} of {sys.executable} {reason}"))
         os._exit(1)
     profile = profile_for(torch.__version__, request.gpu)
-    link.report(Ready(torch.__version__, profile.name, profile.context_bytes, profile.context_source))
+    link.report(Ready.of(torch.__version__, profile))
     if request.simulated:
         _Simulated(link, request, profile).start()
     elif torch.cuda.is_available():

@@ -14,7 +14,8 @@ from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Literal
 
 from gpumem_tui.catalog.shapes import Gpu
-from gpumem_tui.memory import Breakdown
+from gpumem_tui.memory import Breakdown, Range
+from gpumem_tui.simulator.profile import Profile
 from gpumem_tui.simulator.replay import AffineTrace
 from gpumem_tui.simulator.rules import Computed
 from gpumem_tui.simulator.timeline import Mark
@@ -74,13 +75,23 @@ Request = TrialRequest | TraceRequest
 
 @dataclass(frozen=True)
 class Ready:
-    """The child runs and has imported torch. `profile` and what follows are the simulator's (see `Profile`)."""
+    """The child runs and has imported torch. `profile` and what follows are the simulator's (see `Profile`).
+
+    Attributes:
+        context_range: None where `context_bytes` is exact.
+    """
 
     torch_version: str
     profile: str
     context_bytes: int
     context_source: str
+    context_range: Range | None = None
     event: Literal["ready"] = "ready"
+
+    @classmethod
+    def of(cls, torch_version: str, profile: Profile) -> Ready:
+        """What the simulator assumes, told."""
+        return cls(torch_version, profile.name, profile.context_bytes, profile.context_source, profile.context_range)
 
 
 @dataclass(frozen=True)

@@ -94,7 +94,7 @@ def _serve(events_fd: int) -> None:
     from gpumem_tui.workload.base import WorkloadError
 
     profile = profile_for(torch.__version__, request.gpu)
-    report(Ready(torch.__version__, profile.name, profile.context_bytes, profile.context_source))
+    report(Ready.of(torch.__version__, profile))
     try:
         if request.simulated:
             from gpumem_tui.simulator.device import register
