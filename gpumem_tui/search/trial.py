@@ -179,7 +179,10 @@ def _simulated_trial(
     from gpumem_tui.simulator.cuda import device_for
     from gpumem_tui.simulator.device import SimulatedGpu
 
-    gpu = SimulatedGpu(request.gpu, profile, request.limit_bytes, on_backward_error=_leaving(report), assumed_rows=rows)
+    gpu = SimulatedGpu(
+        request.gpu, profile, request.limit_bytes, on_backward_error=_leaving(report), assumed_rows=rows,
+        notes=rows.used,
+    )  # fmt: skip
     with device_for(gpu, user_code=request.workload.file is not None) as device:
         return _trial(request, request.workload.load(), device, gpu, profile, report, may_run)
 

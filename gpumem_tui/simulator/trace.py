@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, Unsupporte
 from torch.utils._mode_utils import no_dispatch
 
 from gpumem_tui.memory import Bucket
-from gpumem_tui.simulator import host
+from gpumem_tui.simulator import host, recurrent
 from gpumem_tui.simulator.answers import COPIES, COPY, MISS, TO_COPY, Answers
 from gpumem_tui.simulator.blocks import Block
 from gpumem_tui.simulator.conversion import HostConverter
@@ -219,6 +219,9 @@ class DeviceMode(Storages, FakeTensorMode):
                 return args[0]
             if func in TAKEN_FROM_VALUES:
                 return self._shaped_by_values(func, types, args, kwargs)
+            if func in recurrent.SHAPES:
+                with no_dispatch():
+                    return self._shaped_as(recurrent.SHAPES[func](args, self._gpu.profile))
             return self._shaped_by_torch(func, types, args, kwargs)
         except Exception as error:
             raise self._failed(func, args, error) from error
@@ -269,10 +272,13 @@ class DeviceMode(Storages, FakeTensorMode):
         return (self._shaped_as(known[0]), known[1]) if func is PACK else self._shaped_as(known)
 
     def _shaped_as(self, known: Any) -> Any:
-        if isinstance(known, torch.Tensor):
-            elem = torch.empty_strided(known.shape, known.stride(), dtype=known.dtype, device="meta")
+        """Tensors without data that have the shapes of `known`; parts of one storage if those are, without data."""
+        if isinstance(known, torch.Tensor) and not isinstance(known, FakeTensor):
+            elem = known
+            if not known.is_meta:
+                elem = torch.empty_strided(known.shape, known.stride(), dtype=known.dtype, device="meta")
             return FakeTensor(self, elem, torch.device(self._device_type, 0))
-        return tuple(self._shaped_as(one) for one in known) if isinstance(known, tuple) else known
+        return type(known)(self._shaped_as(one) for one in known) if isinstance(known, (tuple, list)) else known
 
     @property
     def is_dispatching(self) -> bool:
