@@ -62,7 +62,7 @@ while True: time.sleep(0.001)
 """
 
 
-def reason(pid: int, timeout_s: float = loops.DEADLINE_S) -> AttachFailed | Refused:
+def reason(pid: int, timeout_s: float = loops.DEADLINE_S) -> Exception:
     """Why a process cannot be attached to."""
     with pytest.raises((AttachFailed, Refused)) as caught:
         attach(inspect(pid), timeout_s)
