@@ -34,7 +34,7 @@ from gpumem_tui.search.events import (
     encode,
 )
 from gpumem_tui.simulator.growth import growth_line
-from gpumem_tui.simulator.profile import Profile, profile_for, too_old
+from gpumem_tui.simulator.profile import Profile, newer_than_checked, profile_for, too_old
 from gpumem_tui.simulator.uncompiled import exclude_nothing, leave_compiler_unloaded, stay_eager
 
 if TYPE_CHECKING:
@@ -102,7 +102,8 @@ def _serve(events_fd: int) -> None:
 
             leave_compiler_unloaded(torch)
             register()
-            notes: dict[str, None] = {}
+            newer = newer_than_checked(torch.__version__)
+            notes: dict[str, None] = {newer: None} if newer else {}
             rows = AssumedRows(request.workload.assumed_rows, notes)
             stay_eager(notes.setdefault)
             if isinstance(request, TraceRequest):

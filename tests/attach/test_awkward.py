@@ -62,11 +62,12 @@ while True: time.sleep(0.001)
 """
 
 
-def reason(pid: int, timeout_s: float = loops.DEADLINE_S) -> Exception:
+def reason(pid: int, timeout_s: float = loops.DEADLINE_S) -> AttachFailed | Refused:
     """Why a process cannot be attached to."""
     with pytest.raises((AttachFailed, Refused)) as caught:
         attach(inspect(pid), timeout_s)
     assert str(caught.value).isprintable()
+    assert isinstance(caught.value, (AttachFailed, Refused))
     return caught.value
 
 
