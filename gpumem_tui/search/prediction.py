@@ -182,7 +182,9 @@ class Traced:
 
     def device_used_bytes(self, batch_size: int) -> int:
         """What the device holds for this process at the peak, as expected: reserved and context."""
-        return self._reserved_bytes(batch_size, self.capacity_bytes) + self.context_bytes
+        self._check(batch_size)
+        _, reserved = self._finder.peaks_within(batch_size, self.capacity_bytes, self.allowed_bytes)
+        return reserved + self.context_bytes
 
     def device_used_range(self, batch_size: int) -> Range:
         """The same with the least and with the most of what is not known."""
@@ -193,19 +195,8 @@ class Traced:
         return self._total - self.device_used_range(batch_size)
 
     def _reserved_range(self, batch_size: int) -> Range:
-        capacity = self.capacity_range
-        return Range.of(
-            (
-                self._reserved_bytes(batch_size, capacity.high_bytes),
-                self._reserved_bytes(batch_size, self.capacity_bytes),
-                self._reserved_bytes(batch_size, capacity.low_bytes, at_most=True),
-            )
-        )
-
-    def _reserved_bytes(self, batch_size: int, capacity_bytes: int, *, at_most: bool = False) -> int:
-        """The highest on a device of so many bytes; without limit where the step does not fit there."""
         self._check(batch_size)
-        return self._finder.peaks_within(batch_size, capacity_bytes, self.allowed_bytes, at_most=at_most)[1]
+        return self._finder.reserved_range(batch_size, self.capacity_bytes, self.capacity_range, self.allowed_bytes)
 
     def unknowns(self, batch_size: int) -> tuple[KnownUnknown, ...]:
         """What makes the device total a range, and what it leaves a step."""

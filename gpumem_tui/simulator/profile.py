@@ -96,33 +96,38 @@ _CONTEXTS = {
 """By compute capability: bytes before the first kernel is loaded, and where that was measured."""
 
 _CONTEXTS_MIB = {
-    (6, 0): ((303, "P100, andimarafioti/florence2-finetuning#17"), (818, "P100, pytorch/pytorch#99699")),
-    (7, 5): ((137, "T4, tsugumi-sys/SA-ConvLSTM-Pytorch#22"), (141, "T4, FoundationVision/GenerateU#10")),
+    (6, 0): ((303, "a P100, andimarafioti/florence2-finetuning#17"), (818, "a P100, pytorch/pytorch#99699")),
+    (7, 5): ((137, "a T4, tsugumi-sys/SA-ConvLSTM-Pytorch#22"), (141, "a T4, FoundationVision/GenerateU#10")),
     (8, 0): (
-        (409, "A100 80 GB, HiDream-ai/VAREdit#6"),
-        (498, "A100 40 GB, pico-lm/pico-train#50"),
-        (501, "A100 40 GB, TianheWu/CoSeR#10"),
-        (512, "A100 80 GB, Tianhao-Qi/Mask2DiT#4"),
+        (409, "an A100 80 GB, HiDream-ai/VAREdit#6"),
+        (498, "an A100 40 GB, pico-lm/pico-train#50"),
+        (501, "an A100 40 GB, TianheWu/CoSeR#10"),
+        (512, "an A100 80 GB, Tianhao-Qi/Mask2DiT#4"),
         (656, "the most that an A100 80 GB was seen with, torch 2.6 to 2.8"),
     ),
-    (8, 6): ((257, "RTX 3080, bcmi/libcom#54"), (287, "RTX 3060, FireRedTeam/FireRedTTS2#17")),
+    (8, 6): ((257, "an RTX 3080, bcmi/libcom#54"), (287, "an RTX 3060, FireRedTeam/FireRedTTS2#17")),
     (8, 9): (
-        (253, "RTX 4080, antgroup/echomimic_v2#115"),
-        (349, "RTX 4080, qingze-bai/VSmTrans#3"),
-        (429, "RTX 6000 Ada, DINGYANB/MTVCrafter#21"),
-        (473, "RTX 4090, pinokiofactory/flux-webui#11"),
-        (504, "RTX 4090, 3DTopia/Phidias-Diffusion#8"),
-        (507, "L40, QwenLM/Qwen3-VL#2097"),
+        (253, "an RTX 4080, antgroup/echomimic_v2#115"),
+        (349, "an RTX 4080, qingze-bai/VSmTrans#3"),
+        (429, "an RTX 6000 Ada, DINGYANB/MTVCrafter#21"),
+        (473, "an RTX 4090, pinokiofactory/flux-webui#11"),
+        (504, "an RTX 4090, 3DTopia/Phidias-Diffusion#8"),
+        (507, "an L40, QwenLM/Qwen3-VL#2097"),
     ),
-    (9, 0): ((520, "H200, clemsgrs/slide2vec#326"), (656, "the most that an A100 80 GB was seen with")),
-    (10, 0): ((612, "B200, unslothai/unsloth#8677"), (700, "with kernels loaded, as much more as on an RTX 6000 Ada")),
-    (12, 0): ((595, "RTX 5090, Wan-Video/Wan2.1#465"),),
+    (9, 0): ((520, "an H200, clemsgrs/slide2vec#326"),),
+    (10, 0): (
+        (612, "a B200, unslothai/unsloth#8677"),
+        (700, "with kernels loaded, as much more as on an RTX 6000 Ada"),
+    ),
+    (12, 0): ((595, "an RTX 5090, Wan-Video/Wan2.1#465"),),
 }
 """By compute capability, with kernels loaded as they are used: what a process held beside its allocator's segments when
 it ran out of memory (of torch's own message, its memory in use less what is allocated and what is reserved but
 unallocated), and figures of `_CONTEXTS`."""
 
-_CONTEXTS_ELSEWHERE_MIB = (254, 656)
+_CONTEXTS_ELSEWHERE = ((254, "pytorch/pytorch#86509"), (656, "an A100 80 GB"))
+_FEW = 3
+"""With fewer figures of an architecture than this, its context is taken to be as large as any other's at most."""
 _CONTEXT_ROUNDING_BYTES = 15 * MIB
 """Three figures of two decimals of GiB make each of them."""
 
@@ -150,10 +155,7 @@ _THREADS_PER_MULTIPROCESSOR = {
 
 def profile_for(torch_version: str, gpu: Gpu) -> Profile:
     """The profile for a torch version such as ``2.13.0+cpu`` on a GPU of the catalog."""
-    measured = gpu.compute_capability in _CONTEXTS
-    context_bytes, context_source = _CONTEXTS[gpu.compute_capability if measured else _ASSUMED_CONTEXT]
-    if not measured:
-        context_source = f"assumed for {gpu.sm}: {context_source}; {_ELSEWHERE}"
+    context_bytes, context_source = _context(gpu)
     major_minor = ".".join(torch_version.split("+")[0].split(".")[:2])
     version = tuple(map(int, major_minor.split(".")))
     return Profile(
@@ -170,9 +172,24 @@ def profile_for(torch_version: str, gpu: Gpu) -> Profile:
     )
 
 
+def _context(gpu: Gpu) -> tuple[int, str]:
+    """What the context is expected to take, and where that is from."""
+    capability = gpu.compute_capability
+    if capability in _CONTEXTS:
+        return _CONTEXTS[capability]
+    if capability in _CONTEXTS_MIB:
+        found = sorted(_CONTEXTS_MIB[capability])
+        mib, where = found[(len(found) - 1) // 2]
+        return mib * MIB, f"measured on {where}, as it ran out of memory"
+    context_bytes, source = _CONTEXTS[_ASSUMED_CONTEXT]
+    return context_bytes, f"assumed for {gpu.sm}: {source}; {_ELSEWHERE}"
+
+
 def _context_range(gpu: Gpu, expected_bytes: int) -> Range:
     """Between what figures the context was found on this architecture, or any other where it was not looked at."""
-    found_mib = [mib for mib, _ in _CONTEXTS_MIB.get(gpu.compute_capability, ())] or list(_CONTEXTS_ELSEWHERE_MIB)
+    found_mib = [mib for mib, _ in _CONTEXTS_MIB.get(gpu.compute_capability, _CONTEXTS_ELSEWHERE)]
+    if len(found_mib) < _FEW:
+        found_mib.append(_CONTEXTS_ELSEWHERE[-1][0])
     if os.environ.get("CUDA_MODULE_LOADING", "").upper() == "EAGER":
         found_mib.append(_EAGER_MOST_MIB)
     low, high = min(found_mib) * MIB - _CONTEXT_ROUNDING_BYTES, max(found_mib) * MIB + _CONTEXT_ROUNDING_BYTES

@@ -11,7 +11,7 @@ from functools import cached_property
 from itertools import pairwise, repeat
 from operator import itemgetter
 
-from gpumem_tui.memory import Breakdown
+from gpumem_tui.memory import Breakdown, Range
 from gpumem_tui.simulator.allocator import CachingAllocator, OutOfMemory
 from gpumem_tui.simulator.blocks import Block
 from gpumem_tui.simulator.rules import Computed
@@ -20,9 +20,10 @@ from gpumem_tui.simulator.settings import AllocatorSettings
 from gpumem_tui.simulator.timeline import Mark, Timeline
 from gpumem_tui.step import Phase, Site
 
-_UNLIMITED = 1 << 70
+UNLIMITED_BYTES = 1 << 70
 _EMPTY_CACHE = 0
 """Among the numbers of allocations, which count from 1."""
+
 
 TRACED_BATCH_SIZES, CHECKED_BATCH_SIZE = (2, 3), 5
 """A step is traced at two sizes for the form through them, and at a third one to check it."""
@@ -246,7 +247,7 @@ def replay(
 ) -> Replay:
     """Run a timeline through the caching allocator of a device with `capacity_bytes` (None: without limit)."""
     allocator = CachingAllocator(
-        _UNLIMITED if capacity_bytes is None else capacity_bytes,
+        UNLIMITED_BYTES if capacity_bytes is None else capacity_bytes,
         settings or AllocatorSettings(),
         allowed_bytes,
         detailed=False,
@@ -391,6 +392,23 @@ class BatchFinder:
             return allocated, reserved
         found = self._within(batch_size, capacity_bytes, allowed_bytes, at_most=at_most)
         return (found.peak_allocated_bytes, found.peak_reserved_bytes) if found.fits else (allocated, reserved)
+
+    def reserved_range(
+        self, batch_size: int, expected_bytes: int, capacity: Range, allowed_bytes: int | None = None
+    ) -> Range:
+        """The highest reserved bytes with the least and the most of what is known as a range only.
+
+        Workspaces also change which cached block serves whom: with the most of them as much may lie idle as without.
+
+        Args:
+            expected_bytes: what the device is expected to give, within `capacity`.
+        """
+        allocated, reserved = self.peaks_within(batch_size, expected_bytes, allowed_bytes)
+        _, roomy = self.peaks_within(batch_size, capacity.high_bytes, allowed_bytes)
+        most_allocated, most = self.peaks_within(batch_size, capacity.low_bytes, allowed_bytes, at_most=True)
+        if self.trace.is_open:
+            most = max(most, most_allocated + reserved - allocated)
+        return Range.of((roomy, reserved, most))
 
     def _within(self, batch_size: int, capacity_bytes: int, allowed_bytes: int | None, *, at_most: bool) -> Replay:
         timeline = self._timeline(batch_size, at_most=at_most)
