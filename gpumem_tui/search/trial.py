@@ -324,7 +324,7 @@ def trace(request: TraceRequest, profile: Profile, report: Report, rows: Assumed
             found = replace(found, apart=((1, one),))
     except NotAffine as error:
         if request.batch_size is None:
-            return Failed("trace", str(error))
+            return Failed("trace", str(error), tracer.peaks(error.sizes))
         only_at, not_affine = request.batch_size, str(error)
         found = AffineTrace.constant(tracer.at(only_at))
     reasons = tuple((operator, times, assumption(operator)) for operator, times in sorted(assumed.items()))
