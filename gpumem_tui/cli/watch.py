@@ -33,6 +33,7 @@ def run(command: tuple[str, ...]) -> int:
     run.
     """
     from gpumem_tui.attach.launch import CannotRun, start, warnings
+    from gpumem_tui.attach.silence import RUN_AFTER_S, SilenceNote, silent_below
     from gpumem_tui.probe.files import default_directory
     from gpumem_tui.watch.cleaning import clean
     from gpumem_tui.watch.reader import Watcher
@@ -41,8 +42,13 @@ def run(command: tuple[str, ...]) -> int:
     clean(Watcher().processes())
     for warning in warnings(command, default_directory()):
         complain(warning, 0)
+
+    def reasons() -> list[str]:
+        return silent_below(started.pid, _publishing(Watcher()))
+
+    note = SilenceNote(RUN_AFTER_S, reasons, lambda line: complain(f"nothing is published yet: {line}", 0))
     try:
-        started = start(command)
+        started = start(command, note.tick)
     except CannotRun as error:
         return complain(str(error), error.code)
     ended = started.wait()
@@ -140,6 +146,7 @@ def _attach(pid: int, yes: bool, timeout_s: float) -> int:
 @click.option("--json", "as_json", is_flag=True, help="JSON lines: one a sample.")
 def watch(pid: int | None, interval_s: float, post_mortem: bool, as_json: bool) -> int:
     """The processes that publish, a line a sample; of one that has ended, what its last moments were."""
+    from gpumem_tui.attach.silence import WATCH_AFTER_S, SilenceNote, silent_anywhere
     from gpumem_tui.watch import headless
     from gpumem_tui.watch.records import FOR_MEMORY
 
@@ -150,7 +157,10 @@ def watch(pid: int | None, interval_s: float, post_mortem: bool, as_json: bool) 
     if post_mortem:
         return _post_mortem(watcher, process, as_json=as_json)
     if process is None or process.is_running:
-        process = headless.watch(watcher, pid, interval_s, as_json=as_json)
+        note = SilenceNote(
+            WATCH_AFTER_S, lambda: silent_anywhere(_publishing(watcher)), lambda line: complain(f"silent: {line}", 0)
+        )
+        process = headless.watch(watcher, pid, interval_s, as_json=as_json, while_silent=note.tick)
     else:
         headless.show_last(process, as_json=as_json)
     if process is not None and process.state in FOR_MEMORY:
@@ -177,18 +187,22 @@ def find(watcher: Watcher, pid: int, *, ended: bool = False) -> ProbedProcess | 
     return next((process for process in processes if process.pid is None and process.files.pid == pid), None)
 
 
+def _publishing(watcher: Watcher) -> set[int]:
+    """The pids of those that publish now."""
+    return {process.pid for process in watcher.processes() if process.pid is not None and process.is_running}
+
+
 def does_not_publish(pid: int) -> int:
     """Say why there is nothing to read of a process; the exit code."""
-    from gpumem_tui.watch import hosts
+    from gpumem_tui.attach.silence import why_silent
+    from gpumem_tui.watch import hosts, programs
 
     host = hosts.find(pid)
     if host is None:
         return complain(f"there is no process {pid}, and none that ended has left anything", EXIT_BAD_INPUT)
-    return complain(
-        f"{host.title} does not publish (yet): it does with its first optimizer step under `gpumem-tui run`, "
-        f"or after `gpumem-tui attach {pid}`",
-        EXIT_FAILED,
-    )
+    children = ", ".join(str(child.pid) for child in programs.trainers(pid))
+    instead = f"; its children that may train: {children}" if children else ""
+    return complain(f"{host.title} does not publish (yet): {why_silent(host)}{instead}", EXIT_FAILED)
 
 
 def _tell_death(pid: int) -> None:
