@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 import time
 from typing import TYPE_CHECKING
 
 import click
 
-from gpumem_tui.cli.common import complain
+from gpumem_tui.cli.common import complain, is_terminal
 from gpumem_tui.cli.numbers import Finite
 from gpumem_tui.exit_codes import EXIT_BAD_INPUT, EXIT_FAILED
 
@@ -22,16 +23,21 @@ PID = click.IntRange(min=1)
 SECONDS = Finite(min=0.05)
 _FIRST_SAMPLE_S = 5.0
 _POLL_S = 0.1
+_LAST_LINES = 24
+"""Of a command's output that was on a screen of ours, these stay on the terminal."""
 
 
 @click.command(context_settings={"allow_interspersed_args": False})
+@click.option("--tui", "on_screen", is_flag=True, help="On a screen: its output, and the Monitor on it.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="[--] COMMAND...")
-def run(command: tuple[str, ...]) -> int:
+def run(on_screen: bool, command: tuple[str, ...]) -> int:
     """Train under the probe: any launcher, no change to the code.
 
     The command keeps its output, its signals and its exit code; 127 if there is no such command, 126 if it cannot be
-    run.
+    run. With --tui it has a terminal of its own: Ctrl-C and what is typed into its pane go to it.
     """
+    if on_screen and not is_terminal():
+        return complain("--tui: there is no terminal to draw on; without it `run` needs none", EXIT_BAD_INPUT)
     from gpumem_tui.attach.launch import CannotRun, start, warnings
     from gpumem_tui.attach.silence import RUN_AFTER_S, SilenceNote, silent_below
     from gpumem_tui.probe.files import default_directory
@@ -48,6 +54,8 @@ def run(command: tuple[str, ...]) -> int:
 
     note = SilenceNote(RUN_AFTER_S, reasons, lambda line: complain(f"nothing is published yet: {line}", 0))
     try:
+        if on_screen:
+            return _run_on_screen(command)
         started = start(command, note.tick)
     except CannotRun as error:
         return complain(str(error), error.code)
@@ -203,6 +211,25 @@ def does_not_publish(pid: int) -> int:
     children = ", ".join(str(child.pid) for child in programs.trainers(pid))
     instead = f"; its children that may train: {children}" if children else ""
     return complain(f"{host.title} does not publish (yet): {why_silent(host)}{instead}", EXIT_FAILED)
+
+
+def _run_on_screen(command: tuple[str, ...]) -> int:
+    """Run with `--tui`; afterwards the terminal has the last lines that the command printed.
+
+    Raises:
+        CannotRun: there is no such command, or it may not be run.
+    """
+    from gpumem_tui.attach.launch import start_in_terminal
+    from gpumem_tui.settings import load
+    from gpumem_tui.tui.start import open_run
+
+    settings = load()
+    started = start_in_terminal(command)
+    code, lines = open_run(started, shlex.join(command), settings)
+    for line in lines[-_LAST_LINES:]:
+        click.echo(line)
+    _tell_death(started.pid)
+    return code
 
 
 def _tell_death(pid: int) -> None:
