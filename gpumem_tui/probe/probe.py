@@ -313,6 +313,8 @@ class Probe:
 
 
 def _resident_bytes() -> int:
-    """What this process holds of the host's memory, as the kernel says (second field of /proc/PID/statm, in pages)."""
+    """What this process holds of the host's memory, without pages of files: the second field of /proc/PID/statm less the
+    third, in pages. A data set that is mapped fills those, and the kernel takes them back at will."""
     with open("/proc/self/statm", "rb") as file:
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        resident, shared = map(int, file.read().split()[1:3])
+    return (resident - shared) * os.sysconf("SC_PAGE_SIZE")
