@@ -65,7 +65,7 @@ class Modules:
         before = nn.Module.__setstate__
 
         def __setstate__(module: nn.Module, state: Any) -> None:  # noqa: N807  it stands in for the method
-            before(module, state)
+            before(module, state)  # type: ignore[no-untyped-call]
             put_part(module)
 
         invisible(put)

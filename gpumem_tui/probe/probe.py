@@ -68,7 +68,7 @@ class Probe:
         self._finder = Finder()
         self._ring: Ring | None = None
         self._look: Look | None = None
-        self._look_is_over = False
+        self._queued_in = -1
         self._black_box = BlackBox(self._look_around, self._publish_out_of_memory, self._publish_error, self._guarded)
         self._samples: deque[wire.Record] = deque(maxlen=KEPT_SAMPLES)
         self._lock = threading.Lock()
@@ -157,11 +157,30 @@ class Probe:
         self._steps.recheck(optimizer)
         if not self._steps.is_whole(optimizer):
             return
+        backward = torch._C._current_graph_task_id()
         if self._look is not None:
-            self._end_look(self._look, optimizer)
-        else:
+            self._look.optimizer_stepped()
+            if backward == -1 or self._look.is_over:
+                self._end_look(self._look, optimizer)
+        elif backward == -1:
             self._sample()
             self._obey(optimizer)
+        elif backward != self._queued_in:
+            self._queued_in = backward
+            self._queue_after_backward(optimizer)
+
+    def _queue_after_backward(self, optimizer: torch.optim.Optimizer) -> None:
+        """The optimizer steps inside of backward, as others may after it: the step ends with that."""
+        stepped = weakref.ref(optimizer)
+
+        def at_end() -> None:
+            optimizer = stepped()
+            if optimizer is not None and self._look is None:
+                self._sample()
+                self._obey(optimizer, in_backward=True)
+
+        callback = uncompiled(lambda: self._guarded(at_end))
+        torch.autograd.Variable._execution_engine.queue_callback(callback)
 
     def _meet(self, optimizer: torch.optim.Optimizer) -> None:
         self._steps.meet(optimizer)
@@ -169,7 +188,7 @@ class Probe:
         weakref.finalize(optimizer, self._steps.forget, id(optimizer)).atexit = False
 
     def _last_words(self) -> None:
-        if self._look is not None and not self._look_is_over:
+        if self._look is not None and not self._look.is_over:
             self._answer(self._look.abandon("the program ended before the step did"))
         if self._ring is not None:
             try:
@@ -270,7 +289,7 @@ class Probe:
 
     # A viewer's requests
 
-    def _obey(self, optimizer: torch.optim.Optimizer) -> None:
+    def _obey(self, optimizer: torch.optim.Optimizer, in_backward: bool = False) -> None:
         """Do what a viewer asks for, if that is new."""
         path = self._open_ring().files.control
         try:
@@ -285,24 +304,37 @@ class Probe:
         if request.kind != "look" or request.number <= self._answered:
             return
         self._answered = request.number
+        self._start_look(request.number, optimizer, in_backward)
+
+    def _start_look(self, request: int, optimizer: torch.optim.Optimizer, in_backward: bool) -> None:
+        """Begin to record the next step, with every module that there is by now."""
         from gpumem_tui.probe.look import Look  # not before it is asked for
 
-        look = Look(request.number, self._steps.steps, optimizer)
-        reason = look.start(self._finder.roots, self._finder.trained())
+        ring = self._open_ring()
+        with torch._C.DisableTorchFunction():
+            self._finder.scan()
+            self._publish_model(ring)
+        ended = (lambda: self._guarded(lambda: self._end_look(look, optimizer=None))) if in_backward else None
+        look = Look(request, self._steps.steps, optimizer, self._finder.trained, ended)
+        reason = look.start(self._finder.roots)
         if reason:
             self._answer(look.abandon(reason))
         else:
-            self._look, self._look_is_over = look, False
-            self._open_ring().looking(request.number)
+            self._look = look
             self._due = 0.0  # every step's end is looked at, until the one that ends the look
+            ring.looking(request)
 
-    def _end_look(self, look: Look, optimizer: torch.optim.Optimizer) -> None:
-        if not self._look_is_over:
-            if not look.ends_with(optimizer):
+    def _end_look(self, look: Look, optimizer: torch.optim.Optimizer | None) -> None:
+        """A step may have ended that is looked at; None: the step of an optimizer within backward has."""
+        if not look.is_over:
+            if optimizer is not None and not look.ends_with(optimizer):
                 return
-            self._look_is_over = True
             with torch._C.DisableTorchFunction():
-                self._answer(look.finish(self._steps.steps, self._finder.trained()))
+                document = look.step_ended(self._steps.steps)
+            if document is not None:
+                self._answer(document)
+            if not look.is_over:
+                return
         self._look = None if look.stop() else look
         self._due = time.monotonic() + INTERVAL_S
 
@@ -313,8 +345,8 @@ class Probe:
 
 
 def _resident_bytes() -> int:
-    """What this process holds of the host's memory, without pages of files: the second field of /proc/PID/statm less the
-    third, in pages. A data set that is mapped fills those, and the kernel takes them back at will."""
+    """What this process holds of the host's memory, without pages of files, which the kernel takes back at will: of
+    /proc/PID/statm the second field less the third, in pages. A data set that is mapped fills those."""
     with open("/proc/self/statm", "rb") as file:
         resident, shared = map(int, file.read().split()[1:3])
     return (resident - shared) * os.sysconf("SC_PAGE_SIZE")

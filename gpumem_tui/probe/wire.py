@@ -224,19 +224,9 @@ def decode_record(slot: bytes) -> Record:
     sane = sequence > 0 and phase < len(PHASES) and device >= CPU and min(counts) >= -1 and host_bytes <= LARGEST
     if not sane or math.isinf(step_s) or step_s < 0 or max(values[:4]) > LARGEST:
         raise WireError("the slot's record makes no sense")
-    return Record(
-        sequence,
-        step,
-        wall_ns,
-        monotonic_ns,
-        step_s,
-        PHASES[phase],
-        device,
-        f"GPU-{uuid.UUID(bytes=raw_uuid)}" if any(raw_uuid) else "",
-        bool(flags & _HAS_ALLOCATOR),
-        *values[10:25],
-        host_bytes=host_bytes,
-    )
+    device_uuid = f"GPU-{uuid.UUID(bytes=raw_uuid)}" if any(raw_uuid) else ""
+    told = (step, wall_ns, monotonic_ns, step_s, PHASES[phase], device, device_uuid, bool(flags & _HAS_ALLOCATOR))
+    return Record(*(sequence, *told, *values[10:25], host_bytes))
 
 
 def slot_offset(sequence: int) -> int:

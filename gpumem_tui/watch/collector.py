@@ -25,7 +25,6 @@ from gpumem_tui.watch.published import Key, Placed, Published, WatchedProcess
 from gpumem_tui.watch.reader import Watcher
 from gpumem_tui.watch.records import FOR_MEMORY, ProbedProcess
 
-
 _GROWTH_EVERY_S = 5.0
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import median
 
 from gpumem_tui.memory import GIB, MIB, format_bytes
@@ -111,7 +112,7 @@ def _rise(device: int, points: Sequence[tuple[float, int]], least_bytes: int) ->
     if min(map(len, parts)) < _LEAST_IN_PART:
         return None
     levels = [median(part) for part in parts]
-    rises = [after - before for before, after in zip(levels, levels[1:], strict=False)]
+    rises = [after - before for before, after in pairwise(levels)]
     mean = (levels[-1] - levels[0]) / len(rises)
     whole = mean * _PARTS
     if whole < max(least_bytes, levels[-1] * _LEAST_SHARE):

@@ -231,8 +231,7 @@ def followed() -> Iterator[Finder]:
 def _found(finder: Finder) -> Holdings:
     assert finder.stale
     finder.update()
-    assert finder.complete
-    assert not finder.stale
+    assert (finder.complete, finder.stale) == (True, False)
     return finder.trained().holdings()[CPU]
 
 
@@ -264,7 +263,7 @@ def test_models_that_are_made_copied_read_and_replaced_later_are_found(
 
 
 def test_a_buffer_that_is_set_in_each_step_is_nothing_new(followed: Finder) -> None:
-    model = nn.Module()
+    model: Any = nn.Module()
     model.register_buffer("mean", torch.zeros(8))
     model.weight = nn.Parameter(torch.zeros(8))
     followed.update()
@@ -295,12 +294,11 @@ def test_one_that_comes_late_goes_through_few_objects_once(monkeypatch: pytest.M
     finder = Finder()
     finder.follow(late=True)
     try:
-        assert not finder.complete
-        assert finder.stale
+        assert (finder.complete, finder.stale) == (False, True)
         finder.update()
     finally:
         finder.leave()
-    assert finder.complete
+    assert (finder.complete, finder.stale) == (True, False)
     assert model in finder.roots
     assert optimizer in finder.optimizers
 
