@@ -39,6 +39,7 @@ def run(on_screen: bool, command: tuple[str, ...]) -> int:
     if on_screen and not is_terminal():
         return complain("--tui: there is no terminal to draw on; without it `run` needs none", EXIT_BAD_INPUT)
     from gpumem_tui.attach.launch import CannotRun, start, warnings
+    from gpumem_tui.attach.silence import RUN_AFTER_S, SilenceNote, silent_below
     from gpumem_tui.probe.files import default_directory
     from gpumem_tui.watch.cleaning import clean
     from gpumem_tui.watch.reader import Watcher
@@ -47,10 +48,15 @@ def run(on_screen: bool, command: tuple[str, ...]) -> int:
     clean(Watcher().processes())
     for warning in warnings(command, default_directory()):
         complain(warning, 0)
+
+    def reasons() -> list[str]:
+        return silent_below(started.pid, _publishing(Watcher()))
+
+    note = SilenceNote(RUN_AFTER_S, reasons, lambda line: complain(f"nothing is published yet: {line}", 0))
     try:
         if on_screen:
             return _run_on_screen(command)
-        started = start(command)
+        started = start(command, note.tick)
     except CannotRun as error:
         return complain(str(error), error.code)
     ended = started.wait()
@@ -67,8 +73,45 @@ def run(on_screen: bool, command: tuple[str, ...]) -> int:
 )  # fmt: skip
 def attach(pid: int, yes: bool, timeout_s: float) -> int:
     """Put the probe into a Python process that is already running."""
+    from gpumem_tui.attach.running import AttachFailed, StartsLater
+    from gpumem_tui.attach.target import Refused
+
+    try:
+        return _attach(pid, yes, timeout_s)
+    except StartsLater as later:
+        click.echo(f"{later}; then: `gpumem-tui watch {pid}`")
+        return 0
+    except (Refused, AttachFailed) as error:
+        code = complain(str(error), EXIT_FAILED)
+        pids = [host.pid for host in error.instead]
+    if not pids or not (yes or _is_asked("Attach to that instead?" if len(pids) == 1 else "Attach to those instead?")):
+        return code
+    return max(_attach_instead(other, timeout_s) for other in pids)
+
+
+def _attach_instead(pid: int, timeout_s: float) -> int:
+    from gpumem_tui.attach.running import AttachFailed
+    from gpumem_tui.attach.target import Refused
+
+    try:
+        return _attach(pid, True, timeout_s)
+    except (Refused, AttachFailed) as error:
+        return complain(str(error), EXIT_FAILED)
+
+
+def _is_asked(question: str) -> bool:
+    """What is answered on the terminal; no, where there is none."""
+    return sys.stdin is not None and sys.stdin.isatty() and click.confirm(question, err=True)
+
+
+def _attach(pid: int, yes: bool, timeout_s: float) -> int:
+    """Put the probe into one process and say how it went.
+
+    Raises:
+        Refused, AttachFailed: as of `running.attach`.
+    """
     from gpumem_tui.attach import running
-    from gpumem_tui.attach.target import Refused, inspect
+    from gpumem_tui.attach.target import inspect
     from gpumem_tui.memory import Unknown
 
     watcher = following(pid)
@@ -77,22 +120,22 @@ def attach(pid: int, yes: bool, timeout_s: float) -> int:
         problem = f" ({watched.problem})" if watched.problem else ""
         click.echo(f"{watched.title} publishes already, by {watched.process.entry}{problem}")
         return 0
-    try:
-        target = inspect(pid)
-        if not yes:
-            if sys.stdin is None or not sys.stdin.isatty():
-                return complain(f"there is no terminal to ask on: `gpumem-tui attach {pid} --yes`", EXIT_BAD_INPUT)
-            _explain(target)
-            if not click.confirm("Attach?", err=True):
-                return complain("not attached", EXIT_FAILED)
-        attached = running.attach(target, timeout_s)
-    except (Refused, running.AttachFailed) as error:
-        return complain(str(error), EXIT_FAILED)
+    target = inspect(pid)
+    if not yes:
+        if sys.stdin is None or not sys.stdin.isatty():
+            return complain(f"there is no terminal to ask on: `gpumem-tui attach {pid} --yes`", EXIT_BAD_INPUT)
+        _explain(target)
+        if not click.confirm("Attach?", err=True):
+            return complain("not attached", EXIT_FAILED)
+    attached = running.attach(target, timeout_s)
     pause_s = attached.pause_s
     pause = (
         pause_s.reason if isinstance(pause_s, Unknown) else f"its main thread stood still for {pause_s * 1e3:.1f} ms"
     )
-    click.echo(f"attached to {target.host.title} in {attached.seconds:.2f} s; {pause}")
+    if attached.was_there:
+        click.echo(f"the probe was in {target.host.title} already; {pause}")
+    else:
+        click.echo(f"attached to {target.host.title} in {attached.seconds:.2f} s; {pause}")
     if not attached.has_torch:
         click.echo("it has not imported torch; once it does and trains, it will publish")
         return 0
@@ -111,6 +154,7 @@ def attach(pid: int, yes: bool, timeout_s: float) -> int:
 @click.option("--json", "as_json", is_flag=True, help="JSON lines: one a sample.")
 def watch(pid: int | None, interval_s: float, post_mortem: bool, as_json: bool) -> int:
     """The processes that publish, a line a sample; of one that has ended, what its last moments were."""
+    from gpumem_tui.attach.silence import WATCH_AFTER_S, SilenceNote, silent_anywhere
     from gpumem_tui.watch import headless
     from gpumem_tui.watch.records import FOR_MEMORY
 
@@ -121,7 +165,10 @@ def watch(pid: int | None, interval_s: float, post_mortem: bool, as_json: bool) 
     if post_mortem:
         return _post_mortem(watcher, process, as_json=as_json)
     if process is None or process.is_running:
-        process = headless.watch(watcher, pid, interval_s, as_json=as_json)
+        note = SilenceNote(
+            WATCH_AFTER_S, lambda: silent_anywhere(_publishing(watcher)), lambda line: complain(f"silent: {line}", 0)
+        )
+        process = headless.watch(watcher, pid, interval_s, as_json=as_json, while_silent=note.tick)
     else:
         headless.show_last(process, as_json=as_json)
     if process is not None and process.state in FOR_MEMORY:
@@ -148,18 +195,22 @@ def find(watcher: Watcher, pid: int, *, ended: bool = False) -> ProbedProcess | 
     return next((process for process in processes if process.pid is None and process.files.pid == pid), None)
 
 
+def _publishing(watcher: Watcher) -> set[int]:
+    """The pids of those that publish now."""
+    return {process.pid for process in watcher.processes() if process.pid is not None and process.is_running}
+
+
 def does_not_publish(pid: int) -> int:
     """Say why there is nothing to read of a process; the exit code."""
-    from gpumem_tui.watch import hosts
+    from gpumem_tui.attach.silence import why_silent
+    from gpumem_tui.watch import hosts, programs
 
     host = hosts.find(pid)
     if host is None:
         return complain(f"there is no process {pid}, and none that ended has left anything", EXIT_BAD_INPUT)
-    return complain(
-        f"{host.title} does not publish (yet): it does with its first optimizer step under `gpumem-tui run`, "
-        f"or after `gpumem-tui attach {pid}`",
-        EXIT_FAILED,
-    )
+    children = ", ".join(str(child.pid) for child in programs.trainers(pid))
+    instead = f"; its children that may train: {children}" if children else ""
+    return complain(f"{host.title} does not publish (yet): {why_silent(host)}{instead}", EXIT_FAILED)
 
 
 def _run_on_screen(command: tuple[str, ...]) -> int:

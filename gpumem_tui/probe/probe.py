@@ -6,6 +6,7 @@ import atexit
 import logging
 import math
 import os
+import sys
 import threading
 import time
 import weakref
@@ -54,7 +55,8 @@ class Probe:
     """Lives in the training process. Never waits, never raises into the program, has no thread.
 
     All that happens, happens in the hook that torch calls after an optimizer's step, at the program's exit and when
-    memory runs out. After `MOST_FAILURES` failures in a row the probe switches itself off. In a forked child it is off.
+    memory runs out. After `MOST_FAILURES` failures in a row the probe switches itself off. A forked child publishes for
+    itself, once it steps an optimizer; those that load data never do.
 
     Args:
         entry: as `wire.Process.entry`.
@@ -81,6 +83,7 @@ class Probe:
         self._is_off = False
         self._errors = 0
         self._dropped = 0
+        self._is_child = False
         self._pid = os.getpid()
 
     def install(self) -> None:
@@ -95,7 +98,7 @@ class Probe:
         self._finder.follow(self._late)
         register_optimizer_step_post_hook(invisible(after_step))
         self._black_box.arm()
-        os.register_at_fork(after_in_child=self._leave_child)
+        os.register_at_fork(after_in_child=self._begin_in_child)
         atexit.register(self._end)
 
     # What torch, the interpreter and the allocator call
@@ -109,11 +112,18 @@ class Probe:
         self._guarded(self._last_words, though_off=True)
         self._due = math.inf
 
-    def _leave_child(self) -> None:
-        """This is a forked child. What is published is the parent's, and so are the files."""
-        self._due = math.inf
+    def _begin_in_child(self) -> None:
+        """This is a forked child. What has been published is the parent's, and so are the files and a look."""
+        self._lock = threading.Lock()  # another thread of the parent's may have held the other one
+        self._pid, self._is_child = os.getpid(), True
+        self._ring, self._last, self._control, self._answered = None, None, (0, 0), 0
+        self._samples.clear()
+        self._failures = self._errors = self._dropped = 0
+        self._queued_in = -1
         if self._look is not None:
             self._look.disarm()
+            self._look = None
+        self._due = math.inf if self._is_off else 0.0
 
     def _guarded(self, work: Callable[[], _T], though_off: bool = False) -> _T | None:
         """Do something, of which no failure reaches the program; skip it if another thread is at it, or in a child."""
@@ -285,6 +295,9 @@ class Probe:
     def _open_ring(self) -> Ring:
         if self._ring is None:
             self._ring = Ring(self._entry)
+            processes = sys.modules.get("multiprocessing.util")
+            if self._is_child and processes is not None:  # its children end without the interpreter's own exit
+                processes.Finalize(None, self._end, exitpriority=0)
         return self._ring
 
     # A viewer's requests

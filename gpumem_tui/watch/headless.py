@@ -6,7 +6,7 @@ import json
 import shutil
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from gpumem_tui.watch import report
@@ -38,8 +38,18 @@ def _show_ended(processes: Iterable[ProbedProcess], writer: _Json | _Table) -> N
         writer.ended(process)
 
 
-def watch(watcher: Watcher, pid: int | None, interval_s: float, *, as_json: bool) -> ProbedProcess | None:
+def watch(
+    watcher: Watcher,
+    pid: int | None,
+    interval_s: float,
+    *,
+    as_json: bool,
+    while_silent: Callable[[], None] = lambda: None,
+) -> ProbedProcess | None:
     """Print every new sample of the running processes, or of one of them until it ends.
+
+    Args:
+        while_silent: called after each look at which no running process published.
 
     Returns:
         The process watched, once it has ended. Without a `pid` it goes on until interrupted.
@@ -80,6 +90,8 @@ def watch(watcher: Watcher, pid: int | None, interval_s: float, *, as_json: bool
                 writer.ended(process)
                 if pid is not None:
                     return process
+        if not running:
+            while_silent()
         time.sleep(interval_s)
 
 

@@ -137,9 +137,7 @@ def _stack(sample: Sample | None, top: int, rows: int) -> Stack:
     return () if sample is None else tuple((eighths(size, top, rows), band) for size, band in _edges(sample))
 
 
-def _heading(
-    chart: ProcessChart, width: int, at: tuple[TimeAxis, Sample | None, int] | None, *, focused: bool
-) -> Row:
+def _heading(chart: ProcessChart, width: int, at: tuple[TimeAxis, Sample | None, int] | None, *, focused: bool) -> Row:
     """Which process and how long; the newest values, or those `at` the cursor with their time of day."""
     sample: Sample | None = chart.samples[-1]
     when: Row = []
