@@ -28,18 +28,18 @@ from textual.screen import Screen
 from textual.widget import Widget
 
 from gpumem_tui.errors import OptionError
-from gpumem_tui.tui.background import in_daemon_thread
-from gpumem_tui.tui.driver import TerminalDriver
-from gpumem_tui.tui.glyphs import to_ascii
-from gpumem_tui.tui.screens.main import MainScreen
-from gpumem_tui.tui.theme import PALETTE, THEME, THEMES
+from gpumem_tui.tui.kit.background import in_daemon_thread
+from gpumem_tui.tui.kit.driver import TerminalDriver
+from gpumem_tui.tui.kit.glyphs import to_ascii
+from gpumem_tui.tui.kit.main_screen import MainScreen
+from gpumem_tui.tui.kit.theme import PALETTE, THEME, THEMES
 
 if TYPE_CHECKING:
     from gpumem_tui.plan.measured import MeasuredRate
     from gpumem_tui.plan.plan import Plan
-    from gpumem_tui.tui.screens.monitor import MonitorScreen
-    from gpumem_tui.tui.screens.plan import PlanScreen
-    from gpumem_tui.tui.screens.search import SearchScreen
+    from gpumem_tui.tui.monitor.screen import MonitorScreen
+    from gpumem_tui.tui.plan.screen import PlanScreen
+    from gpumem_tui.tui.search.screen import SearchScreen
 
 SignalHandler = Callable[[int, FrameType | None], object] | int | None
 _SIGNALS = (signal.SIGTERM, signal.SIGHUP)
@@ -193,7 +193,7 @@ class GpuMemApp(App[int]):
         screen = self._made.get("plan")
         if screen is None:
             return
-        from gpumem_tui.tui.screens.plan import PlanScreen
+        from gpumem_tui.tui.plan.screen import PlanScreen
 
         if isinstance(screen, PlanScreen):
             screen.take_measured(self._measured)
@@ -209,7 +209,7 @@ class GpuMemApp(App[int]):
             self.run_worker(self._plan(message.plan), group="show", exclusive=True)
 
     async def _plan(self, plan: Plan) -> None:
-        from gpumem_tui.tui.screens.plan import PlanScreen
+        from gpumem_tui.tui.plan.screen import PlanScreen
 
         await self._show("plan")
         screen = self._made.get("plan")
@@ -219,7 +219,7 @@ class GpuMemApp(App[int]):
     async def _search(self, plan: Plan) -> None:
         from gpumem_tui.configuration import configure
         from gpumem_tui.plan.export import search_values
-        from gpumem_tui.tui.screens.search import SearchScreen
+        from gpumem_tui.tui.search.screen import SearchScreen
 
         try:
             found = await in_daemon_thread(lambda: configure({**search_values(plan), "python": self._python}))

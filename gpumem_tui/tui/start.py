@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from gpumem_tui.snapshots.analysis import Analysis
     from gpumem_tui.snapshots.model import Snapshot
     from gpumem_tui.tui.app import ScreenName
-    from gpumem_tui.tui.screens.main import MainScreen
+    from gpumem_tui.tui.kit.main_screen import MainScreen
     from gpumem_tui.watch.terminal_command import TerminalCommand
 
     Screens = Mapping[ScreenName, Callable[[], MainScreen]]
@@ -135,7 +135,7 @@ def open_snapshot(snapshot: Snapshot, analyses: Sequence[Analysis]) -> int:
     Args:
         analyses: its devices, taken apart.
     """
-    from gpumem_tui.tui.screens.snapshot import SnapshotScreen
+    from gpumem_tui.tui.snapshot.screen import SnapshotScreen
 
     settings = load()
     screens: Screens = {
@@ -153,7 +153,7 @@ def open_run(command: TerminalCommand, words: str, settings: Settings) -> tuple[
     Args:
         command: already started, by this thread; words: how it was typed.
     """
-    from gpumem_tui.tui.screens.run import RunScreen
+    from gpumem_tui.tui.run.screen import RunScreen
 
     _leave_garbage()
     source = _sampler(settings)
@@ -181,14 +181,14 @@ def _watch(monitor: Callable[[], MainScreen], settings: Settings) -> int:
 
 def _run(screens: Screens, first: ScreenName, settings: Settings, python: str | None = None) -> int:
     from gpumem_tui.tui.app import GpuMemApp, run_app
-    from gpumem_tui.tui.glyphs import wants_ascii
+    from gpumem_tui.tui.kit.glyphs import wants_ascii
 
     ascii_only = settings.ascii or wants_ascii(os.environ)
     return run_app(GpuMemApp(screens, first, ascii_only=ascii_only, theme=settings.theme, python=python))
 
 
 def _monitor_screen(source: Source, settings: Settings, *, notice: str = "", is_here: bool = True) -> MainScreen:
-    from gpumem_tui.tui.screens.monitor import MonitorScreen
+    from gpumem_tui.tui.monitor.screen import MonitorScreen
 
     return MonitorScreen(source, notice=notice, **_monitor_parts(settings, is_here=is_here))
 
@@ -221,7 +221,7 @@ def _own_monitor(settings: Settings) -> MainScreen:
 
 def _search_screen(options: WorkloadOptions, config: SearchConfig, *, autostart: bool = False) -> MainScreen:
     from gpumem_tui.search import report
-    from gpumem_tui.tui.screens.search import SearchScreen
+    from gpumem_tui.tui.search.screen import SearchScreen
 
     return SearchScreen(config, options, report.device_line(config.device), autostart=autostart)
 
@@ -233,7 +233,7 @@ def _default_search() -> MainScreen:
 
 def _plan_screen(plan: Plan, config: SearchConfig) -> MainScreen:
     from gpumem_tui.plan.tracing import TraceOptions, Tracer
-    from gpumem_tui.tui.screens.plan import PlanScreen
+    from gpumem_tui.tui.plan.screen import PlanScreen
 
     options = TraceOptions(config.python, config.steps, config.allocator)
     return PlanScreen(plan, tracer=lambda on_change: Tracer(on_change, options))
@@ -243,7 +243,7 @@ def _command_plan_screen(
     config: SearchConfig, batch_size: int, wanted: tuple[str, ...], *, run_all: bool
 ) -> MainScreen:
     from gpumem_tui.plan.command_runs import CommandRuns
-    from gpumem_tui.tui.screens.command_plan import CommandPlanScreen
+    from gpumem_tui.tui.plan.command_screen import CommandPlanScreen
 
     return CommandPlanScreen(CommandRuns(config, batch_size, wanted), run_all=run_all)
 

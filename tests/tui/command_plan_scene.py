@@ -19,7 +19,7 @@ from gpumem_tui.search.prediction import Formula, Prediction, Traced
 from gpumem_tui.simulator.replay import AffineTrace
 from gpumem_tui.simulator.timeline import Timeline
 from gpumem_tui.tui.app import GpuMemApp
-from gpumem_tui.tui.screens.command_plan import CommandPlanScreen, Runs
+from gpumem_tui.tui.plan.command_screen import CommandPlanScreen, Runs
 from gpumem_tui.workload.command import Command
 from gpumem_tui.workload.spec import WorkloadSpec
 from tests.search.traces import CONTEXT_BYTES, PROFILE, traced, training

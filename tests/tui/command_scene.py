@@ -11,7 +11,7 @@ from gpumem_tui.search.prediction import Traced
 from gpumem_tui.search.runner import SearchEvent, SearchFinished, TrialFinished, TrialProgress, TrialStarted
 from gpumem_tui.search.verdict import Verdict
 from gpumem_tui.tui.app import GpuMemApp
-from gpumem_tui.tui.screens.search import SearchFunction, SearchScreen
+from gpumem_tui.tui.search.screen import SearchFunction, SearchScreen
 from tests.tui import scene
 
 OPTIONS = WorkloadOptions(command=("python3", "train.py", "--batch-size", "{batch}"))

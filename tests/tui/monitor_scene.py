@@ -24,9 +24,9 @@ from gpumem_tui.monitor.snapshot import (
     State,
 )
 from gpumem_tui.tui.app import GpuMemApp
-from gpumem_tui.tui.monitor_state import ProcessParts
-from gpumem_tui.tui.screens.monitor import MonitorScreen
-from gpumem_tui.tui.widgets.lines import Lines
+from gpumem_tui.tui.kit.lines import Lines
+from gpumem_tui.tui.monitor.screen import MonitorScreen
+from gpumem_tui.tui.monitor.state import ProcessParts
 from tests.monitor import snapshots
 from tests.monitor.scripted import Scripted
 

@@ -9,7 +9,7 @@ from functools import partial
 
 from gpumem_tui.monitor.snapshot import Snapshot
 from gpumem_tui.tui.app import GpuMemApp
-from gpumem_tui.tui.screens.run import RunScreen
+from gpumem_tui.tui.run.screen import RunScreen
 from gpumem_tui.watch.documents import Exit
 from gpumem_tui.watch.published import Published
 from tests.monitor.scripted import Scripted

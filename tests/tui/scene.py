@@ -21,8 +21,8 @@ from gpumem_tui.search.verdict import Verdict
 from gpumem_tui.simulator.replay import AffineTrace, replay
 from gpumem_tui.simulator.timeline import Timeline
 from gpumem_tui.tui.app import GpuMemApp
-from gpumem_tui.tui.screens.search import SearchFunction, SearchScreen
-from gpumem_tui.tui.search_state import SearchState, reduce, started
+from gpumem_tui.tui.search.screen import SearchFunction, SearchScreen
+from gpumem_tui.tui.search.state import SearchState, reduce, started
 from tests.search.traces import CONTEXT_BYTES, PROFILE, traced, training
 
 REASON = "no NVIDIA driver on this machine"

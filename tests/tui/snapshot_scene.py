@@ -13,7 +13,7 @@ from gpumem_tui.snapshots.recording import record
 from gpumem_tui.snapshots.write import snapshot
 from gpumem_tui.step import Phase, Site
 from gpumem_tui.tui.app import GpuMemApp
-from gpumem_tui.tui.screens.snapshot import SnapshotScreen
+from gpumem_tui.tui.snapshot.screen import SnapshotScreen
 from tests.snapshots.files import written
 from tests.tui.scene import noon
 

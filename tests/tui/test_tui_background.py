@@ -6,7 +6,7 @@ import asyncio
 import threading
 from collections.abc import Callable
 
-from gpumem_tui.tui.background import setter_for
+from gpumem_tui.tui.kit.background import setter_for
 
 
 async def test_another_thread_wakes_the_loop() -> None:

@@ -19,10 +19,10 @@ from gpumem_tui.plan.plan import Plan
 from gpumem_tui.plan.store import PlanStore
 from gpumem_tui.search.runner import SearchEvent, TrialFinished, TrialStarted
 from gpumem_tui.tui.app import GpuMemApp
-from gpumem_tui.tui.screens.main import MainScreen
-from gpumem_tui.tui.screens.plan import PlanScreen
-from gpumem_tui.tui.screens.search import SearchScreen
-from gpumem_tui.tui.search_state import Stage
+from gpumem_tui.tui.kit.main_screen import MainScreen
+from gpumem_tui.tui.plan.screen import PlanScreen
+from gpumem_tui.tui.search.screen import SearchScreen
+from gpumem_tui.tui.search.state import Stage
 from tests.tui import plan_scene, scene
 from tests.tui.pictures import until
 

@@ -21,18 +21,18 @@ from gpumem_tui.search.events import Failed
 from gpumem_tui.search.predicting import CommandOutput, TraceStarted
 from gpumem_tui.search.runner import SearchEvent, SearchFinished
 from gpumem_tui.search.verdict import Verdict
-from gpumem_tui.tui.printed import KEPT_LINES, Printed, PrintedLine
-from gpumem_tui.tui.screens.edit import EditScreen
-from gpumem_tui.tui.screens.help import HelpScreen
-from gpumem_tui.tui.screens.search import SearchScreen
-from gpumem_tui.tui.search_state import Stage
-from gpumem_tui.tui.views.bar import bar_view
-from gpumem_tui.tui.views.ledger import ledger_view
-from gpumem_tui.tui.views.verdict import verdict_view
-from gpumem_tui.tui.views.workload import strategy_lines, workload_lines, workload_summary
-from gpumem_tui.tui.widgets.output_pane import OutputPane
-from gpumem_tui.tui.widgets.panels import VerdictPanel
-from gpumem_tui.tui.widgets.trial_log import TrialLog
+from gpumem_tui.tui.kit.help_screen import HelpScreen
+from gpumem_tui.tui.kit.output_pane import OutputPane
+from gpumem_tui.tui.kit.printed import KEPT_LINES, Printed, PrintedLine
+from gpumem_tui.tui.search.bar import bar_view
+from gpumem_tui.tui.search.form import EditScreen
+from gpumem_tui.tui.search.ledger import ledger_view
+from gpumem_tui.tui.search.panels import VerdictPanel
+from gpumem_tui.tui.search.screen import SearchScreen
+from gpumem_tui.tui.search.state import Stage
+from gpumem_tui.tui.search.trial_log import TrialLog
+from gpumem_tui.tui.search.verdict import verdict_view
+from gpumem_tui.tui.search.workload import strategy_lines, workload_lines, workload_summary
 from tests.tui import command_scene, scene
 from tests.tui.pictures import SIZES, Compare, stands_still, until
 

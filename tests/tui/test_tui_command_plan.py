@@ -7,8 +7,8 @@ from textual.pilot import Pilot
 
 from gpumem_tui.exit_codes import EXIT_BAD_INPUT
 from gpumem_tui.tui.app import GpuMemApp
-from gpumem_tui.tui.screens.plan_dialogs import PickScreen, TextScreen
-from gpumem_tui.tui.widgets.plan_rows import RowList
+from gpumem_tui.tui.kit.dialogs import PickScreen, TextScreen
+from gpumem_tui.tui.kit.row_list import RowList
 from tests.tui.command_plan_scene import ScriptedRuns, command_app, command_config, plan_screen
 from tests.tui.pictures import until
 

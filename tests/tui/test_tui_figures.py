@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from gpumem_tui.memory import GIB, KIB, MIB, Unknown
-from gpumem_tui.tui.figures import compact_bytes, percent, signed, span_width, wrapped
-from gpumem_tui.tui.glyphs import BUCKET_LOOKS, OUTCOME_SYMBOLS, to_ascii, wants_ascii
+from gpumem_tui.tui.kit.figures import compact_bytes, percent, signed, span_width, wrapped
+from gpumem_tui.tui.kit.glyphs import BUCKET_LOOKS, OUTCOME_SYMBOLS, to_ascii, wants_ascii
 
 LARGEST_DEVICE = 1 << 75
 """What a formula can ask for when a user asks for a batch of a billion."""

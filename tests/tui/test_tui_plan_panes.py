@@ -16,11 +16,11 @@ from gpumem_tui.plan.plan import Plan
 from gpumem_tui.plan.store import PlanStore
 from gpumem_tui.plan.techniques import Combination, cheapest_combination
 from gpumem_tui.tui.app import GpuMemApp
-from gpumem_tui.tui.screens.help import HelpScreen
-from gpumem_tui.tui.screens.plan import PlanScreen
-from gpumem_tui.tui.screens.plan_dialogs import NameScreen, PickScreen, TextScreen
-from gpumem_tui.tui.views import plan_panes
-from gpumem_tui.tui.widgets.plan_rows import RowList
+from gpumem_tui.tui.kit.dialogs import NameScreen, PickScreen, TextScreen
+from gpumem_tui.tui.kit.help_screen import HelpScreen
+from gpumem_tui.tui.kit.row_list import RowList
+from gpumem_tui.tui.plan import panes as plan_panes
+from gpumem_tui.tui.plan.screen import PlanScreen
 from tests.tui import plan_scene
 from tests.tui.pictures import SIZES, until
 from tests.tui.plan_scene import FITS, GPT2, LLAMA, choose, controls, plan_now, text_of

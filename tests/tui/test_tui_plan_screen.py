@@ -23,13 +23,13 @@ from gpumem_tui.search.control import Control
 from gpumem_tui.search.predicting import Predicted
 from gpumem_tui.search.prediction import Formula, Prediction
 from gpumem_tui.tui.app import GpuMemApp
-from gpumem_tui.tui.figures import compact_bytes
-from gpumem_tui.tui.screens.help import HelpScreen
-from gpumem_tui.tui.screens.plan import PlanScreen
-from gpumem_tui.tui.screens.plan_dialogs import PickScreen
+from gpumem_tui.tui.kit.dialogs import PickScreen
+from gpumem_tui.tui.kit.figures import compact_bytes
+from gpumem_tui.tui.kit.help_screen import HelpScreen
+from gpumem_tui.tui.plan import panes as plan_panes
+from gpumem_tui.tui.plan.controls_panel import PlanControls
+from gpumem_tui.tui.plan.screen import PlanScreen
 from gpumem_tui.tui.start import open_plan
-from gpumem_tui.tui.views import plan_panes
-from gpumem_tui.tui.widgets.plan_controls import PlanControls
 from tests.tui import plan_scene
 from tests.tui.pictures import SIZES, until
 from tests.tui.plan_scene import FITS, GPT2, LLAMA, choose, controls, plan_now, text_of

@@ -6,11 +6,11 @@ import pytest
 from textual.pilot import Pilot
 from textual.screen import ModalScreen
 
-from gpumem_tui.tui.screens.run import RunScreen
-from gpumem_tui.tui.widgets.command_pane import CommandPane
-from gpumem_tui.tui.widgets.history_chart import HistoryChart
-from gpumem_tui.tui.widgets.lines import Lines
-from gpumem_tui.tui.widgets.process_table import ProcessTable
+from gpumem_tui.tui.kit.lines import Lines
+from gpumem_tui.tui.monitor.history_chart import HistoryChart
+from gpumem_tui.tui.monitor.process_table import ProcessTable
+from gpumem_tui.tui.run.pane import CommandPane
+from gpumem_tui.tui.run.screen import RunScreen
 from tests.tui import run_scene
 from tests.tui.monitor_scene import shown, text_of
 from tests.tui.pictures import SIZES, Compare, stands_still, until

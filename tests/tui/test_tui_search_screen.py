@@ -20,14 +20,14 @@ from gpumem_tui.search.config import SearchConfig
 from gpumem_tui.search.control import Control
 from gpumem_tui.search.runner import SearchEvent
 from gpumem_tui.tui.app import GpuMemApp
-from gpumem_tui.tui.screens.edit import EditScreen
-from gpumem_tui.tui.screens.help import HelpScreen
-from gpumem_tui.tui.screens.search import SearchFunction, SearchScreen
-from gpumem_tui.tui.search_state import Stage
-from gpumem_tui.tui.widgets import batch_plot
-from gpumem_tui.tui.widgets.batch_plot import BatchPlot
-from gpumem_tui.tui.widgets.panels import LedgerTable, ReasonPanel, VerdictPanel
-from gpumem_tui.tui.widgets.trial_log import TrialLog
+from gpumem_tui.tui.kit.help_screen import HelpScreen
+from gpumem_tui.tui.search import batch_plot
+from gpumem_tui.tui.search.batch_plot import BatchPlot
+from gpumem_tui.tui.search.form import EditScreen
+from gpumem_tui.tui.search.panels import LedgerTable, ReasonPanel, VerdictPanel
+from gpumem_tui.tui.search.screen import SearchFunction, SearchScreen
+from gpumem_tui.tui.search.state import Stage
+from gpumem_tui.tui.search.trial_log import TrialLog
 from tests.tui import scene
 
 CONFIG = scene.config()

@@ -9,10 +9,10 @@ import pytest
 from textual.pilot import Pilot
 
 from gpumem_tui.tui.app import GpuMemApp
-from gpumem_tui.tui.screens.help import HelpScreen
-from gpumem_tui.tui.screens.plan_dialogs import TextScreen
-from gpumem_tui.tui.screens.snapshot import SnapshotScreen
-from gpumem_tui.tui.widgets.plan_rows import RowList
+from gpumem_tui.tui.kit.dialogs import TextScreen
+from gpumem_tui.tui.kit.help_screen import HelpScreen
+from gpumem_tui.tui.kit.row_list import RowList
+from gpumem_tui.tui.snapshot.screen import SnapshotScreen
 from tests.snapshots import files
 from tests.tui.pictures import SIZES, Compare, stands_still, until
 from tests.tui.snapshot_scene import fits, out_of_memory, snapshot_app

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from textual.pilot import Pilot
 
-from gpumem_tui.tui.search_state import Stage
+from gpumem_tui.tui.search.state import Stage
 from tests.tui import scene
 from tests.tui.pictures import SIZES, Compare, stands_still, until
 

@@ -9,7 +9,7 @@ import pytest
 from gpumem_tui.memory import Unknown
 from gpumem_tui.search.runner import SearchFinished, TrialFinished, TrialStarted
 from gpumem_tui.search.verdict import Verdict
-from gpumem_tui.tui.search_state import (
+from gpumem_tui.tui.search.state import (
     Failure,
     SearchState,
     Stage,

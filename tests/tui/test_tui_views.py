@@ -12,13 +12,13 @@ from gpumem_tui.memory import ALLOCATED_BUCKETS, GIB, MIB, Bucket, Unknown
 from gpumem_tui.options import WorkloadOptions
 from gpumem_tui.search.config import SearchConfig
 from gpumem_tui.search.runner import TrialFinished
-from gpumem_tui.tui.figures import proportions
-from gpumem_tui.tui.search_state import SearchState, cancelling, held, reduce, selecting
-from gpumem_tui.tui.views.bar import bar_view
-from gpumem_tui.tui.views.ledger import PEAK, RESERVED, USED, LedgerRow, ledger_view
-from gpumem_tui.tui.views.plot import clipped, plot_view
-from gpumem_tui.tui.views.verdict import verdict_view
-from gpumem_tui.tui.views.workload import device_words, strategy_lines, workload_lines, workload_summary
+from gpumem_tui.tui.kit.figures import proportions
+from gpumem_tui.tui.search.bar import bar_view
+from gpumem_tui.tui.search.ledger import PEAK, RESERVED, USED, LedgerRow, ledger_view
+from gpumem_tui.tui.search.plot import clipped, plot_view
+from gpumem_tui.tui.search.state import SearchState, cancelling, held, reduce, selecting
+from gpumem_tui.tui.search.verdict import verdict_view
+from gpumem_tui.tui.search.workload import device_words, strategy_lines, workload_lines, workload_summary
 from gpumem_tui.workload.spec import WorkloadSpec
 from tests.tui import scene
 

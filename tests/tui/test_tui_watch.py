@@ -26,16 +26,16 @@ from gpumem_tui.monitor.snapshot import GpuReading, Snapshot
 from gpumem_tui.probe.documents import encode_document
 from gpumem_tui.probe.files import write_document
 from gpumem_tui.tui.app import GpuMemApp
-from gpumem_tui.tui.screens.main import MainScreen
-from gpumem_tui.tui.screens.monitor import MonitorScreen
-from gpumem_tui.tui.screens.pages import PagesScreen
-from gpumem_tui.tui.screens.process import DetailsScreen, QuestionScreen
-from gpumem_tui.tui.screens.waiting import WaitingScreen
-from gpumem_tui.tui.widgets.gpu_panel import GpuPanel
-from gpumem_tui.tui.widgets.history_chart import HistoryChart
-from gpumem_tui.tui.widgets.key_bar import KeyBar
-from gpumem_tui.tui.widgets.lines import Lines
-from gpumem_tui.tui.widgets.process_table import ProcessTable
+from gpumem_tui.tui.kit.key_bar import KeyBar
+from gpumem_tui.tui.kit.lines import Lines
+from gpumem_tui.tui.kit.main_screen import MainScreen
+from gpumem_tui.tui.kit.pages import PagesScreen
+from gpumem_tui.tui.kit.waiting import WaitingScreen
+from gpumem_tui.tui.monitor.gpu_panel import GpuPanel
+from gpumem_tui.tui.monitor.history_chart import HistoryChart
+from gpumem_tui.tui.monitor.process_table import ProcessTable
+from gpumem_tui.tui.monitor.screen import MonitorScreen
+from gpumem_tui.tui.process.dialogs import DetailsScreen, QuestionScreen
 from gpumem_tui.watch.collector import Collector
 from gpumem_tui.watch.live import LiveProbes
 from gpumem_tui.watch.published import Published

@@ -10,8 +10,8 @@ from textual.app import App
 from textual.pilot import Pilot
 
 from gpumem_tui.monitor.snapshot import Snapshot
-from gpumem_tui.tui.screens.pages import PagesScreen
-from gpumem_tui.tui.screens.process_actions import look_report
+from gpumem_tui.tui.kit.pages import PagesScreen
+from gpumem_tui.tui.process.actions import look_report
 from gpumem_tui.watch.published import Published
 from tests.tui import monitor_scene as scene
 from tests.tui import watch_scene

@@ -10,18 +10,18 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from gpumem_tui.memory import GIB, MIB, Bucket, Unknown
-from gpumem_tui.tui.monitor_state import MonitorState, parts_of
-from gpumem_tui.tui.views.areas import Band, area_column, eighths
-from gpumem_tui.tui.views.details import details_rows
-from gpumem_tui.tui.views.entries import Entry, charted, count, entries, entry_of
-from gpumem_tui.tui.views.look import place_page, step_page
-from gpumem_tui.tui.views.post_mortem import post_mortem_rows
-from gpumem_tui.tui.views.probed import age_text, seconds
-from gpumem_tui.tui.views.probed_card import probed_card
-from gpumem_tui.tui.views.process_history import ProcessChart, process_history_rows
-from gpumem_tui.tui.views.processes import table_view
-from gpumem_tui.tui.views.ranks import ranks_rows
-from gpumem_tui.tui.views.shares import shares
+from gpumem_tui.tui.kit.areas import Band, area_column, eighths
+from gpumem_tui.tui.monitor.entries import Entry, charted, count, entries, entry_of
+from gpumem_tui.tui.monitor.probed_card import probed_card
+from gpumem_tui.tui.monitor.processes import table_view
+from gpumem_tui.tui.monitor.ranks import ranks_rows
+from gpumem_tui.tui.monitor.shares import shares
+from gpumem_tui.tui.monitor.state import MonitorState, parts_of
+from gpumem_tui.tui.process.details import details_rows
+from gpumem_tui.tui.process.history import ProcessChart, process_history_rows
+from gpumem_tui.tui.process.look import place_page, step_page
+from gpumem_tui.tui.process.post_mortem import post_mortem_rows
+from gpumem_tui.tui.process.probed import age_text, seconds
 from gpumem_tui.watch.jobs import Job, job_of
 from gpumem_tui.watch.published import Published, WatchedProcess
 from gpumem_tui.watch.records import RefusedFile, Sample

@@ -1,0 +1,139 @@
+"""Rows of styled text on Textual's Line API: of a new picture only the cells that differ are drawn again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from operator import itemgetter
+
+from rich.cells import cell_len
+from rich.segment import Segment
+from rich.style import Style as RichStyle
+from textual.events import Resize
+from textual.filter import ANSIToTruecolor
+from textual.geometry import Region
+from textual.strip import Strip
+from textual.style import Style
+from textual.widget import Widget
+
+from gpumem_tui.tui.kit.figures import Span
+
+Row = list[Span]
+
+_PADDING = 1
+"""Empty cells left and right; in `Lines`' style sheet too, so that regions and clicks count from the text."""
+
+
+class Lines(Widget):
+    """Draws rows from its top; a style is written as in Textual's markup ("bold $warning", "$free on $cache").
+
+    It keeps its finished lines itself. Textual's own cache looks at every line of a widget again when one has changed,
+    which is most of what drawing would cost here.
+    """
+
+    DEFAULT_CSS = f"Lines {{ padding: 0 {_PADDING}; }}"
+    ALLOW_SELECT = False
+
+    def __init__(self, *, id: str | None = None, classes: str | None = None) -> None:  # noqa: A002  as Textual's are
+        super().__init__(id=id, classes=classes)
+        self._rows: Sequence[Row] = ()
+        self._rich_styles: dict[str, RichStyle] = {}
+        self._strips: dict[int, Strip] = {}
+
+    @property
+    def rows(self) -> Sequence[Row]:
+        """What is shown."""
+        return self._rows
+
+    def show_rows(self, rows: Sequence[Row]) -> None:
+        """Replace the picture."""
+        before, self._rows = self._rows, rows
+        changed = list(_changes(before, rows))
+        for region in changed:
+            self._strips.pop(region.y, None)
+        if changed:
+            self.refresh(*changed)
+
+    def render_lines(self, crop: Region) -> list[Strip]:
+        """The lines of a region."""
+        strips = [self._strip(y) for y in crop.line_range]
+        if crop.width == self.outer_size.width:
+            return strips
+        return [strip.crop(crop.x, crop.right) for strip in strips]
+
+    def render_line(self, y: int) -> Strip:
+        """A row, in the widget's colours where it has none of its own."""
+        base = self._rich_style_of("")
+        row = self._rows[y] if y < len(self._rows) else ()
+        runs = groupby(row, key=itemgetter(1))  # neighbours of one style are one sequence for the terminal
+        segments = [Segment("".join(text for text, _ in run), self._rich_style_of(style)) for style, run in runs]
+        padded = Strip([Segment(" " * _PADDING, base), *segments])
+        return padded.adjust_cell_length(self.outer_size.width, base)
+
+    def on_resize(self, event: Resize) -> None:
+        """Another width: other lines."""
+        self._strips.clear()
+
+    def notify_style_update(self) -> None:
+        """Another theme: other colours."""
+        self._rich_styles.clear()
+        self._strips.clear()
+        super().notify_style_update()
+
+    def _strip(self, y: int) -> Strip:
+        if y not in self._strips:
+            strip = self.render_line(y)
+            background = self.background_colors[1]
+            for line_filter in self.get_line_filters():
+                if not isinstance(line_filter, ANSIToTruecolor):  # no style here has a colour by number
+                    strip = strip.apply_filter(line_filter, background)
+            self._strips[y] = strip
+        return self._strips[y]
+
+    def _rich_style_of(self, style: str) -> RichStyle:
+        if style not in self._rich_styles:
+            own = self.visual_style
+            self._rich_styles[style] = (own + Style.parse(style) if style else own).rich_style
+        return self._rich_styles[style]
+
+
+def _changes(before: Sequence[Row], after: Sequence[Row]) -> Iterator[Region]:
+    """The cells that differ, a region a row."""
+    for y in range(max(len(before), len(after))):
+        old = before[y] if y < len(before) else []
+        new = after[y] if y < len(after) else []
+        if old != new:
+            first, last = _differing(old, new)
+            yield Region(first, y, last - first, 1)
+
+
+def _differing(old: Row, new: Row) -> tuple[int, int]:
+    """The first cell that differs, and the one after the last."""
+    first = _common(old, new)
+    width, old_width = _width(new), _width(old)
+    if width != old_width:
+        return first, max(width, old_width)
+    return first, max(first + 1, width - _common(old, new, from_end=True))
+
+
+def _common(old: Row, new: Row, *, from_end: bool = False) -> int:
+    """Cells that are the same from one end on."""
+    step = -1 if from_end else 1
+    cells = 0
+    for (old_text, old_style), (text, style) in zip(old[::step], new[::step], strict=False):
+        if old_style != style:
+            break
+        if old_text == text:
+            cells += cell_len(text)
+            continue
+        if old_text.isascii() and text.isascii():
+            for old_character, character in zip(old_text[::step], text[::step], strict=False):
+                if old_character != character:
+                    break
+                cells += 1
+        break
+    return cells
+
+
+def _width(row: Row) -> int:
+    return sum(cell_len(text) for text, _ in row)

@@ -1,0 +1,131 @@
+"""The log pane: what the user's command prints, wrapped to the pane's width."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from rich.cells import cell_len, chop_cells
+from rich.segment import Segment
+from textual.events import Resize
+from textual.geometry import Size
+from textual.scroll_view import ScrollView
+from textual.selection import Selection
+from textual.strip import Strip
+from textual.style import Style
+
+from gpumem_tui.tui.kit.figures import MUTED, Span
+from gpumem_tui.tui.kit.printed import KEPT_LINES, Printed, PrintedLine
+
+_STYLES = {"output": "", "heading": "bold $primary", "notice": MUTED}
+
+
+class OutputPane(ScrollView, can_focus=True):
+    """Follows the end of the output until the user scrolls up; at the end it follows again."""
+
+    BORDER_TITLE = "Output of the command"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._printed = Printed()
+        self._seen = 0
+        self._rows: list[Span] = []
+        self._unfinished = ""
+        self._unfinished_rows = 0
+        self._follows = True
+
+    @property
+    def text(self) -> str:
+        """All rows."""
+        return "\n".join(text for text, _ in self._rows)
+
+    def show(self, printed: Printed) -> None:
+        """Add what has been printed since, or begin anew with the lines of another search."""
+        if printed is not self._printed:
+            self._printed = printed
+            self._follows = True
+            self._clear()
+        if not self._width:
+            return  # before the first layout, or hidden
+        lines, self._seen = printed.since(self._seen)
+        if lines or printed.unfinished != self._unfinished:
+            self._unfinished = printed.unfinished
+            self._add(lines)
+
+    def on_resize(self, event: Resize) -> None:
+        """Wrap anew."""
+        follows = self._follows  # the clearing scrolls
+        self._clear()
+        self._follows = follows
+        self.show(self._printed)
+
+    def watch_scroll_y(self, old_value: float, new_value: float) -> None:
+        """Whoever scrolls up wants to read."""
+        super().watch_scroll_y(old_value, new_value)
+        self._follows = self.is_vertical_scroll_end
+
+    def render_line(self, y: int) -> Strip:
+        """A row of what is scrolled to."""
+        row = self.scroll_offset.y + y
+        base = self.visual_style
+        if row >= len(self._rows):
+            return Strip.blank(self.size.width, base.rich_style)
+        text, style = self._rows[row]
+        drawn = base + Style.parse(style) if style else base
+        strip = Strip(self._segments(row, text, drawn)).adjust_cell_length(self.size.width, base.rich_style)
+        return strip.apply_offsets(0, row)
+
+    def get_selection(self, selection: Selection) -> tuple[str, str]:
+        """The text that the mouse has marked."""
+        return selection.extract(self.text), "\n"
+
+    def selection_updated(self, selection: Selection | None) -> None:
+        """Draw what is marked."""
+        self.refresh()
+
+    @property
+    def _width(self) -> int:
+        return self.scrollable_content_region.width
+
+    def _segments(self, row: int, text: str, style: Style) -> Iterator[Segment]:
+        selection = self.text_selection
+        span = selection.get_span(row) if selection is not None else None
+        if span is None:
+            yield Segment(text, style.rich_style)
+            return
+        first, after = span[0], len(text) if span[1] == -1 else span[1]
+        plain = style.rich_style
+        marked = plain + self.screen.get_component_rich_style("screen--selection")
+        yield from (Segment(text[:first], plain), Segment(text[first:after], marked), Segment(text[after:], plain))
+
+    def _clear(self) -> None:
+        self._seen = 0
+        self._rows = []
+        self._unfinished_rows = 0
+
+    def _add(self, lines: Iterable[PrintedLine]) -> None:
+        """Lines below those that are there; the one that has not ended comes last."""
+        del self._rows[len(self._rows) - self._unfinished_rows :]
+        self._rows += [(text, _STYLES[line.kind]) for line in lines for text in _wrapped(line.text, self._width)]
+        unfinished = list(_wrapped(self._unfinished, self._width)) if self._unfinished else []
+        self._rows += [(text, "") for text in unfinished]
+        self._unfinished_rows = len(unfinished)
+        dropped = max(0, len(self._rows) - KEPT_LINES)
+        del self._rows[:dropped]
+        self.virtual_size = Size(self._width, len(self._rows))
+        if self._follows:
+            self.scroll_end(animate=False, force=True, immediate=True, x_axis=False)  # the bar is not there yet
+        elif dropped:
+            self.scroll_relative(y=-dropped, animate=False, force=True, immediate=True)
+        self.refresh()
+
+
+def _wrapped(text: str, width: int) -> Iterator[str]:
+    """Rows of a line, broken at a space where one is near the end of the row."""
+    while cell_len(text) > width:
+        row = chop_cells(text[:width], width)[0]
+        space = row.rfind(" ") + 1
+        if space > width // 2:
+            row = row[:space]
+        yield row
+        text = text[len(row) :]
+    yield text

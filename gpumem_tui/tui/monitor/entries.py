@@ -1,0 +1,262 @@
+"""Which processes the Monitor lists, and in which order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from gpumem_tui.memory import Unknown
+from gpumem_tui.monitor.snapshot import GpuProcess, GpuReading, HostProcess, ProcessKind
+from gpumem_tui.tui.monitor.state import MonitorState, ProcessKey, SortBy, device_key
+from gpumem_tui.watch.published import Placed, WatchedProcess
+
+if TYPE_CHECKING:
+    from gpumem_tui.watch.records import Sample
+
+_INIT = 1
+_KEPT_S = 1800.0
+"""How long a process stays listed after its end."""
+_MOST_ENDED = 8
+"""Of those the last so many, so that they do not take the place of the living."""
+_NOT_LISTED = Unknown("the driver does not list it")
+_ENDED = "ended"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A process on a device.
+
+    Attributes:
+        gpu: None for host memory, or for a GPU that cannot be told.
+        branch: what the tree draws before the command.
+        watched: what its probe publishes, if it has one; with the newest `sample` of this device.
+        place: the device in a word, where there is no GPU; `slot` tells several such of one process apart.
+    """
+
+    gpu: GpuReading | None
+    process: GpuProcess
+    branch: str = ""
+    watched: WatchedProcess | None = None
+    sample: Sample | None = None
+    place: str = ""
+    slot: str = ""
+
+    @property
+    def key(self) -> ProcessKey:
+        """What names it from snapshot to snapshot, from before its first step on."""
+        device = "" if self.gpu is None else device_key(self.gpu)
+        return _ENDED if self.has_ended else device, self.process.pid, self.process.instance or self.slot
+
+    @property
+    def host(self) -> HostProcess | None:
+        """The process as the operating system knows it, if it can be told."""
+        return None if isinstance(self.process.host, Unknown) else self.process.host
+
+    @property
+    def has_ended(self) -> bool:
+        """It is listed with how it ended."""
+        return self.watched is not None and not self.watched.is_running
+
+
+def entries(state: MonitorState) -> list[Entry]:
+    """The listed processes in their order."""
+    listed = [entry for entry in _all(state) if _matches(entry, state.filter)]
+    listed = _sorted(listed, state)
+    return _as_tree(listed) if state.tree else listed
+
+
+def count(state: MonitorState) -> int:
+    """Processes of all devices."""
+    return sum(1 for _ in _everywhere(state))
+
+
+def entry_of(state: MonitorState, key: ProcessKey | None) -> Entry | None:
+    """A process of the snapshot by its key."""
+    return next((entry for entry in _everywhere(state) if entry.key == key), None)
+
+
+def charted(state: MonitorState) -> WatchedProcess | None:
+    """The process that the chart is of: the chosen one, if that is wanted; without any GPU, else the first."""
+    chosen = entry_of(state, state.cursor)
+    if chosen is not None and chosen.watched is not None and (state.charts_process or not state.gpus):
+        return chosen.watched
+    if state.gpus:
+        return None
+    watched = [entry for entry in entries(state) if entry.watched is not None]
+    return min(watched, key=lambda entry: entry.has_ended).watched if watched else None
+
+
+def moved(state: MonitorState, step: int) -> MonitorState:
+    """The cursor goes up or down the list; from none, or a process that has ended, it comes in at an end."""
+    order = [entry.key for entry in entries(state)]
+    if not order:
+        return replace(state, cursor=None)
+    if state.cursor in order:
+        here = order.index(state.cursor)
+    else:
+        here = -1 if step > 0 else len(order)
+    return replace(state, cursor=order[max(0, min(here + step, len(order) - 1))])
+
+
+# Which
+
+
+def _everywhere(state: MonitorState) -> Iterator[Entry]:
+    """Those that ended lately, those that the driver lists, and those that only their probe tells of."""
+    yield from _ended(state)
+    listed: set[tuple[str, int]] = set()
+    for gpu in state.gpus:
+        for process in _on(gpu):
+            place = (process.instance or device_key(gpu), process.pid)
+            listed.add(place)
+            watched, sample = state.published.by_place.get(place, (None, None))
+            yield Entry(gpu, process, watched=watched, sample=sample)
+    gpus: dict[object, GpuReading] = {
+        uuid: gpu for gpu in state.gpus for uuid in (gpu.uuid, *(each.uuid for each in gpu.instances))
+    }
+    for watched in state.published.processes:
+        if watched.is_running and not watched.placed:
+            yield _unlisted(watched, None, None, "")
+        for number, placed in enumerate(watched.own if watched.is_running else ()):
+            if (placed.gpu_uuid, watched.pid) not in listed:
+                yield _unlisted(watched, placed, gpus.get(placed.gpu_uuid), placed.sample.device if number else "")
+
+
+def _on(gpu: GpuReading) -> Iterator[GpuProcess]:
+    lists = [gpu.processes, *(instance.processes for instance in gpu.instances)]
+    listed = {}
+    for processes in lists:
+        if not isinstance(processes, Unknown):
+            listed.update({(process.pid, process.instance): process for process in processes})
+    yield from listed.values()
+
+
+def _unlisted(watched: WatchedProcess, placed: Placed | None, gpu: GpuReading | None, slot: str) -> Entry:
+    reason, place, sample = _NOT_LISTED, "–", None
+    if placed is not None:
+        sample, place = placed.sample, placed.sample.device
+        reason = placed.gpu_uuid if isinstance(placed.gpu_uuid, Unknown) else _NOT_LISTED
+    process = GpuProcess(watched.pid, ProcessKind.COMPUTE, reason, reason, watched.host)
+    return Entry(gpu, process, watched=watched, sample=sample, place="" if gpu is not None else place, slot=slot)
+
+
+def _ended(state: MonitorState) -> Iterator[Entry]:
+    now_s = state.snapshot.time_s if state.snapshot is not None else 0.0
+    lately = [
+        (watched.ended_s, watched)
+        for watched in state.published.processes
+        if watched.ended_s is not None and not watched.is_running and now_s - watched.ended_s < _KEPT_S
+    ]
+    lately.sort(key=lambda pair: pair[0], reverse=True)
+    for _, watched in lately[:_MOST_ENDED]:
+        gone = Unknown("it has ended")
+        placed = watched.own[0] if watched.own else None
+        uuid = watched.case.post_mortem.device_uuid if watched.case is not None else ""
+        uuid = uuid or (placed.gpu_uuid if placed is not None and isinstance(placed.gpu_uuid, str) else "")
+        gpu = next((gpu for gpu in state.gpus if gpu.uuid == uuid), None)
+        process = GpuProcess(watched.pid, ProcessKind.COMPUTE, gone, gone, gone)
+        yield Entry(gpu, process, watched=watched, sample=placed.sample if placed is not None else None)
+
+
+def _all(state: MonitorState) -> Iterator[Entry]:
+    focused = state.focused
+    return (entry for entry in _everywhere(state) if not state.only_focus or entry.gpu is focused)
+
+
+def _matches(entry: Entry, filter_text: str) -> bool:
+    """Every word of the filter is somewhere in the process's line."""
+    if not filter_text.strip():
+        return True
+    host = entry.host
+    about = f"{entry.process.pid} {entry.place}"
+    if entry.gpu is not None:
+        about += f" gpu{entry.gpu.index}"
+        inside = entry.process.instance
+        about += "".join(f":{each.index}" for each in entry.gpu.instances if each.uuid == inside)
+    if host is not None:
+        about += f" {host.user} {host.name} {host.command} {host.container}"
+    if entry.watched is not None:
+        about += f" {entry.watched.process.title}"
+    about = about.lower()
+    return all(word in about for word in filter_text.lower().split())
+
+
+# In which order
+
+
+def _sorted(listed: list[Entry], state: MonitorState) -> list[Entry]:
+    """What has ended otherwise than it should is first, what has ended well is last; what is unknown after what is
+    known; equal ones by GPU and pid."""
+    value_of = _VALUES[state.sort]
+    listed = sorted(listed, key=lambda entry: (_gpu_index(entry), entry.process.pid))
+    well = [entry for entry in listed if entry.has_ended and has_ended_well(entry)]
+    ended = [entry for entry in listed if entry.has_ended and not has_ended_well(entry)]
+    alive = [entry for entry in listed if not entry.has_ended]
+    with_value = [entry for entry in alive if value_of(entry) is not None]
+    without = [entry for entry in alive if value_of(entry) is None]
+    with_value.sort(key=value_of, reverse=state.sort.descends != state.reverse)
+    return ended + with_value + without + well
+
+
+def has_ended_well(entry: Entry) -> bool:
+    """Whether a process that has ended did so as somebody wanted it."""
+    return entry.watched is not None and entry.watched.process.has_ended_well
+
+
+def _gpu_index(entry: Entry) -> float:
+    return float("inf") if entry.gpu is None else entry.gpu.index
+
+
+def _reading(value: Any) -> Any:
+    return None if isinstance(value, Unknown) else value
+
+
+def _of_host(read: Callable[[HostProcess], Any]) -> Callable[[Entry], Any]:
+    def value(entry: Entry) -> Any:
+        return None if entry.host is None else _reading(read(entry.host))
+
+    return value
+
+
+_VALUES: dict[SortBy, Callable[[Entry], Any]] = {
+    SortBy.MEMORY: lambda entry: _reading(entry.process.used_bytes),
+    SortBy.GPU: lambda entry: None if entry.gpu is None else entry.gpu.index,
+    SortBy.SM: lambda entry: _reading(entry.process.sm_percent),
+    SortBy.CPU: _of_host(lambda host: host.cpu_percent),
+    SortBy.HOST_MEMORY: _of_host(lambda host: host.resident_bytes),
+    SortBy.AGE: _of_host(lambda host: -host.start_time_s),
+    SortBy.USER: _of_host(lambda host: host.user),
+    SortBy.PID: lambda entry: entry.process.pid,
+    SortBy.COMMAND: _of_host(lambda host: host.command),
+}
+
+
+def _as_tree(listed: Sequence[Entry]) -> list[Entry]:
+    """Children below their parent; processes whose common parent uses no GPU (a launcher's ranks) stay together."""
+    by_pid: dict[int, list[Entry]] = {}
+    children: dict[int, list[int]] = {}
+    for entry in listed:
+        by_pid.setdefault(entry.process.pid, []).append(entry)
+    for pid, same in by_pid.items():
+        host = same[0].host
+        children.setdefault(host.parent_pid if host is not None else 0, []).append(pid)
+    placed: list[Entry] = []
+
+    def place(pid: int, lead: str, branch: str) -> None:
+        placed.extend(replace(entry, branch=branch) for entry in by_pid.pop(pid))
+        below = [child for child in children.get(pid, []) if child in by_pid]
+        for number, child in enumerate(below):
+            last = number == len(below) - 1
+            place(child, f"{lead}{'  ' if last else '│ '}", f"{lead}{'└ ' if last else '├ '}")
+
+    roots = [(parent, pids) for parent, pids in children.items() if parent not in by_pid]
+    for parent, pids in roots:
+        together = len(pids) > 1 and parent > _INIT
+        for number, pid in enumerate(pids):
+            last = number == len(pids) - 1
+            mark = ("┌ " if number == 0 else "└ " if last else "├ ") if together else ""
+            place(pid, ("  " if last else "│ ") if together else "", mark)
+    while by_pid:  # each the other's parent: a pid was used again between two looks
+        place(next(iter(by_pid)), "", "")
+    return placed

@@ -1,0 +1,70 @@
+"""The Monitor's help: keys, ledger, columns, marks."""
+
+from __future__ import annotations
+
+from gpumem_tui.memory import Bucket
+from gpumem_tui.tui.kit.figures import MUTED, Span
+from gpumem_tui.tui.kit.glyphs import BUCKET_LOOKS, PROCESS_LOOKS, UNACCOUNTED_LOOK, Look
+from gpumem_tui.tui.kit.help import entry, heading
+
+_KEYS = (
+    ("↑ ↓", "choose a process; page up, page down, home and end too"),
+    ("enter", "its details; of one that ran out of memory, what filled the device"),
+    ("l", "look into its next step: of what the peak consists, by module and by line"),
+    ("a", "attach: put a probe into a Python process; asks first"),
+    ("h", "history of the process, or of the GPU again"),
+    ("p", "processes with a probe: as at their peak, or as now"),
+    ("R", "the ranks of its job side by side"),
+    ("o", "plan with its model on its GPU"),
+    ("T  K", "terminate it, kill it: asks first"),
+    ("/", "filter by user, pid, command, container or gpu3; esc clears"),
+    ("s  < >", "sort by the next column, or the one before; r: the other way"),
+    ("t", "tree: children below their parents"),
+    ("g  G", "next GPU, the one before: its ledger and its history"),
+    ("f", "only the processes of that GPU"),
+    ("v", "history or processes, where there is room for one"),
+    ("[  ]", "history: a shorter time, a longer one"),
+    ("tab", "to the history: ← → look back, with the values at the cursor"),
+    ("space", "hold the picture; reading goes on"),
+    ("1 2 3", "Monitor, Search, Plan"),
+    ("ctrl+p", "all commands by name, and the themes"),
+    ("q", "quit"),
+)
+_LEDGER: tuple[tuple[Look, str, str], ...] = (
+    (BUCKET_LOOKS[Bucket.DRIVER_RESERVED], "driver reserved", "of the device's total, never given to CUDA"),
+    (PROCESS_LOOKS[0], "pid and name", "what the driver says this process holds"),
+    (UNACCOUNTED_LOOK, "unaccounted", "in use, but by no process that the driver lists"),
+    (BUCKET_LOOKS[Bucket.FREE], "free", "what CUDA can still give"),
+)
+_COLUMNS = (
+    ("GPU MEM", "GiB on that device; a process on two GPUs has two lines"),
+    ("SM%", "share of the GPU's multiprocessors over the last seconds"),
+    ("CPU%", "of one core"),
+    ("HOST MEM", "GiB resident in the machine's memory"),
+    ("PEAK", "with a probe: the most ever allocated at once"),
+    ("STEP", "with a probe: optimizer steps since it came in"),
+    ("STEP TIME", "with a probe: the mean of the last steps"),
+    ("RETRIES", "with a probe: how often the allocator had to give its cache back"),
+    ("–", "unknown, never 0: details say why"),
+)
+_MARKS = (
+    ("stale 4 s", "a driver call hangs: the last readings and their age"),
+    ("lost", "the GPU does not answer any more; it stays listed"),
+    ("▲  △", "an alert: critical, warning"),
+    ("✗", "memory ran out under this process; listed for half an hour"),
+)
+
+
+def monitor_help() -> list[list[Span]]:
+    """The lines of the help."""
+    return [
+        heading("Keys"), *(entry(key, what) for key, what in _KEYS), [],
+        heading("Ledger"), *(_share(look, title, what) for look, title, what in _LEDGER),
+        entry("", "a process with a probe is divided into its buckets"), [],
+        heading("Columns"), *(entry(name, what) for name, what in _COLUMNS), [],
+        heading("Marks"), *(entry(mark, what) for mark, what in _MARKS),
+    ]  # fmt: skip
+
+
+def _share(look: Look, title: str, what: str) -> list[Span]:
+    return [(look[0] * 2, look[1]), (f" {title:<17}", ""), (what, MUTED)]

@@ -1,0 +1,437 @@
+"""The Monitor: every GPU's memory as one ledger, its history, and the processes that hold it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, ClassVar
+
+from textual import on
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.events import Resize
+from textual.geometry import Size
+
+from gpumem_tui.memory import Unknown
+from gpumem_tui.monitor.alerts import Alert, AlertKind, Alerts
+from gpumem_tui.monitor.history import History, values_of
+from gpumem_tui.monitor.snapshot import Source
+from gpumem_tui.tui.kit.background import setter_for
+from gpumem_tui.tui.kit.key_bar import KeyBar
+from gpumem_tui.tui.kit.lines import Lines
+from gpumem_tui.tui.monitor.entries import charted, count, entry_of, moved
+from gpumem_tui.tui.monitor.feed import HOLD_S, Feed
+from gpumem_tui.tui.monitor.gpu_panel import GpuPanel
+from gpumem_tui.tui.monitor.header import alert_row, header_row
+from gpumem_tui.tui.monitor.history import SPANS_S, chart_columns
+from gpumem_tui.tui.monitor.history_chart import HistoryChart
+from gpumem_tui.tui.monitor.layout import SMALLEST, Layout, layout
+from gpumem_tui.tui.monitor.process_table import ProcessTable
+from gpumem_tui.tui.monitor.readings import clock
+from gpumem_tui.tui.monitor.state import MonitorState, focused_on, seen, sorted_by, sorted_on
+from gpumem_tui.tui.monitor.trouble import is_troubled, trouble_rows
+from gpumem_tui.tui.process.actions import ProcessActions
+from gpumem_tui.tui.process.history import ProcessChart
+
+if TYPE_CHECKING:
+    from textual.widgets import Input
+
+    from gpumem_tui.watch.published import ProbeSource
+
+_SHORTEST_S = 0.05
+"""Between two looks at what is new: a recording may be played a thousand times as fast."""
+_PATIENCE_S = 1.0
+"""Until the first snapshot, the seconds it has taken are counted on the screen this often."""
+_PAGE = 10
+_ENDLESS = 10**6
+_MARGINS = 2
+_ALERTS_HEIGHT = 14
+"""Rows of terminal from which alerts have a line of their own; below it they take the header's."""
+
+
+class MonitorScreen(ProcessActions):
+    """Takes in what `source` has when it is told that there is something new; never waits for it.
+
+    Args:
+        source: where snapshots come from: already started, stopped when the screen ends.
+        history, alerts: what remembers the snapshots, and what judges them.
+        chart_s: how much of the history the chart shows, once there is as much; less until then.
+        past_s: how far back `history` reaches already.
+        read_only: no process is ended, attached to, or looked into.
+        bell: ring when an alert begins.
+        notice: the header's first words.
+        probes: what probes publish on the machine of the source: already started, stopped when the screen ends; None
+            for nothing.
+        clock: a snapshot's time as text.
+    """
+
+    CSS_PATH = "screen.tcss"
+    AUTO_FOCUS = "ProcessTable"
+    BLANK = True  # nothing of its own behind its widgets
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("p", "peak", "peak", tooltip="Processes with a probe as at their peak, or as now"),
+        Binding("h", "chart", "its history", tooltip="History of the process, or of the GPU"),
+        Binding("slash", "filter", "filter", key_display="/", tooltip="List only the processes that match"),
+        Binding("s", "sort(1)", "sort", tooltip="Sort by the next column"),
+        Binding("t", "tree", "tree", tooltip="Children below their parents"),
+        Binding("g", "gpu(1)", "GPU", tooltip="Ledger and history of the next GPU"),
+        Binding("f", "only", "this GPU", tooltip="Only the processes of the GPU in focus"),
+        Binding("v", "switch", "history", tooltip="History or processes"),
+        Binding("T", "end('terminate')", "terminate", tooltip="Ask the process to end (SIGTERM)"),
+        Binding("K", "end('kill')", "kill", tooltip="End the process at once (SIGKILL)"),
+        Binding("space", "pause", "pause", tooltip="Hold the picture, or go on"),
+        Binding("question_mark", "help", "help", key_display="?", tooltip="The keys and what the columns mean"),
+        Binding("h,f1", "help", show=False),  # as in nvitop and btop, where h has no history to show
+        Binding("q", "app.quit", "quit", tooltip="Leave"),
+        Binding("up,k", "move(-1)", show=False),
+        Binding("down,j", "move(1)", show=False),
+        Binding("pageup", f"move(-{_PAGE})", show=False),
+        Binding("pagedown", f"move({_PAGE})", show=False),
+        Binding("home", f"move(-{_ENDLESS})", show=False),
+        Binding("end", f"move({_ENDLESS})", show=False),
+        Binding("greater_than_sign", "sort(1)", show=False),
+        Binding("less_than_sign", "sort(-1)", show=False),
+        Binding("r", "reverse", "reverse", show=False),
+        Binding("G", "gpu(-1)", show=False),
+        Binding("left_square_bracket", "span(-1)", show=False),
+        Binding("right_square_bracket", "span(1)", show=False),
+        Binding("escape", "unfilter", "no filter", tooltip="List all processes again"),
+        Binding("escape", "unselect", show=False),
+    ]
+
+    def __init__(
+        self,
+        source: Source,
+        *,
+        history: History | None = None,
+        alerts: Alerts | None = None,
+        chart_s: float = 600.0,
+        past_s: float = 0.0,
+        read_only: bool = False,
+        bell: bool = False,
+        notice: str = "",
+        probes: ProbeSource | None = None,
+        clock: Callable[[float], str] = clock,
+    ) -> None:
+        super().__init__(Feed(source, history or History(), alerts or Alerts(), probes), read_only=read_only)
+        self._bell = bell
+        self._notice = notice
+        self._clock = clock
+        self._spans_s = sorted({*SPANS_S, chart_s})
+        self._chart_s = chart_s
+        self._past_s = past_s
+        self._chosen_span_s: float | None = None
+        self._began_s = time.monotonic()
+        self._plan: Layout | None = None
+        self._prefers_history = False
+        self._drawn_size = Size()
+
+    # What is on it
+
+    def compose(self) -> ComposeResult:
+        """Header, alerts, GPUs, history, processes, filter, footer; and what stands there instead."""
+        yield Lines(id="header")
+        yield Lines(id="alerts", classes="-gone")
+        yield GpuPanel()
+        yield HistoryChart()
+        yield ProcessTable()
+        yield Lines(id="trouble")
+        yield KeyBar()
+        yield Lines(id="too-small")
+
+    def on_mount(self) -> None:
+        """Show what there is already, and look for more."""
+        self._header, self._alert_line = self.query_one("#header", Lines), self.query_one("#alerts", Lines)
+        self._gpu_panel, self._chart = self.query_one(GpuPanel), self.query_one(HistoryChart)
+        self._table, self._trouble = self.query_one(ProcessTable), self.query_one("#trouble", Lines)
+        self._waiting = self.set_interval(_PATIENCE_S, self._draw)
+        news = asyncio.Event()
+        self.feed.subscribe(setter_for(news))
+        self.look()
+        self.run_worker(self._follow(news))
+
+    def on_resize(self, event: Resize) -> None:
+        """A tiny terminal gets one line that says what is needed."""
+        width, height = event.size
+        self.set_class(width < self.smallest[0] or height < self.smallest[1], "-tiny")
+        needed, given = "×".join(map(str, self.smallest)), f"{width}×{height}"
+        self.query_one("#too-small", Lines).show_rows([[(f"needs {needed}, this is {given}", "")]])
+        if event.size != self._drawn_size:
+            self._draw()
+
+    @property
+    def smallest(self) -> tuple[int, int]:
+        """Columns and rows below which the screen only says so."""
+        return SMALLEST
+
+    # What comes in
+
+    async def _follow(self, news: asyncio.Event) -> None:
+        """Look whenever there is something new: to look again and again took a sixth of the screen's CPU time."""
+        while True:
+            await news.wait()
+            news.clear()
+            if self.look():
+                await asyncio.sleep(_SHORTEST_S)
+            elif self.feed.is_held:
+                asyncio.get_running_loop().call_later(HOLD_S, news.set)
+
+    def look(self) -> bool:
+        """Take in the newest snapshot and draw it; False if nothing is new."""
+        is_first = self.feed.latest is None
+        if not self.feed.look():
+            return False
+        if is_first:
+            self._waiting.stop()
+            self.call_after_refresh(self.look)  # probes are asked once the first snapshot is drawn
+        if self._bell and self.feed.rings:
+            self.app.bell()
+        assert self.feed.latest is not None
+        self._enter(seen(self._state, self.feed.latest, self.feed.published, self.feed.alerts))
+        return True
+
+    @on(GpuPanel.Chosen)
+    def _gpu_chosen(self, message: GpuPanel.Chosen) -> None:
+        self._enter(replace(self._state, focus=message.key))
+
+    @on(ProcessTable.Chosen)
+    def _process_chosen(self, message: ProcessTable.Chosen) -> None:
+        self._enter(replace(self._state, cursor=message.key))
+        if message.opened:
+            self.action_details()
+
+    @on(ProcessTable.SortWanted)
+    def _heading_clicked(self, message: ProcessTable.SortWanted) -> None:
+        self._enter(sorted_on(self._state, message.order))
+
+    @on(ProcessTable.Moved)
+    def _wheel_turned(self, message: ProcessTable.Moved) -> None:
+        self.action_move(message.step)
+
+    @on(HistoryChart.Changed)
+    def _cursor_moved(self) -> None:
+        self._draw_history()
+
+    def on_input_changed(self, event: Input.Changed) -> None:
+        """What is typed counts at once."""
+        self._enter(replace(self._state, filter=event.value))
+
+    def on_input_submitted(self) -> None:
+        """Back to the table; the filter stays."""
+        self._close_filter()
+
+    # Keys
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """Only what does something now is offered."""
+        state = self._state
+        match action:
+            case "unfilter":
+                return bool(state.filter) or self.has_class("-filtering")
+            case "gpu" | "only":
+                return len(state.gpus) > 1
+            case "switch":
+                troubled = self.has_class("-troubled")
+                return self._plan is not None and not troubled and not (self._plan.history and self._plan.table)
+            case "filter" | "sort" | "tree" | "pause":
+                return not self.has_class("-troubled")
+            case "peak":
+                return bool(state.parts)
+            case "chart":
+                chosen = self.chosen
+                return charted(state) is not None or (chosen is not None and chosen.watched is not None)
+            case _:
+                return super().check_action(action, parameters)
+
+    def action_move(self, step: int) -> None:
+        """The cursor up or down the processes."""
+        self._enter(moved(self._state, step))
+
+    def action_sort(self, step: int) -> None:
+        """The next column, or the one before."""
+        self._enter(sorted_by(self._state, step))
+
+    def action_reverse(self) -> None:
+        """The other way round."""
+        self._enter(replace(self._state, reverse=not self._state.reverse))
+
+    def action_tree(self) -> None:
+        """Children below their parents, or not."""
+        self._enter(replace(self._state, tree=not self._state.tree))
+
+    def action_gpu(self, step: int) -> None:
+        """The next GPU, or the one before."""
+        self._enter(focused_on(self._state, step))
+
+    def action_only(self) -> None:
+        """The processes of the GPU in focus, or of all."""
+        self._enter(replace(self._state, only_focus=not self._state.only_focus))
+
+    def action_switch(self) -> None:
+        """History or processes, where there is room for one."""
+        self._prefers_history = not self._prefers_history
+        self._draw()
+
+    def action_span(self, step: int) -> None:
+        """A shorter or a longer time in the chart."""
+        at = self._spans_s.index(self._span_s()) + step
+        self._chosen_span_s = self._spans_s[max(0, min(at, len(self._spans_s) - 1))]
+        self._draw_history()
+
+    def action_pause(self) -> None:
+        """Hold the picture, or catch up."""
+        state = replace(self._state, paused=not self._state.paused)
+        if not state.paused and self.feed.latest is not None:
+            state = seen(state, self.feed.latest, self.feed.published, self.feed.alerts)
+        self._enter(state)
+
+    async def action_filter(self) -> None:
+        """Ask for words; what is typed counts at once."""
+        from textual.widgets import Input
+
+        if not self.query(Input):
+            await self.mount(
+                Input(placeholder="user, pid, command, container, gpu3", compact=True), before=self.query_one(KeyBar)
+            )
+        self.add_class("-filtering")
+        self.query_one(Input).focus()
+        self._draw()
+
+    def action_unfilter(self) -> None:
+        """All processes again."""
+        from textual.widgets import Input
+
+        for typed in self.query(Input):
+            typed.value = ""
+        self._close_filter()
+        self._enter(replace(self._state, filter=""))
+
+    def action_unselect(self) -> None:
+        """No process is chosen."""
+        self._enter(replace(self._state, cursor=None))
+
+    def _close_filter(self) -> None:
+        self.remove_class("-filtering")
+        self._table.focus()
+        self._draw()
+
+    def action_help(self) -> None:
+        """The keys and the columns."""
+        from gpumem_tui.tui.kit.help_screen import HelpScreen
+        from gpumem_tui.tui.monitor.help import monitor_help
+
+        self.app.push_screen(HelpScreen(monitor_help()))
+
+    def action_peak(self) -> None:
+        """Divide processes as at their peak, or as now."""
+        self._enter(replace(self._state, at_peak=not self._state.at_peak))
+
+    def action_chart(self) -> None:
+        """The history of the chosen process, or of the GPU; where there is no room for it, in the table's place.
+
+        Without a GPU, where it is of a process anyway, in all of the place, or beside the table again.
+        """
+        wanted = not self._state.charts_process
+        if wanted and self._plan is not None and not self._plan.history:
+            self._prefers_history = True
+        self._enter(replace(self._state, charts_process=wanted))
+
+    def cancel(self) -> None:
+        """Stop reading; safe to call from any thread."""
+        self.feed.stop()
+
+    # Drawing
+
+    @property
+    def _cells(self) -> Size:
+        """The screen's size; before its first layout the terminal's, so that it is laid out only once."""
+        return self.size or self.app.size
+
+    def _enter(self, state: MonitorState) -> None:
+        """Show another state at once, and offer the keys that fit it."""
+        before, self._state = self._state, state
+        watched = charted(state)
+        self.feed.follow(watched.process.key if watched is not None else None)
+        self._draw()
+        if _offered(before) != _offered(state):
+            self.refresh_bindings()
+
+    def _draw(self) -> None:
+        width, height = self._drawn_size = self._cells
+        if self.has_class("-tiny"):
+            return
+        inner = width - _MARGINS
+        state = self._state
+        troubled = is_troubled(state.snapshot) and not count(state)
+        self.set_class(troubled, "-troubled")
+        alerts = self.feed.alerts if state.gpus else sorted(self.feed.alerts, key=_is_lasting)
+        alone = alerts if not troubled else ()
+        own_line = bool(alone) and height >= _ALERTS_HEIGHT
+        self._alert_line.set_class(not own_line, "-gone")
+        header = header_row(state, inner, self._clock, (self.feed.notice, self._notice))
+        if own_line:
+            self._alert_line.show_rows([alert_row(alone, inner)])
+        self._header.show_rows([alert_row(alone, inner) if alone and not own_line else header])
+        if troubled:
+            waited_s = time.monotonic() - self._began_s
+            self._trouble.show_rows(trouble_rows(state.snapshot, inner, height - 2, waited_s))
+            return
+        rows = height - 2 - own_line - self.has_class("-filtering")
+        gpus, listed = len(state.gpus), count(state)
+        history_alone = not gpus and state.charts_process
+        self._place(
+            layout(inner, rows, gpus, listed, prefer_history=self._prefers_history, history_alone=history_alone)
+        )
+        assert self._plan is not None
+        self._gpu_panel.show(state, self._plan, inner)
+        self._table.show(state, inner, self._plan.table)
+        self._draw_history()
+        self.draw_dialogues()
+
+    def _place(self, plan: Layout) -> None:
+        if plan == self._plan:
+            return
+        self._plan = plan
+        for widget, rows in ((self._gpu_panel, plan.gpus), (self._chart, plan.history)):
+            widget.styles.height = rows
+            widget.set_class(not rows, "-gone")
+        self._table.set_class(not plan.table, "-gone")
+        self.refresh_bindings()
+
+    def _draw_history(self) -> None:
+        gpu, snapshot, plan = self._state.focused, self._state.snapshot, self._plan
+        if snapshot is None or plan is None or not plan.history:
+            return
+        width = self._cells.width - _MARGINS
+        watched = charted(self._state)
+        if watched is not None:
+            self._chart.show_process(ProcessChart.of(watched, snapshot.time_s), width, plan.history)
+            return
+        if gpu is None:
+            return
+        series = self.feed.series(gpu, chart_columns(width), self._span_s(), snapshot.time_s)
+        now = values_of(gpu, self._state.published.figures)
+        self._chart.show(gpu, now, series, width, plan.history)
+
+    def _span_s(self) -> float:
+        """The time that the chart shows: as chosen, else the shortest that is not over yet."""
+        if self._chosen_span_s is not None:
+            return self._chosen_span_s
+        snapshot = self._state.snapshot
+        seen_s = self._past_s + (self.feed.seen_s(snapshot) if snapshot is not None else 0.0)
+        return min(self._chart_s, next((span_s for span_s in self._spans_s if span_s > seen_s), self._chart_s))
+
+
+def _is_lasting(alert: Alert) -> bool:
+    """Nothing that just happened: where processes are watched without a GPU for good, it comes after what did."""
+    return alert.kind is AlertKind.NO_DRIVER
+
+
+def _offered(state: MonitorState) -> tuple[object, ...]:
+    """What decides which keys do something."""
+    chosen = entry_of(state, state.cursor)
+    watched = chosen.watched if chosen is not None else None
+    derived = watched is not None and not isinstance(watched.expected, Unknown)
+    return state.cursor, state.filter, len(state.gpus), bool(state.parts), chosen is None, watched is None, derived

@@ -1,0 +1,334 @@
+"""The Plan screen for a command: what fits, and what-ifs that fill in as their runs end."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from datetime import datetime
+from functools import partial
+from typing import ClassVar, Protocol
+
+from textual import on
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Horizontal, Vertical
+from textual.events import Resize
+from textual.message import Message
+from textual.widgets import Footer, Static
+
+from gpumem_tui.catalog.shapes import Gpu
+from gpumem_tui.exit_codes import EXIT_FAILED
+from gpumem_tui.memory import Unknown
+from gpumem_tui.plan.command import CommandFigures, GpuRow, gpu_rows
+from gpumem_tui.plan.command_runs import Watch, WhatIf
+from gpumem_tui.plan.controls import Option
+from gpumem_tui.plan.injected import CommandChange
+from gpumem_tui.search.config import SearchConfig
+from gpumem_tui.search.control import Cancelled, Control, Unusable
+from gpumem_tui.search.predicting import CommandOutput, Predicted, TraceStarted
+from gpumem_tui.search.prediction import Traced
+from gpumem_tui.search.process import ChildDied
+from gpumem_tui.tui.kit.background import in_daemon_thread
+from gpumem_tui.tui.kit.dialogs import PickScreen, TextScreen
+from gpumem_tui.tui.kit.help_screen import HelpScreen
+from gpumem_tui.tui.kit.main_screen import MainScreen
+from gpumem_tui.tui.kit.row_list import FixedRows, RowList
+from gpumem_tui.tui.kit.rows import Rows
+from gpumem_tui.tui.plan import command_lines as views
+from gpumem_tui.tui.plan import command_state as states
+from gpumem_tui.tui.plan.command_state import CommandPlanState
+
+_ROOMY_FOOTER = 76
+_TICK_S = 1.0
+_FAREWELL_S = 1.0
+
+Clock = Callable[[], datetime]
+Step = Callable[[CommandPlanState], CommandPlanState]
+
+
+class Runs(Protocol):
+    """As `plan.command_runs.CommandRuns`."""
+
+    @property
+    def config(self) -> SearchConfig:
+        """The command and the GPU that is traced."""
+
+    @property
+    def batch_size(self) -> int:
+        """The planned one."""
+
+    def trace(self, control: Control | None, watch: Watch) -> tuple[Predicted, list[CommandChange], list[WhatIf]]:
+        """The command as it is."""
+
+    def trace_change(self, change: CommandChange, base: Traced, control: Control | None, watch: Watch) -> WhatIf:
+        """The command with a change made to it."""
+
+
+class CommandPlanScreen(MainScreen):
+    """One command, on one GPU at a time.
+
+    Args:
+        runs: what is run behind the screen.
+        run_all: try every change at once, not only when asked to.
+        clock: the time of day.
+    """
+
+    CSS_PATH = "command_screen.tcss"
+    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (110, "-wide")]  # noqa: RUF012  as Textual declares it
+    BINDINGS: ClassVar[list[BindingType]] = [
+        *(Binding(key, f"pane('{pane}')", pane) for pane, key in views.PANES.items()),
+        Binding("g", "gpu", "GPU", tooltip="Plan for another GPU, without running again"),
+        Binding("r", "run", "run what-ifs", tooltip="Run the what-ifs that have not been run"),
+        Binding("c", "cancel", "stop", tooltip="End the run; what was found stays"),
+        Binding("right", "turn(1)", "next list", show=False),
+        Binding("left", "turn(-1)", show=False),
+        Binding("question_mark", "help", "help", key_display="?", tooltip="The keys and what the columns mean"),
+        Binding("q", "app.quit", "quit", tooltip="Leave; what runs is ended"),
+    ]
+
+    class Arrived(Message):
+        """What runs under `control` has something to say: the step to the next state."""
+
+        def __init__(self, control: Control, step: Step) -> None:
+            super().__init__()
+            self.origin = control
+            self.step = step
+
+    def __init__(self, runs: Runs, *, run_all: bool = True, clock: Clock = datetime.now) -> None:
+        super().__init__()
+        self._runs = runs
+        self._run_all = run_all
+        self._clock = clock
+        self._state = CommandPlanState(runs.config, runs.batch_size, runs.config.device.gpu)
+        self._figures: CommandFigures | None = None
+        self._gpus: tuple[GpuRow, ...] = ()
+        self._working = False
+        self._pane = "what-ifs"
+        self._control = Control()
+        self._ended = threading.Event()
+        self._ended.set()
+        self._began_s = time.monotonic()
+
+    @property
+    def state(self) -> CommandPlanState:
+        """What is known so far."""
+        return self._state
+
+    @property
+    def settled(self) -> bool:
+        """Nothing runs, and all that is known is on the screen."""
+        return not self._state.busy and (self._state.plan is None or self._is_worked_out)
+
+    # What is on it
+
+    def compose(self) -> ComposeResult:
+        """Header, verdict, the ledger beside the lists, footer; and what a tiny terminal gets instead."""
+        yield FixedRows(id="plan-header")
+        yield FixedRows(id="plan-verdict")
+        with Horizontal(id="plan-body"):
+            with Vertical(id="plan-left"):
+                yield _titled(FixedRows(id="ledger"), "Ledger")
+                yield _titled(RowList(id="batches"), "Batch sizes")
+            with Vertical(id="plan-right"):
+                yield _titled(RowList(id="what-ifs"), "What-ifs")
+                yield _titled(RowList(id="GPUs"), "GPUs")
+                yield _titled(RowList(id="places"), "What holds the peak")
+        yield Footer()
+        yield Static(id="too-small")
+
+    def on_mount(self) -> None:
+        """Begin at once: there is nothing to see before."""
+        self.set_interval(_TICK_S, self._draw_top)
+        self.action_pane(self._pane)
+        self._draw()
+        self.call_after_refresh(self._begin, self._run_all)
+
+    def on_resize(self, event: Resize) -> None:
+        """A tiny terminal gets one line that says what is needed."""
+        self.set_class(self.fit_width(event.size, views.SMALLEST, _ROOMY_FOOTER), "-tiny")
+        self.call_after_refresh(self._draw)
+
+    # Keys
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """Only what does something now is offered."""
+        state = self._state
+        match action:
+            case "run":
+                return not state.busy and (state.plan is None or bool(state.waiting))
+            case "cancel":
+                return state.busy
+            case "gpu":
+                return bool(self._gpus)
+            case _:
+                return True
+
+    def action_pane(self, pane: str) -> None:
+        """Show a list, and give it the keys."""
+        self._pane = pane
+        for other in views.PANES:
+            self.set_class(other == pane, f"-on-{other}")
+        self.query_one(f"#{pane}", RowList).focus()
+
+    def action_turn(self, way: int) -> None:
+        """The list before or after the one that is shown."""
+        panes = list(views.PANES)
+        self.action_pane(panes[(panes.index(self._pane) + way) % len(panes)])
+
+    def action_run(self) -> None:
+        """Run what has not been run."""
+        self._begin(run_all=True)
+
+    def action_cancel(self) -> None:
+        """End the run."""
+        self._control.cancel()
+
+    def action_help(self) -> None:
+        """The keys and the columns."""
+        self.app.push_screen(HelpScreen(views.command_plan_help()))
+
+    def action_gpu(self) -> None:
+        """Pick a GPU; the trace answers for it."""
+        rows = {row.gpu.name: row for row in self._gpus}
+        options = [Option(name, views.gpu_details(self._state, row)) for name, row in rows.items()]
+
+        def picked(name: str | None) -> None:
+            if name is not None:
+                self._plan_for(rows[name].gpu)
+
+        self.app.push_screen(PickScreen("GPU", options, self._state.gpu.name), picked)
+
+    @on(RowList.Chosen, "#GPUs")
+    def _choose_gpu(self, message: RowList.Chosen) -> None:
+        self._plan_for(next(row.gpu for row in self._gpus if row.gpu.name == message.key))
+
+    @on(RowList.Chosen, "#what-ifs")
+    def _explain(self, message: RowList.Chosen) -> None:
+        if self._figures is None:
+            return
+        found = views.technique_details(self._state, self._figures, message.key)
+        if found is not None:
+            self.app.push_screen(TextScreen(*found))
+
+    def _plan_for(self, gpu: Gpu) -> None:
+        self._enter(states.planned_for(self._state, gpu))
+
+    # The runs
+
+    def _begin(self, run_all: bool) -> None:
+        if self.ending:
+            return
+        self._control, self._ended = Control(), threading.Event()
+        self._began_s = time.monotonic()
+        state = self._state
+        self._enter(states.begun(state))
+        drive = partial(self._drive, state, self._control, self._ended, run_all=run_all)
+        self.run_worker(drive, thread=True, exit_on_error=False)
+
+    def _drive(self, state: CommandPlanState, control: Control, ended: threading.Event, *, run_all: bool) -> None:
+        """Run what is to be run, in a thread of its own."""
+
+        def tell(step: Step) -> None:
+            self.post_message(self.Arrived(control, step))
+
+        def watch(event: CommandOutput | TraceStarted) -> None:
+            if isinstance(event, CommandOutput):
+                tell(partial(states.saying, text=event.text))
+
+        try:
+            self._run(state, control, tell, watch, run_all=run_all)
+            tell(states.ended)
+        except Cancelled:
+            tell(states.ended)
+        except Unusable as error:
+            tell(partial(states.ended, failure=str(error), exit_code=error.exit_code))
+        except ChildDied as error:
+            tell(partial(states.ended, failure=f"tracing failed: {error}", exit_code=EXIT_FAILED))
+        finally:
+            ended.set()
+
+    def _run(
+        self, state: CommandPlanState, control: Control, tell: Callable[[Step], None], watch: Watch, *, run_all: bool
+    ) -> None:
+        if state.plan is None:
+            predicted, changes, refused = self._runs.trace(control, watch)
+            tell(partial(states.traced, predicted=predicted, waiting=tuple(changes), refused=tuple(refused)))
+            base = predicted.prediction.traced
+        else:
+            changes, base = list(state.waiting), state.plan.base
+        assert not isinstance(base, Unknown), "a command at a given batch size is traced or fails"
+        for change in changes if run_all else ():
+            tell(partial(states.trying, change=change))
+            tell(partial(states.tried, found=self._runs.trace_change(change, base, control, watch)))
+
+    def on_command_plan_screen_arrived(self, message: Arrived) -> None:
+        """Fold it in."""
+        if message.origin is self._control:
+            self._enter(message.step(self._state))
+
+    def cancel(self) -> None:
+        """End what runs; safe to call from any thread."""
+        self._control.cancel()
+
+    async def end(self) -> int:
+        """End what runs, wait until its processes are gone, and return the exit code for leaving now."""
+        code = self._state.leaving_code
+        await super().end()
+        await asyncio.to_thread(self._ended.wait, _FAREWELL_S)
+        return code
+
+    # Drawing
+
+    def _enter(self, state: CommandPlanState) -> None:
+        """Show another state; what has to be worked out follows."""
+        before, self._state = self._state, state
+        if state.plan is not None and not self._working and not self._is_worked_out:
+            self._working = True
+            self.run_worker(self._work_out())
+        if (state.busy, state.waiting, state.plan) != (before.busy, before.waiting, before.plan):
+            self.refresh_bindings()
+        self._draw()
+
+    @property
+    def _is_worked_out(self) -> bool:
+        state, figures = self._state, self._figures
+        of_it = figures is not None and figures.answers.plan is state.plan and figures.answers.gpu == state.gpu
+        return of_it and bool(self._gpus)
+
+    async def _work_out(self) -> None:
+        """Until the figures are those of the state, which may change meanwhile; then those of every GPU, once."""
+        try:
+            while (plan := self._state.plan) is not None and not self._is_worked_out:
+                self._figures = await in_daemon_thread(partial(CommandFigures.of, plan, self._state.gpu))
+                self._draw()
+                if not self._gpus:  # they depend on the trace of the command as it is only
+                    self._gpus = tuple(await in_daemon_thread(partial(gpu_rows, plan)))
+                    self._draw()
+                    self.refresh_bindings()
+        finally:
+            self._working = False
+
+    def _draw_top(self) -> None:
+        state, figures = self._state, self._figures
+        now, elapsed_s = f"{self._clock():%H:%M}", int(time.monotonic() - self._began_s)
+        self._show("plan-header", lambda width, _: [views.header_row(state, now, width)])
+        self._show("plan-verdict", lambda width, _: views.verdict_rows(state, figures, elapsed_s, width))
+
+    def _draw(self) -> None:
+        self._draw_top()
+        state, figures, gpus = self._state, self._figures, self._gpus
+        self._show("ledger", lambda width, _: views.ledger_rows(state, figures, width))
+        self._show("batches", lambda width, _: views.batch_list_rows(figures, width))
+        self._show("what-ifs", lambda width, selected: views.technique_rows(state, figures, width, selected))
+        self._show("GPUs", lambda width, _: views.gpu_list_rows(state, gpus, width))
+        self._show("places", lambda width, _: views.place_rows(figures, width))
+
+    def _show(self, name: str, rows: Rows) -> None:
+        self.query_one(f"#{name}", RowList).show(rows)
+
+
+def _titled(rows: RowList, title: str) -> RowList:
+    rows.border_title = title
+    return rows

@@ -1,0 +1,131 @@
+"""Help where one looks: a control, a row of the ledger, a technique; and the keys."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from gpumem_tui.memory import ALLOCATED_BUCKETS, Bucket
+from gpumem_tui.plan.answers import answer
+from gpumem_tui.plan.controls import Choice, control_of
+from gpumem_tui.plan.explain import Explanation, explanations
+from gpumem_tui.plan.plan import Plan
+from gpumem_tui.plan.state import PlanState
+from gpumem_tui.tui.kit.figures import MUTED, Span
+from gpumem_tui.tui.kit.glyphs import BUCKET_LOOKS
+from gpumem_tui.tui.kit.help import entry, heading
+from gpumem_tui.tui.search.bar import ORDER
+
+Text = tuple[str, list[list[Span]]]
+"""A title and its lines."""
+
+_TRACE_ONLY: Mapping[str, str] = {
+    Bucket.CACHE.value: "Reserved from the device, not allocated at the peak: the caching allocator keeps freed blocks "
+    "and rounds segments up. The closed form leaves it to the headroom.",
+    Bucket.CONTEXT.value: "What CUDA, its kernels and libraries take for themselves before the first tensor. Measured "
+    "on one architecture and assumed for the others.",
+    Bucket.DRIVER_RESERVED.value: "Of the device's total, never given to CUDA.",
+    Bucket.OTHER.value: "Allocated but not attributed: slack of blocks that are not split.",
+    Bucket.TEMPORARY.value: "What lives within one phase: workspaces, gradients on their way, communication buffers.",
+    "moment": "The two columns are of two moments, so that activations and temporary differ most. Traced: the buckets "
+    "when most is allocated, which is outside forward and backward here. Formula: every row in full at once, as at the "
+    "turn from forward to backward.",
+    "free": "What is left of the device. By the closed form: within the usable share; by the trace: of all of it, with "
+    "cached segments counted as used.",
+}
+_ALSO: Mapping[str, tuple[str, ...]] = {
+    Bucket.PARAMETERS.value: ("textbook-parameters",),
+    Bucket.ACTIVATIONS.value: ("textbook-activations",),
+    "max-batch": ("usable",),
+    "sharding": ("beyond-one-gpu",),
+    "gpus": ("beyond-one-gpu",),
+    "traceable": ("combination",),
+    "batch-by-sample-size": ("max-batch",),
+    "batch-by-model": ("max-batch",),
+    "batch-by-gpu": ("max-batch",),
+    "activations-by-recompute": ("textbook-activations",),
+    "memory-over-step": ("peak",),
+    "moment": ("peak",),
+}
+"""What else belongs to a row or a control."""
+
+_KEYS = (
+    ("↑ ↓", "choose a control, or a row"),
+    ("← →", "change the control by a step; elsewhere: the next pane"),
+    ("shift ← →", "jump: half or twice, the next power of two"),
+    ("0 … 9", "type a number; backspace takes a digit away, esc the number"),
+    ("enter", "pick from a list; in a pane: apply, or explain"),
+    ("tab", "controls, ledger, pane; esc goes back to the controls"),
+    ("n t v j c", "numbers, techniques, curves, judgement, compare"),
+    ("u ctrl+r", "undo, redo"),
+    ("r", "trace again, where a trace failed"),
+    ("h", "explain the control or row: formula, numbers, source, limits"),
+    ("w o", "save the plan under a name, open or delete a saved one"),
+    ("s", "search the largest batch with these settings"),
+    ("x", "export: Markdown, command line, JSON"),
+    ("f1 f2 f3", "Monitor, Search, Plan: where 1 2 3 would type a number"),
+    ("wheel", "turns the control under the pointer"),
+)
+_COLUMNS = (
+    ("Formula", "the textbook's closed form, at every key press"),
+    ("Traced", "a real training step on a simulated GPU; … while it is traced"),
+    ("differ", "traced − formula; without a unit GiB, – is unknown"),
+    ("│", "in a bar: the end of what may be used"),
+)
+
+
+def explanation(plan: Plan, key: str) -> Text | None:
+    """All that is to be said about a row of the ledger, a fact or a technique; None if nothing is."""
+    known = explanations(plan)
+    names = [row.name for row in answer(plan).prediction.rows if row.bucket.value == key]
+    texts = [known[name] for name in (*names, key, *_ALSO.get(key, ())) if name in known]
+    lines = [line for text in texts for line in _explained(text, headed=len(texts) > 1)]
+    if key in _TRACE_ONLY:
+        lines = [[(_TRACE_ONLY[key], "")], [], *lines]
+    if not lines:
+        return None
+    title = texts[0].title if len(texts) == 1 or key not in _titles() else _titles()[key]
+    return title.capitalize() if title.islower() else title, _without_last_blank(lines)
+
+
+def control_help(state: PlanState, key: str) -> Text:
+    """What a control sets, and its values."""
+    control = control_of(state.draft, key)
+    lines: list[list[Span]] = [[(control.hint, "")], []]
+    if isinstance(control, Choice):
+        options = control.options(state.draft)
+        width = max(len(option.value) for option in options) + 2
+        lines += [[(f"{option.value:<{width}}", "bold"), (option.note, MUTED)] for option in options]
+    else:
+        lines.append([("from ", MUTED), (f"{control.least:,}", ""), (" to ", MUTED), (f"{control.most:,}", "")])
+    known = explanations(state.plan)
+    for other in _ALSO.get(key, ()):
+        if other in known:
+            lines += [[], *_explained(known[other], headed=True)]
+    return control.label, _without_last_blank(lines)
+
+
+def plan_help() -> list[list[Span]]:
+    """The keys, the columns and the patterns."""
+    keys = [entry(name, what) for name, what in _KEYS]
+    columns = [entry(name, what) for name, what in _COLUMNS]
+    looks = [[(BUCKET_LOOKS[bucket][0] * 2, BUCKET_LOOKS[bucket][1]), (f" {bucket.title}", "")] for bucket in ORDER]
+    return [heading("Keys"), *keys, [], heading("Numbers"), *columns, [], heading("Buckets"), *looks]
+
+
+def _explained(text: Explanation, *, headed: bool) -> Iterable[list[Span]]:
+    if headed:
+        yield heading(text.title)
+    yield [(text.formula, "bold")]
+    yield [(text.numbers, "")]
+    if text.limits:
+        yield [(text.limits, MUTED)]
+    yield [(f"Source: {text.source}", MUTED)]
+    yield []
+
+
+def _titles() -> dict[str, str]:
+    return {bucket.value: bucket.title for bucket in (*ALLOCATED_BUCKETS, *ORDER)}
+
+
+def _without_last_blank(lines: list[list[Span]]) -> list[list[Span]]:
+    return lines[:-1] if lines and not lines[-1] else lines

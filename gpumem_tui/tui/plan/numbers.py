@@ -1,0 +1,209 @@
+"""What a plan comes to: whether it fits, the two bars, the ledger by both predictions, and what follows from it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from gpumem_tui.memory import ALLOCATED_BUCKETS, Bucket, Unknown, Value, format_bytes, format_count
+from gpumem_tui.plan.answers import Answer, samples
+from gpumem_tui.plan.tracing import Failed, Pending, Ready, TraceState
+from gpumem_tui.search.ranges import largest_words, room_words
+from gpumem_tui.search.report import PHASE_WORDS
+from gpumem_tui.tui.kit.figures import ABSENT, MUTED, Span, compact_bytes, joined, proportions, signed
+from gpumem_tui.tui.kit.glyphs import BUCKET_LOOKS
+from gpumem_tui.tui.kit.rows import Row, paragraph, row
+from gpumem_tui.tui.monitor.readings import fit
+
+PENDING = "…"
+_TITLE_WIDTH = 16
+_VALUE_WIDTH = 9
+_FACT_NAME_WIDTH = 14
+_FACT_WIDTH = 44
+"""Cells from which a fact's name and text share a line."""
+_VERDICT_WIDTH = 60
+"""Cells from which the verdict also says what of."""
+_LIMIT = "│"
+_PEAK, _HEADROOM, _FREE = "= allocated peak", "headroom", "free"
+
+_ORDER = (*ALLOCATED_BUCKETS, Bucket.CACHE, Bucket.CONTEXT, Bucket.DRIVER_RESERVED)
+
+
+@dataclass(frozen=True)
+class _Line:
+    """A row of the ledger by both predictions, in bytes."""
+
+    title: str
+    formula: Value
+    traced: Value
+    key: str
+    bucket: Bucket | None = None
+
+
+def verdict_rows(answer: Answer, traced: TraceState, width: int) -> list[Row]:
+    """Two lines and two bars: the closed form's and the traced step's."""
+    return [
+        row(("formula  ", "bold"), *_formula_verdict(answer, width)),
+        row(*_bar(answer, _formula_segments(answer), answer.usable_bytes, width)),
+        row(("traced   ", "bold"), *_traced_verdict(traced)),
+        row(*_traced_bar(answer, traced, width)),
+    ]
+
+
+def ledger_rows(answer: Answer, traced: TraceState, width: int) -> list[Row]:
+    """Formula | Traced | difference where there is room, a row a bucket; a column sums to the GPU's memory."""
+    heads = ("Formula", "Traced", "differ")
+    head = f"{'GiB':<{_TITLE_WIDTH + 2}}" + "".join(f"{name:>{_VALUE_WIDTH}}" for name in heads)
+    columns = len(heads) if width >= len(head) else len(heads) - 1
+    lines = [_ledger_row(line, traced, columns) for line in _lines(answer, traced)]
+    return [row((head[: _TITLE_WIDTH + 2 + columns * _VALUE_WIDTH], f"bold {MUTED}")), *lines]
+
+
+def fact_rows(answer: Answer, traced: TraceState, width: int) -> list[Row]:
+    """What follows: the largest batch, how an optimizer step is made up, how large it is, and what is in the way."""
+    steps, plan = answer.accumulation, answer.plan
+    passes = f"{steps.steps:,} pass{'' if steps.steps == 1 else 'es'} × {plan.batch_size:,}"
+    gpus = f" × {plan.recipe.gpus:,} GPUs" if plan.recipe.gpus > 1 else ""
+    batch = samples(steps.global_batch_size)
+    if not steps.exact:
+        batch += f" for {steps.target_batch:,}"
+    if answer.global_batch_tokens:
+        batch += f", {format_count(answer.global_batch_tokens)} tokens"
+    facts = [
+        ("largest batch", f"{answer.max_batch_size:,} by formula, {_largest(traced)} traced", "max-batch"),
+        ("one step", passes + gpus, "accumulation"),
+        ("global batch", batch, "global-batch"),
+    ]
+    if isinstance(traced, Ready) and (phase := traced.answer.peaks_elsewhere) is not None:
+        facts.insert(1, ("differ", f"traced peak {PHASE_WORDS[phase]}", "moment"))
+    lines: list[Row] = []
+    for name, text, key in facts:
+        if width >= _FACT_WIDTH:
+            lines.append(row((f"{name:<{_FACT_NAME_WIDTH}}", MUTED), (text, ""), key=key))
+        else:
+            lines += [row((name, MUTED), key=key), *paragraph(text, width, "bold", indent=2)]
+    if answer.obstacle is not None:
+        lines.append(row())
+        lines += paragraph(answer.obstacle, width)
+    if isinstance(traced, Ready) and isinstance(largest := traced.answer.max_batch_size, Unknown):
+        lines.append(row())
+        lines += paragraph(f"traced at batch {plan.batch_size:,} alone: {largest.reason}", width)
+    return lines
+
+
+def _formula_verdict(answer: Answer, width: int) -> list[Span]:
+    usable = f" of {compact_bytes(answer.usable_bytes)} GiB usable" if width >= _VERDICT_WIDTH else ""
+    if answer.fits:
+        return [("✓ fits", "bold $text-success"), (f" · {format_bytes(answer.spare_bytes)} to spare{usable}", "")]
+    return [("✗ too large", "bold $text-error"), (f" by {format_bytes(-answer.spare_bytes)}{usable}", "")]
+
+
+def _traced_verdict(traced: TraceState) -> list[Span]:
+    match traced:
+        case Ready(_, found, _) if found.fits:
+            return [("✓ fits", "bold $text-success"), (f" · {room_words(found.fit, found.free_range)}", "")]
+        case Ready(_, found, _) if found.fit == "may fit":
+            return [("? may fit", "bold $text-warning"), (f" · {room_words(found.fit, found.free_range)}", "")]
+        case Ready(_, found, _):
+            missing = room_words(found.fit, found.free_range).removesuffix(" missing")
+            return [("✗ too large", "bold $text-error"), (f" by {missing}", "")]
+        case Pending():
+            return [(f"{PENDING} tracing one step without a GPU", MUTED)]
+        case Failed(_, reason):
+            return [(f"{ABSENT} {reason}", MUTED)]
+
+
+def _formula_segments(answer: Answer) -> dict[Bucket, int]:
+    return {bucket: answer.breakdown[bucket] for bucket in ALLOCATED_BUCKETS}
+
+
+def _traced_bar(answer: Answer, traced: TraceState, width: int) -> list[Span]:
+    if not isinstance(traced, Ready):
+        return [("·" * width, BUCKET_LOOKS[Bucket.FREE][1])]
+    found, gpu = traced.answer, answer.plan.gpu
+    segments = {
+        **{bucket: found.breakdown[bucket] for bucket in ALLOCATED_BUCKETS},
+        Bucket.CACHE: found.peak_reserved_bytes - found.peak_allocated_bytes,
+        Bucket.CONTEXT: found.context_bytes,
+        Bucket.DRIVER_RESERVED: gpu.total_bytes - gpu.cuda_total_bytes,
+    }
+    return _bar(answer, segments, gpu.total_bytes, width)
+
+
+def _bar(answer: Answer, segments: Mapping[Bucket, int], limit_bytes: int, width: int) -> list[Span]:
+    """The segments on the GPU's scale, or, where they exceed it, on their own; a stroke at what may be used."""
+    if width <= 0:
+        return []
+    total_bytes = answer.plan.gpu.total_bytes
+    used_bytes = sum(segments.values())
+    shown = [(bucket, segments.get(bucket, 0)) for bucket in _ORDER]
+    scale_bytes = max(total_bytes, used_bytes)
+    shown.append((Bucket.FREE, scale_bytes - used_bytes))
+    cells = proportions([size_bytes for _, size_bytes in shown], width)
+    drawn = [look for (bucket, _), count in zip(shown, cells, strict=True) for look in [BUCKET_LOOKS[bucket]] * count]
+    limit = min(width - 1, limit_bytes * width // scale_bytes)
+    if limit_bytes < scale_bytes:
+        drawn[limit] = (_LIMIT, "bold $text-error" if used_bytes > limit_bytes else "bold")
+    return joined(drawn)
+
+
+def _lines(answer: Answer, traced: TraceState) -> list[_Line]:
+    plan, gpu = answer.plan, answer.plan.gpu
+    headroom_bytes = gpu.total_bytes - answer.usable_bytes
+    not_counted = Unknown("in the headroom")
+    found = traced.answer if isinstance(traced, Ready) else None
+    waiting = Unknown("no trace")
+    buckets = [
+        _Line(bucket.title, answer.breakdown[bucket], found.breakdown[bucket] if found else waiting, bucket.value,
+              bucket)
+        for bucket in ALLOCATED_BUCKETS
+    ]  # fmt: skip
+    kept = f"{_HEADROOM} {plan.headroom * 100:g} %"
+    if found is None:
+        beside: list[tuple[Bucket, Value]] = [(b, waiting) for b in (Bucket.CACHE, Bucket.CONTEXT)]
+        free: Value = waiting
+        peak: Value = waiting
+    else:
+        beside = [
+            (Bucket.CACHE, found.peak_reserved_bytes - found.peak_allocated_bytes),
+            (Bucket.CONTEXT, found.context_bytes),
+        ]
+        peak, free = found.peak_allocated_bytes, gpu.cuda_total_bytes - found.device_used_bytes
+    beside.append((Bucket.DRIVER_RESERVED, gpu.total_bytes - gpu.cuda_total_bytes if found else waiting))
+    return [
+        *buckets,
+        _Line(_PEAK, answer.peak_bytes, peak, "peak"),
+        *(_Line(bucket.title, not_counted, value, bucket.value, bucket) for bucket, value in beside),
+        _Line(kept, headroom_bytes, Unknown("counted row by row"), "usable"),
+        _Line(_FREE, answer.spare_bytes, free, "free", Bucket.FREE),
+    ]
+
+
+def _ledger_row(line: _Line, traced: TraceState, columns: int) -> Row:
+    mark: Span = BUCKET_LOOKS[line.bucket] if line.bucket is not None else (" ", "")
+    weight = "bold" if line.bucket is None and line.key == "peak" else ""
+    waits = isinstance(traced, Pending) and line.key != "usable"
+    difference: Value = Unknown("nothing to compare")
+    if isinstance(line.formula, int) and isinstance(line.traced, int):
+        difference = line.traced - line.formula
+    spans: list[Span] = [mark, (f" {fit(line.title, _TITLE_WIDTH)}", weight), _figure(line.formula, weight)]
+    spans.append((f"{PENDING:>{_VALUE_WIDTH}}", MUTED) if waits else _figure(line.traced, weight))
+    spans.append((f"{signed(difference) if isinstance(difference, int) else '':>{_VALUE_WIDTH}}", MUTED))
+    return row(*spans[: 2 + columns], key=line.key)
+
+
+def _figure(value: Value, weight: str) -> Span:
+    text = f"{compact_bytes(value):>{_VALUE_WIDTH}}"
+    if isinstance(value, Unknown) or value == 0:
+        return text, MUTED
+    return text, "bold $text-error" if value < 0 else weight
+
+
+def _largest(traced: TraceState) -> str:
+    match traced:
+        case Ready(_, found, _):
+            return largest_words(found.max_batch_size, found.may_fit_batch_size) or ABSENT
+        case Pending():
+            return PENDING
+        case _:
+            return ABSENT

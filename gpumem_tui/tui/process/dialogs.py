@@ -1,0 +1,134 @@
+"""Dialogues about one process: all that is known of it, and the question before it is ended."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar, Literal
+
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Horizontal, Vertical, VerticalScroll
+from textual.content import Content
+from textual.screen import ModalScreen
+from textual.widgets import Button, Static
+
+from gpumem_tui.monitor.processes import CannotSignal, kill, terminate
+from gpumem_tui.monitor.snapshot import HostProcess
+from gpumem_tui.tui.kit.figures import Span
+from gpumem_tui.tui.kit.text import assembled
+
+Ending = Literal["terminate", "kill"]
+
+
+class DetailsScreen(ModalScreen[Ending | None]):
+    """Gives back how the user wants the process ended, if at all.
+
+    Args:
+        lines: the text; `may_end`: offer to end the process.
+    """
+
+    CSS_PATH = "dialogs.tcss"
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape,enter,q", "dismiss(None)", "close"),
+        Binding("T", "end('terminate')", "terminate"),
+        Binding("K", "end('kill')", "kill"),
+    ]
+
+    def __init__(self, lines: Sequence[list[Span]], *, may_end: bool) -> None:
+        super().__init__()
+        self._lines = lines
+        self._may_end = may_end
+        self._is_listed = True
+
+    def compose(self) -> ComposeResult:
+        """One scrollable text."""
+        with VerticalScroll(id="details") as box:
+            self._frame(box)
+            yield Static(assembled(self._lines))
+
+    def show(self, lines: Sequence[list[Span]] | None) -> None:
+        """Later figures; None where there are none, as the process is no longer listed."""
+        if not self.is_mounted:
+            return
+        if self._is_listed != (lines is not None):
+            self._is_listed = lines is not None
+            self._frame(self.query_one("#details", VerticalScroll))
+        if lines is not None and lines != self._lines:
+            self._lines = lines
+            self.query_one(Static).update(assembled(lines))
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """Ending is offered only where it can be done."""
+        return self._may_end and self._is_listed if action == "end" else True
+
+    def _frame(self, box: VerticalScroll) -> None:
+        box.border_title = "Process" if self._is_listed else "Process: no longer listed, these were its last figures"
+        may_end = self._may_end and self._is_listed
+        box.border_subtitle = "T terminate · K kill · esc closes" if may_end else "esc closes"
+
+    def action_end(self, ending: Ending) -> None:
+        """Close, and go on to the question."""
+        self.dismiss(ending)
+
+
+class QuestionScreen(ModalScreen[bool]):
+    """Whether to do something to a process. Nothing is chosen beforehand but to leave it alone.
+
+    Args:
+        verb: what is done; `question`: whether to.
+        about: to which process, in one line; `effect`: what that does to it.
+    """
+
+    CSS_PATH = "dialogs.tcss"
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape,n,q", "dismiss(False)", "leave it"),
+        Binding("y", "dismiss(True)", "yes"),
+        Binding("left,right", "app.focus_next", show=False),
+    ]
+
+    def __init__(self, verb: str, question: str, about: str, effect: str) -> None:
+        super().__init__()
+        self._verb = verb
+        self._question = question
+        self._about = about
+        self._effect = effect
+
+    def compose(self) -> ComposeResult:
+        """The question and two buttons."""
+        with Vertical(id="confirm") as box:
+            box.border_title = self._question
+            yield Static(Content(self._about), id="about")
+            yield Static(Content(self._effect), id="effect")
+            with Horizontal(id="buttons"):
+                yield Button("Leave it (n)", id="no", compact=True)
+                yield Button(f"{self._verb} (y)", id="yes", variant="error", compact=True)
+
+    def on_button_pressed(self, event: Button.Pressed) -> None:
+        """The answer."""
+        self.dismiss(event.button.id == "yes")
+
+
+class ConfirmScreen(QuestionScreen):
+    """Whether to end a process.
+
+    Args:
+        ending: how; `about`: which process, in one line.
+    """
+
+    _SAID: ClassVar[dict[Ending, tuple[str, str]]] = {
+        "terminate": ("Terminate", "It is asked to end (SIGTERM) and may still save its state."),
+        "kill": ("Kill", "It ends at once (SIGKILL). What it has not saved is lost."),
+    }
+
+    def __init__(self, ending: Ending, about: str) -> None:
+        verb, effect = self._SAID[ending]
+        super().__init__(verb, f"{verb} this process?", about, effect)
+
+
+def end_process(host: HostProcess, ending: Ending) -> tuple[str, bool]:
+    """Signal a process; returns what to tell, and whether it failed. May take a while: not for the event loop."""
+    try:
+        terminate(host) if ending == "terminate" else kill(host)
+    except CannotSignal as error:
+        return str(error), True
+    return f"pid {host.pid} ({host.name}) {'asked to end' if ending == 'terminate' else 'killed'}", False

@@ -1,0 +1,1 @@
+"""The Search screen: the form, the trials, the ledger, the curve and the verdict."""

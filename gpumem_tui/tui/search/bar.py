@@ -1,0 +1,95 @@
+"""One stacked bar of the device's memory: the running trial live, else the peak that is known best."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from gpumem_tui.memory import ALLOCATED_BUCKETS, Breakdown, Bucket, Unknown
+from gpumem_tui.search.events import Outcome, Sample
+from gpumem_tui.tui.kit.figures import compact_bytes
+from gpumem_tui.tui.search.state import RunningTrial, SearchState
+
+ORDER = (*ALLOCATED_BUCKETS, Bucket.CACHE, Bucket.CONTEXT, Bucket.DRIVER_RESERVED, Bucket.FREE)
+_ENDINGS: dict[Outcome, str] = {"fit": "ended", "oom": "ran out of memory", "error": "failed"}
+_PHASE_WORDS = {"build": "building the model", "batch": "between steps", "optimizer": "optimizer step"}
+
+
+@dataclass(frozen=True)
+class BarView:
+    """A bar and its heading.
+
+    Attributes:
+        segments: bytes by bucket; empty where nothing is known, and the title says why.
+    """
+
+    title: str
+    segments: Mapping[Bucket, int]
+
+
+def bar_view(state: SearchState) -> BarView:
+    """The bar of a state: live, the shown trial's peak, the traced peak or the closed form's."""
+    running, shown = state.running, state.shown
+    if running is not None:
+        context_bytes = state.predicted.ready.context_bytes if state.predicted is not None else 0
+        title = running_title(running, state)
+        if running.sample is not None and not running.sample.buckets:
+            title += " · by bucket at its end"
+        return _bar(state, title, *_live(running.sample), context_bytes)
+    batch_size = state.shown_batch_size
+    if shown is not None:
+        result, breakdown = shown.result, shown.result.breakdown
+        until = "" if result.outcome == "fit" else f", until it {_ENDINGS[result.outcome]}"
+        title = f"Peak of trial {shown.number} · batch {batch_size:,}{until}"
+        if breakdown is None:
+            return BarView(f"{title} · composition unknown: {result.buckets_unknown}", {})
+        context_bytes = result.device_used_bytes - result.peak_reserved_bytes
+        return _bar(state, title, breakdown, result.peak_reserved_bytes, context_bytes)
+    if not isinstance(state.traced, Unknown):
+        replay = state.traced.at(batch_size)
+        title = f"Traced peak · batch {batch_size:,}"
+        return _bar(state, title, replay.breakdown, replay.peak_reserved_bytes, state.traced.context_bytes)
+    formula = state.formula.at(batch_size)
+    if isinstance(formula, Unknown):
+        return BarView(f"Device memory: {state.traced.reason}", {})
+    title = f"Peak by formula · batch {batch_size:,}"
+    return _bar(state, title, formula.breakdown, formula.peak_bytes, 0)
+
+
+def running_title(running: RunningTrial, state: SearchState) -> str:
+    """What the running trial does, in words."""
+    parts = [f"Trial {running.number}", f"batch {running.batch_size:,}"]
+    sample = running.sample
+    if sample is None:
+        parts.append("starting")
+    else:
+        if sample.step:
+            parts.append(f"step {sample.step} of {state.config.steps}")
+        parts.append(_PHASE_WORDS.get(sample.phase, sample.phase))
+    if state.paused:
+        parts.append("held after this step")
+    return " · ".join(parts)
+
+
+def _live(sample: Sample | None) -> tuple[Breakdown, int]:
+    """The sample's buckets, with what they do not explain as other; and the reserved bytes."""
+    if sample is None:
+        return Breakdown({}), 0
+    buckets = {bucket: sample.buckets.get(bucket.value, 0) for bucket in ALLOCATED_BUCKETS}
+    buckets[Bucket.OTHER] += max(0, sample.allocated_bytes - sum(buckets.values()))
+    return Breakdown(buckets), max(sample.reserved_bytes, sum(buckets.values()))
+
+
+def _bar(state: SearchState, title: str, allocated: Breakdown, reserved_bytes: int, context_bytes: int) -> BarView:
+    gpu = state.config.device.gpu
+    free_bytes = gpu.cuda_total_bytes - reserved_bytes - context_bytes
+    segments = {
+        **{bucket: allocated[bucket] for bucket in ALLOCATED_BUCKETS},
+        Bucket.CACHE: reserved_bytes - allocated.total_bytes,
+        Bucket.CONTEXT: context_bytes,
+        Bucket.DRIVER_RESERVED: gpu.total_bytes - gpu.cuda_total_bytes,
+        Bucket.FREE: max(0, free_bytes),
+    }
+    if free_bytes < 0:
+        title += f" · {compact_bytes(-free_bytes)} more than the device has"
+    return BarView(title, segments)

@@ -1,0 +1,119 @@
+"""Memory against batch size: the lines, the trials and the capacity, in GiB and clipped to the axes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import pairwise
+
+from gpumem_tui.memory import GIB, Unknown
+from gpumem_tui.search.prediction import Prediction
+from gpumem_tui.tui.search.state import SearchState
+
+Point = tuple[float, float]
+"""Batch size and GiB."""
+
+_STEPS = 12
+_SMALLEST_RANGE = 4
+_ROOM = 1.2
+_BEYOND = 1.1
+"""Where trials that did not fit are marked, in capacities, if no trace tells what they needed: clear of the line."""
+
+
+@dataclass(frozen=True)
+class PlotView:
+    """What to draw.
+
+    Attributes:
+        capacity: GiB the step can take in all: what CUDA sees of the device, or less under a user's cap.
+        formula, traced: points of a line. `fits`, `ooms`, `failures`: the trials, those out of memory at what they
+            would have needed by trace.
+    """
+
+    x_max: float
+    y_max: float
+    capacity: float
+    formula: tuple[Point, ...]
+    traced: tuple[Point, ...]
+    fits: tuple[Point, ...]
+    ooms: tuple[Point, ...]
+    failures: tuple[Point, ...]
+    tried_title: str
+
+
+def curve_sizes(predicted_size: int | None, tried: Iterable[int] = ()) -> list[int]:
+    """The batch sizes at which the traced line is worked out: evenly to beyond the prediction, and every trial's."""
+    top = int(max(_SMALLEST_RANGE, predicted_size or 0) * _ROOM) + 1
+    step = max(1, top // _STEPS)
+    return sorted({1, *range(step, top + step, step), *tried})
+
+
+def warm(prediction: Prediction, tried: Iterable[int] = ()) -> None:
+    """Replay the sizes of the traced line now (milliseconds each), so that drawing finds them done."""
+    if isinstance(prediction.traced, Unknown):
+        return
+    for size in (*curve_sizes(prediction.best_max_batch_size), *tried):
+        prediction.traced.at(size)
+
+
+def plot_view(state: SearchState) -> PlotView:
+    """The chart of a state."""
+    device = state.config.device
+    sizes = curve_sizes(state.predicted_size, (trial.result.batch_size for trial in state.trials))
+    formula: list[Point] = [(size, gib) for size in sizes if (gib := _formula_gib(state, size)) is not None]
+    traced: list[Point] = []
+    if not isinstance(state.traced, Unknown):
+        traced = [(size, state.traced.device_used_bytes(size) / GIB) for size in sizes]
+    capacity = device.gpu.cuda_total_bytes / GIB
+    if state.config.limit_bytes is not None:
+        context_bytes = state.predicted.ready.context_bytes if state.predicted is not None else 0
+        capacity = min(capacity, (state.config.limit_bytes + context_bytes) / GIB)
+    starts = [line[0][1] for line in (formula, traced) if line]
+    y_max = _ROOM * max(capacity, *starts) if starts else _ROOM * capacity
+    by_outcome: dict[str, list[Point]] = {"fit": [], "oom": [], "error": []}
+    for trial in state.trials:
+        height = trial.result.device_used_bytes / GIB
+        if trial.result.outcome != "fit":
+            height = _BEYOND * capacity
+        if trial.result.outcome == "oom" and not isinstance(state.traced, Unknown):
+            needed = state.traced.device_used_bytes(trial.result.batch_size) / GIB
+            height = min(max(needed, capacity), y_max)
+        by_outcome[trial.result.outcome].append((trial.result.batch_size, height))
+    return PlotView(
+        x_max=float(sizes[-1]),
+        y_max=y_max,
+        capacity=capacity,
+        formula=clipped(formula, y_max),
+        traced=clipped(traced, y_max),
+        fits=tuple(by_outcome["fit"]),
+        ooms=tuple(by_outcome["oom"]),
+        failures=tuple(by_outcome["error"]),
+        tried_title=device.measured_title.lower(),
+    )
+
+
+def clipped(line: list[Point], y_max: float) -> tuple[Point, ...]:
+    """The rising line up to where it leaves the chart."""
+    kept: list[Point] = []
+    for x, y in line:
+        if y <= y_max:
+            kept.append((x, y))
+            continue
+        if kept:
+            x0, y0 = kept[-1]
+            kept.append((x0 + (x - x0) * (y_max - y0) / (y - y0), y_max))
+        break
+    return tuple(kept)
+
+
+def height_at(line: tuple[Point, ...], x: float) -> float | None:
+    """The line's height at `x`; None outside it."""
+    for (x0, y0), (x1, y1) in pairwise(line):
+        if x0 <= x <= x1:
+            return y0 + (y1 - y0) * (x - x0) / (x1 - x0)
+    return None
+
+
+def _formula_gib(state: SearchState, batch_size: int) -> float | None:
+    prediction = state.formula.at(batch_size)
+    return None if isinstance(prediction, Unknown) else prediction.peak_bytes / GIB

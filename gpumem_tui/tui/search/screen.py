@@ -1,0 +1,432 @@
+"""The Search screen: starts, holds and ends a search, and shows its state."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from typing import TYPE_CHECKING, ClassVar
+
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Horizontal, Vertical, VerticalScroll
+from textual.events import Resize
+from textual.message import Message
+from textual.widgets import Footer, Static
+
+from gpumem_tui.exit_codes import EXIT_FAILED
+from gpumem_tui.options import WorkloadOptions
+from gpumem_tui.plan.measured import MeasuredRate, rate_of
+from gpumem_tui.search.config import SearchConfig
+from gpumem_tui.search.control import Control, Unusable
+from gpumem_tui.search.predicting import CommandOutput, Predicted
+from gpumem_tui.search.prediction import Prediction
+from gpumem_tui.search.runner import SearchEvent, TrialFinished, TrialStarted, search
+from gpumem_tui.tui.kit.header import HeaderLine
+from gpumem_tui.tui.kit.help_screen import HelpScreen
+from gpumem_tui.tui.kit.main_screen import MainScreen
+from gpumem_tui.tui.kit.output_pane import OutputPane
+from gpumem_tui.tui.kit.printed import Printed
+from gpumem_tui.tui.search.form import Edited, EditScreen
+from gpumem_tui.tui.search.help import search_help
+from gpumem_tui.tui.search.memory_bar import MemoryBar
+from gpumem_tui.tui.search.panels import LedgerTable, ReasonPanel, VerdictPanel, WorkloadLine, WorkloadPanel
+from gpumem_tui.tui.search.plot import warm
+from gpumem_tui.tui.search.state import (
+    Failure,
+    SearchState,
+    cancelling,
+    failed,
+    held,
+    reduce,
+    selecting,
+    started,
+)
+from gpumem_tui.tui.search.trial_log import TrialLog
+
+if TYPE_CHECKING:
+    from gpumem_tui.tui.search.batch_plot import BatchPlot
+
+SMALLEST = (60, 16)
+"""Columns and rows below which the screen only says so."""
+
+_ROOMY_FOOTER = 76
+_REDRAW_S = 0.25
+_CLOCK_S = 1.0
+_FAREWELL_S = 1.0
+
+SearchFunction = Callable[[SearchConfig, Control], Iterator[SearchEvent]]
+Clock = Callable[[], datetime]
+
+
+class SearchScreen(MainScreen):
+    """One search at a time.
+
+    Args:
+        config: what to search; `options` is what the user typed to get it, for the form.
+        notice: where it will run, in the caller's words.
+        autostart: begin as soon as the screen is there.
+        search_function, clock: the search and the time of day.
+    """
+
+    CSS_PATH = "screen.tcss"
+    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (110, "-normal"), (160, "-wide")]  # noqa: RUF012  as Textual declares it
+    VERTICAL_BREAKPOINTS = [(0, "-short"), (24, "-low"), (30, "-mid"), (36, "-tall"), (50, "-high")]  # noqa: RUF012
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("s", "start", "start", tooltip="Search the largest batch that fits"),
+        Binding("p", "pause", "pause", tooltip="Hold the search after the step that runs"),
+        Binding("p", "resume", "go on", tooltip="Go on with the search"),
+        Binding("c", "cancel", "cancel", tooltip="End the search; the running trial is killed"),
+        Binding("e", "edit", "edit", tooltip="Change model, GPU, recipe or strategy"),
+        Binding("v", "switch", "plot/table", tooltip="Show the plot or the ledger table"),
+        Binding("o", "output", "output", tooltip="Show what the command prints"),
+        Binding("o", "trials", "trials", tooltip="Show the log of trials"),
+        Binding("z", "enlarge", "zoom", tooltip="Give the command's output the whole screen"),
+        Binding("z,escape", "shrink", "back", key_display="z", tooltip="The other panels again"),
+        Binding("question_mark", "help", "help", key_display="?", tooltip="The keys and what the columns mean"),
+        Binding("q", "app.quit", "quit", tooltip="Leave; a running search is cancelled"),
+    ]
+
+    class Arrived(Message):
+        """The search of `control` has something to say."""
+
+        def __init__(self, control: Control, event: SearchEvent) -> None:
+            super().__init__()
+            self.origin = control
+            self.event = event
+
+    class Measured(Message):
+        """A trial has been timed."""
+
+        def __init__(self, rate: MeasuredRate) -> None:
+            super().__init__()
+            self.rate = rate
+
+    class Broke(Message):
+        """The search of `control` ended without a verdict."""
+
+        def __init__(self, control: Control, failure: Failure) -> None:
+            super().__init__()
+            self.origin = control
+            self.failure = failure
+
+    def __init__(
+        self,
+        config: SearchConfig,
+        options: WorkloadOptions,
+        notice: str = "",
+        *,
+        autostart: bool = False,
+        search_function: SearchFunction = search,
+        clock: Clock = datetime.now,
+    ) -> None:
+        super().__init__()
+        self._state = SearchState(config)
+        self._options = options
+        self._given = Edited(options, config)
+        self._notice = notice
+        self._autostart = autostart
+        self._search = search_function
+        self._clock = clock
+        self._printed = Printed.of(config)
+        self._shows_output: bool | None = None  # as the user chose; None: until the first trial has ended
+        self._control = Control()
+        self._ended = threading.Event()
+        self._ended.set()
+        self._began = clock()
+        self._drawn: SearchState | None = None
+        self._plot: BatchPlot | None = None
+        self._focused_log: TrialLog | OutputPane | None = None
+
+    @property
+    def state(self) -> SearchState:
+        """Where the search stands."""
+        return self._state
+
+    @property
+    def settled(self) -> bool:
+        """All of `state` is on the screen, the chart included."""
+        return self._plot is not None and self._drawn is self._state
+
+    # What is on it
+
+    def compose(self) -> ComposeResult:
+        """Header, panels, bar, log, verdict, footer; and what a tiny terminal gets instead."""
+        yield HeaderLine()
+        yield WorkloadLine()
+        with Horizontal(id="panels"):
+            yield WorkloadPanel()
+            plot_pane = Vertical(id="plot-pane")
+            plot_pane.border_title = "GiB against batch size"
+            yield plot_pane
+            with VerticalScroll(id="ledger-pane"):
+                yield LedgerTable()
+        yield MemoryBar()
+        log, empty = TrialLog(), Static("no trial yet", id="log-empty")
+        log.border_title = empty.border_title = "Trials"
+        with Horizontal(id="logs"):
+            yield log
+            yield empty
+            yield OutputPane()
+        yield ReasonPanel()
+        yield VerdictPanel()
+        yield Footer()
+        yield Static(id="too-small")
+
+    def on_mount(self) -> None:
+        """Draw what is known without a search; numpy comes after the first frame."""
+        self._redraws = self.set_interval(_REDRAW_S, self._redraw_if_dirty, pause=True)
+        self.set_interval(_CLOCK_S, self._show_time)
+        self._draw()
+        self.call_after_refresh(self._after_first_frame)
+
+    def _after_first_frame(self) -> None:
+        self.run_worker(self._mount_plot(), exit_on_error=True)
+        if self._autostart and not self.ending:
+            self.action_start()
+
+    async def _mount_plot(self) -> None:
+        plot = await asyncio.to_thread(_new_plot)
+        panes = self.query("#plot-pane")  # none, if the program has ended meanwhile
+        if panes and not self.ending:
+            await panes.first().mount(plot)
+            self._plot = plot
+            plot.show(self._state)
+
+    def on_resize(self, event: Resize) -> None:
+        """A tiny terminal gets one line that says what is needed."""
+        self.set_class(self.fit_width(event.size, SMALLEST, _ROOMY_FOOTER), "-tiny")
+        self.call_after_refresh(self._draw)
+        self.call_after_refresh(self.refresh_bindings)  # the width decides which keys do something
+
+    def load(self, options: WorkloadOptions, config: SearchConfig) -> bool:
+        """Search something else, as if it had been opened with it; False while a search runs."""
+        if self._state.busy:
+            return False
+        self._take(options, config)
+        self.action_start()
+        return True
+
+    def _take(self, options: WorkloadOptions, config: SearchConfig) -> None:
+        self._options = options
+        self._notice = ""
+        self._printed = Printed.of(config)
+        self._shows_output = None
+        self.remove_class("-large")
+        self._enter(SearchState(config))
+
+    # Keys
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """Only what does something now is offered."""
+        state = self._state
+        match action:
+            case "start" | "edit":
+                return not state.busy
+            case "pause":
+                return state.busy and not state.paused and not state.cancelling
+            case "resume":
+                return state.busy and state.paused and not state.cancelling
+            case "cancel":
+                return state.busy and not state.cancelling
+            case "switch":
+                return self.has_class("-narrow") and not self.has_class("-high") and not self.has_class("-large")
+            case "output" | "trials":
+                shared = not self.has_class("-wide") and not self.has_class("-large")
+                return self._is_command and shared and self.has_class("-output") is (action == "trials")
+            case "enlarge" | "shrink":
+                shown = self.has_class("-output") or self.has_class("-wide")
+                return self._is_command and shown and self.has_class("-large") is (action == "shrink")
+            case _:
+                return True
+
+    def action_start(self) -> None:
+        """Search, or search again."""
+        self._control = Control()
+        self._ended = threading.Event()
+        self._began = self._clock()
+        self._printed = Printed.of(self._state.config)
+        self._enter(started(self._state))
+        config, control, ended, printed = self._state.config, self._control, self._ended, self._printed
+        self.run_worker(lambda: self._drive(config, control, ended, printed), thread=True, exit_on_error=False)
+
+    def action_pause(self) -> None:
+        """Hold the search after the step that runs."""
+        self._control.pause()
+        self._enter(held(self._state, paused=True))
+
+    def action_resume(self) -> None:
+        """Go on."""
+        self._control.resume()
+        self._enter(held(self._state, paused=False))
+
+    def action_cancel(self) -> None:
+        """End the search; its verdict follows within a moment."""
+        self._control.cancel()
+        self._enter(cancelling(self._state))
+
+    def action_switch(self) -> None:
+        """Plot or table, where there is room for one."""
+        self.toggle_class("-plot")
+
+    def action_output(self) -> None:
+        """The command's output in the place of the trials."""
+        self._shows_output = True
+        self._draw()
+
+    def action_trials(self) -> None:
+        """The trials in the place of the command's output."""
+        self._shows_output = False
+        self._draw()
+
+    def action_enlarge(self) -> None:
+        """The output in the place of all panels."""
+        self.add_class("-large")
+        self._draw()
+
+    def action_shrink(self) -> None:
+        """The panels again."""
+        self.remove_class("-large")
+        self._draw()
+
+    def action_help(self) -> None:
+        """The keys and the columns."""
+        tried_title = self._state.config.device.measured_title
+        self.app.push_screen(HelpScreen(search_help(tried_title, is_command=self._is_command)))
+
+    def action_edit(self) -> None:
+        """The form."""
+
+        def edited(result: Edited | None) -> None:
+            if result is not None:
+                self._take(result.options, result.config)
+
+        self.app.push_screen(EditScreen(Edited(self._options, self._state.config), self._given), edited)
+
+    def on_trial_log_chosen(self, message: TrialLog.Chosen) -> None:
+        """The user looks at another trial."""
+        self._enter(selecting(self._state, message.number))
+
+    # The search
+
+    def _drive(self, config: SearchConfig, control: Control, ended: threading.Event, printed: Printed) -> None:
+        """Run the search to its end, in a thread of its own."""
+        prediction: Prediction | None = None
+        try:
+            for event in self._search(config, control):
+                printed.take(event)
+                if isinstance(event, CommandOutput):
+                    continue  # there may be many: the screen looks when it draws
+                if isinstance(event, Predicted):
+                    prediction = event.prediction
+                    warm(prediction)
+                elif isinstance(event, TrialStarted) and prediction is not None:
+                    warm(prediction, [event.batch_size])
+                self.post_message(self.Arrived(control, event))
+        except Unusable as error:
+            self.post_message(self.Broke(control, Failure(str(error), error.exit_code)))
+        except Exception as error:  # noqa: BLE001  whatever it is, the screen says it in one line
+            said = " ".join(f"{type(error).__name__}: {error}".split())
+            self.post_message(self.Broke(control, Failure(f"the search itself broke off: {said}", EXIT_FAILED)))
+        finally:
+            ended.set()
+
+    def on_search_screen_arrived(self, message: Arrived) -> None:
+        """Fold an event in; drawn with the next redraw."""
+        if message.origin is self._control:
+            before = self._state
+            self._state = reduce(before, message.event)
+            if isinstance(message.event, TrialFinished):
+                rate = rate_of(before.config.workload, before.config.device.gpu, message.event.result)
+                if rate is not None:
+                    self.post_message(self.Measured(rate))
+            if before.stage is not self._state.stage:
+                self._enter(self._state)
+
+    def on_search_screen_broke(self, message: Broke) -> None:
+        """The search is over without a verdict."""
+        if message.origin is self._control:
+            self._enter(failed(self._state, message.failure))
+
+    def cancel(self) -> None:
+        """End the search; safe to call from any thread."""
+        self._control.cancel()
+
+    async def end(self) -> int:
+        """Cancel what runs, wait until its child process is gone, and return the exit code for leaving now."""
+        code = self._state.exit_code
+        await super().end()
+        await asyncio.to_thread(self._ended.wait, _FAREWELL_S)
+        return code
+
+    # Drawing
+
+    def _enter(self, state: SearchState) -> None:
+        """Show another state at once, and offer the keys that fit it."""
+        self._state = state
+        if state.busy:
+            self._redraws.resume()
+        else:
+            self._redraws.pause()
+        self._draw()
+        self.refresh_bindings()
+
+    def _redraw_if_dirty(self) -> None:
+        if self._drawn is self._state:
+            self._show_verdict()  # its seconds count
+            self.query_one(OutputPane).show(self._printed)
+        else:
+            self._draw()
+
+    def _show_verdict(self) -> None:
+        elapsed_s = int((self._clock() - self._began).total_seconds())
+        short = not (self.has_class("-tall") or self.has_class("-high"))
+        self.query_one(VerdictPanel).show(self._state, self._notice, elapsed_s, short=short)
+
+    def _show_time(self) -> None:
+        self.query_one(HeaderLine).show(self._state, f"{self._clock():%H:%M}")
+
+    def _draw(self) -> None:
+        state = self._state
+        self._show_time()
+        self.query_one(WorkloadLine).show(state)
+        self.query_one(WorkloadPanel).show(state)
+        ledger = self.query_one(LedgerTable)
+        ledger.show(state)
+        self.query_one("#ledger-pane").border_title = ledger.title
+        self.query_one(MemoryBar).show(state)
+        self.query_one(TrialLog).show(state)
+        self._show_output()
+        self.query_one(ReasonPanel).show(state)
+        self._show_verdict()
+        self.set_class(not state.trials, "-no-trials")
+        self.set_class(state.running is not None, "-running")
+        if self._plot is not None:
+            self._plot.show(state)
+        self._drawn = state
+
+    @property
+    def _is_command(self) -> bool:
+        return self._state.config.workload.command is not None
+
+    def _show_output(self) -> None:
+        """Where the output is, and who of the two logs has the arrow keys."""
+        chosen = self._shows_output
+        shown = self._is_command and (not self._state.trials if chosen is None else chosen)
+        self.set_class(self._is_command, "-command")
+        self.set_class(shown, "-output")
+        pane, log = self.query_one(OutputPane), self.query_one(TrialLog)
+        pane.show(self._printed)
+        wanted = pane if self.has_class("-large") or (shown and not self.has_class("-wide")) else log
+        if self._focused_log is not wanted:
+            self._focused_log = wanted
+            wanted.focus(scroll_visible=False)
+        self.refresh_bindings()
+
+
+def _new_plot() -> BatchPlot:
+    """Import numpy and the chart, off the event loop."""
+    from gpumem_tui.tui.search.batch_plot import BatchPlot
+
+    return BatchPlot()

@@ -1,0 +1,1 @@
+"""A PyTorch memory snapshot on the screen."""

@@ -1,0 +1,221 @@
+"""A memory snapshot, as lines: memory over its events, and what the peak consists of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gpumem_tui.memory import Bucket, format_bytes, format_count
+from gpumem_tui.snapshots.analysis import Analysis, Part, Point
+from gpumem_tui.snapshots.model import Snapshot
+from gpumem_tui.tui.kit.areas import Band, Stack, area_column, drawn, eighths
+from gpumem_tui.tui.kit.figures import MUTED, Span, compact_bytes, span_width
+from gpumem_tui.tui.kit.glyphs import BUCKET_LOOKS, PROGRAM, Look
+from gpumem_tui.tui.kit.help import entry
+from gpumem_tui.tui.kit.help import heading as help_heading
+from gpumem_tui.tui.kit.rows import Row, paragraph, row
+from gpumem_tui.tui.monitor.readings import fit
+
+PANES = {"lines": "l", "stacks": "s", "segments": "m", "out of memory": "o"}
+"""The lists, by the key that shows each."""
+
+SMALLEST = (60, 18)
+"""Columns and rows below which the screen only says so."""
+
+_LABEL = 8
+_SIZE = 8
+_MOST_ROWS = 300
+_CACHE = Band(Bucket.CACHE.title, "$history-reserved")
+_LOOKS: dict[str, Look] = {
+    **{bucket.title: look for bucket, look in BUCKET_LOOKS.items()},
+    "model": BUCKET_LOOKS[Bucket.PARAMETERS],
+    "forward": BUCKET_LOOKS[Bucket.ACTIVATIONS],
+    "backward": BUCKET_LOOKS[Bucket.GRADIENTS],
+    "optimizer": BUCKET_LOOKS[Bucket.OPTIMIZER],
+    "elsewhere": BUCKET_LOOKS[Bucket.TEMPORARY],
+    "before the recording": BUCKET_LOOKS[Bucket.CONTEXT],
+}
+_KEYS = (
+    ("l", "source lines: what the innermost line of the program holds at the peak"),
+    ("s", "stacks at the peak; enter shows all frames of one"),
+    ("m", "segments when the snapshot was taken, and what is free in them"),
+    ("o", "requests that found no room, and why"),
+    ("d", "the next device"),
+    ("1 2 3", "Monitor, Search, Plan"),
+    ("q", "leave"),
+)
+_MEANS = (
+    ("█ ▒ ·", "of a segment: in use, partly in use, free"),
+    ("cache", "reserved from the driver and not allocated"),
+    ("by stack", "categories that the file does not name are told by torch's own frames in the stack"),
+)
+
+
+def header_row(snapshot: Snapshot, analysis: Analysis, time: str, width: int) -> Row:
+    """The file, and which of its devices; what there is no room for is left out."""
+    left: list[Span] = [(PROGRAM, "bold $primary"), ("  ", "")]
+    right: list[Span] = [(time, MUTED), (" ", "")]
+    devices = len(snapshot.devices)
+    among = f" ({snapshot.devices.index(analysis.device) + 1} of {devices}, d)" if devices > 1 else ""
+    facts = [f"cuda:{analysis.device}{among}", f"{format_count(analysis.events)} events"]
+    if analysis.duration_s is not None:
+        facts.append(f"{analysis.duration_s:.3g} s")
+    facts.append(f"{snapshot.kind}, {format_bytes(snapshot.size_bytes)}")
+    tail = ""
+    for fact in facts:
+        if span_width(left) + len(tail) + len(fact) + 3 + 16 + span_width(right) <= width:
+            tail += f" · {fact}"
+    room = width - span_width(left) - len(tail) - span_width(right) - 1
+    left += [(snapshot.name if len(snapshot.name) <= room else fit(snapshot.name, room), "bold"), (tail, "")]
+    return row(*left, (" " * max(1, width - span_width(left) - span_width(right)), ""), *right)
+
+
+def verdict_row(analysis: Analysis, width: int) -> Row:
+    """The peak, or the request that failed."""
+    if analysis.ooms:
+        said = analysis.ooms[-1].explanation()[0]
+        return row(("✗ ", "$text-error"), (fit(f"out of memory: {said}", width - 2), "bold"))
+    said = (
+        f"peak {format_bytes(analysis.peak_allocated_bytes)} allocated, "
+        f"{format_bytes(analysis.peak_reserved_bytes)} reserved; when written "
+        f"{format_bytes(analysis.end_allocated_bytes)} and {format_bytes(analysis.end_reserved_bytes)}"
+    )
+    return row(("▲ ", "$warning"), (fit(said, width - 2), "bold"))
+
+
+# Memory over the events
+
+
+def course_rows(analysis: Analysis, width: int, height: int) -> list[Row]:
+    """A chart of so many lines: allocated by category, above it the cache, below it where the peak is."""
+    columns, rows = max(8, width - _LABEL), max(3, height - 2)
+    top = max(analysis.peak_reserved_bytes, analysis.peak_allocated_bytes, 1)
+    bands = [Band(name, _look(name)[1]) for name in analysis.categories]
+    stacks = [_stack(point, bands, top, rows) for point in _by_column(analysis, columns)]
+    labels = [""] * rows
+    labels[0], labels[-1] = compact_bytes(top), "0"
+    areas = drawn([area_column(stack, rows) for stack in stacks])
+    lines = [row((f"{label:>{_LABEL - 1}} ", MUTED), *area) for label, area in zip(labels, areas, strict=True)]
+    return [*lines, _mark_row(analysis, columns), _axis_row(analysis, columns)]
+
+
+def _by_column(analysis: Analysis, columns: int) -> list[Point]:
+    """The highest point of each column; where nothing happened, what was held before."""
+    found: list[Point | None] = [None] * columns
+    for point in analysis.timeline:
+        column = _column(analysis, point.event, columns)
+        best = found[column]
+        if best is None or point.allocated_bytes >= best.allocated_bytes:
+            found[column] = point
+    filled: list[Point] = []
+    before = analysis.timeline[0]
+    for one in found:
+        before = one or before
+        filled.append(before)
+    return filled
+
+
+def _column(analysis: Analysis, event: int, columns: int) -> int:
+    return min(columns - 1, (event + 1) * columns // (analysis.events + 1))
+
+
+def _stack(point: Point, bands: Sequence[Band], top: int, rows: int) -> Stack:
+    edges: list[tuple[int, Band]] = []
+    edge = 0
+    for band, size_bytes in zip(bands, point.by_category, strict=True):
+        edge += size_bytes
+        if size_bytes:
+            edges.append((eighths(edge, top, rows), band))
+    return [*edges, (eighths(max(edge, point.reserved_bytes), top, rows), _CACHE)]
+
+
+def _mark_row(analysis: Analysis, columns: int) -> Row:
+    """Where the peak is, and where memory ran out."""
+    line = [" "] * columns
+    peak = _column(analysis, analysis.peak_event, columns)
+    word = "▲ peak" if peak + 6 <= columns else "peak ▲"
+    start = peak if peak + 6 <= columns else max(0, peak - 5)
+    line[start : start + len(word)] = word
+    spans: list[Span] = [(" " * _LABEL, "")]
+    failed = {_column(analysis, oom.event, columns) for oom in analysis.ooms}
+    for index, character in enumerate(line[:columns]):
+        spans.append(("✗", "bold $text-error") if index in failed else (character, "$warning"))
+    return row(*spans)
+
+
+def _axis_row(analysis: Analysis, columns: int) -> Row:
+    right = f"{format_count(analysis.events)} events"
+    return row((" " * _LABEL + "0" + " " * max(1, columns - 1 - len(right)) + right, MUTED))
+
+
+# What the peak consists of
+
+
+def category_rows(analysis: Analysis, width: int) -> list[Row]:
+    """The peak by category, which is the legend of the chart too."""
+    lines = [row((fit("at the peak", width), f"bold {MUTED}"))]
+    sizes = {part.name: part.size_bytes for part in analysis.by_category}
+    lines += [_category(name, size_bytes, width) for name, size_bytes in sizes.items()]
+    lines += [_category(name, 0, width) for name in analysis.categories if name not in sizes]
+    lines.append(_sum("= allocated", analysis.peak_allocated_bytes, width))
+    lines.append(_sum("reserved at most", analysis.peak_reserved_bytes, width))
+    lines.append(row())
+    if analysis.gap:
+        lines += paragraph(analysis.gap, width)
+    return [*lines, *paragraph(f"categories told by {analysis.categories_from}", width)]
+
+
+def _category(name: str, size_bytes: int, width: int) -> Row:
+    pattern, colour = _look(name)
+    return row(
+        (pattern, colour), (f" {fit(name, width - 2 - _SIZE)}", ""), (f"{compact_bytes(size_bytes):>{_SIZE}}", "")
+    )
+
+
+def _sum(title: str, size_bytes: int, width: int) -> Row:
+    return row((fit(title, width - _SIZE), "bold"), (f"{compact_bytes(size_bytes):>{_SIZE}}", "bold"))
+
+
+def _look(name: str) -> Look:
+    return _LOOKS.get(name, BUCKET_LOOKS[Bucket.OTHER])
+
+
+def part_rows(parts: Sequence[Part], total_bytes: int, width: int, what: str) -> list[Row]:
+    """The largest parts of the peak: size, share, a bar in the pattern of its category, name."""
+    bar = max(4, min(16, width // 8))
+    lines = [row((fit(f"{'GiB':>{_SIZE}}  share  {what}", width), f"bold {MUTED}"))]
+    for number, part in enumerate(parts[:_MOST_ROWS]):
+        share = part.size_bytes / total_bytes if total_bytes else 0.0
+        pattern, colour = _look(part.categories[0][0]) if part.categories else BUCKET_LOOKS[Bucket.OTHER]
+        cells = max(1, round(share * bar))
+        blocks = f"  ×{part.blocks:,}" if part.blocks > 1 else ""
+        room = max(4, width - _SIZE - 8 - bar - 1 - len(blocks))
+        lines.append(
+            row(
+                (f"{compact_bytes(part.size_bytes):>{_SIZE}}", "bold"),
+                (f"{share:>7.1%} ", MUTED),
+                (pattern * cells, colour),
+                (" " * (bar - cells + 1), ""),
+                (fit(part.name, room), ""),
+                (blocks, MUTED),
+                key=str(number),
+            )
+        )
+    if rest := parts[_MOST_ROWS:]:
+        size = compact_bytes(sum(part.size_bytes for part in rest))
+        lines.append(row((f"{size:>{_SIZE}}", "bold"), (f"  {len(rest):,} smaller ones", MUTED)))
+    return lines
+
+
+def part_details(part: Part) -> tuple[str, list[list[Span]]]:
+    """All that is known of a part: its categories, and of a stack every frame."""
+    lines: list[list[Span]] = [[(f"{format_bytes(part.size_bytes)} in {part.blocks:,} blocks", "bold")], []]
+    lines += [[(f"{format_bytes(size_bytes):>11}  {name}", "")] for name, size_bytes in part.categories]
+    if part.frames:
+        lines += [[], [("the innermost frame first", MUTED)], *([(frame, "")] for frame in part.frames)]
+    return part.name, lines
+
+
+def snapshot_help() -> list[list[Span]]:
+    """The keys and the marks."""
+    keys = [entry(key, what) for key, what in _KEYS]
+    return [help_heading("Keys"), *keys, [], help_heading("Marks"), *(entry(mark, what) for mark, what in _MEANS)]

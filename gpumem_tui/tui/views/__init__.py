@@ -1,1 +1,0 @@
-"""What each panel says, worked out from the state alone: no widget, no terminal, so tests read it as data."""
