@@ -11,7 +11,7 @@ from gpumem_tui.errors import OptionError
 from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.memory import GIB, Unknown
 from gpumem_tui.monitor.devices import RealGpu
-from gpumem_tui.options import (
+from gpumem_tui.options.workload import (
     ModelChanges,
     WorkloadOptions,
     choose_device,

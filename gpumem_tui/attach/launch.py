@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
 from gpumem_tui.probe.files import SITE_DIRECTORY, WireError, check_directory, default_directory
+from gpumem_tui.python_options import bypass
 from gpumem_tui.watch.supervising import Supervised
 from gpumem_tui.watch.terminal_command import TerminalCommand
 
 _T = TypeVar("_T")
-
-_PYTHON = re.compile(r"python(\d+(\.\d+)?t?)?|pypy\d*")
-_TAKES_VALUE = "WX"
-_IGNORES_SITE = {"I": "isolated mode", "E": "PYTHONPATH is ignored", "S": "no site module"}
 
 
 class CannotRun(Exception):
@@ -87,29 +83,6 @@ def _started(command: Sequence[str], begin: Callable[[], _T]) -> _T:
         raise CannotRun(f"{command[0]}: {error.strerror}", 127) from error
     except OSError as error:
         raise CannotRun(f"{command[0]} cannot be run: {error.strerror}", 126) from error
-
-
-def bypass(command: Sequence[str]) -> str:
-    """The option of a Python in the command that makes it ignore PYTHONPATH or sitecustomize, with the reason.
-
-    Empty if there is none.
-    """
-    words = iter(command)
-    if not any(_PYTHON.fullmatch(os.path.basename(word)) for word in words):
-        return ""
-    for word in words:  # what follows the interpreter's name
-        if not word.startswith("-") or word.startswith("--") or word == "-":
-            return ""
-        for letter in word[1:]:
-            if letter in _IGNORES_SITE:
-                return f"`python -{letter}` ({_IGNORES_SITE[letter]})"
-            if letter in "cm":
-                return ""
-            if letter in _TAKES_VALUE:
-                if word.endswith(letter):
-                    next(words, None)
-                break
-    return ""
 
 
 def _nearest_existing(path: Path) -> Path:

@@ -6,8 +6,8 @@ import os
 import time
 from collections.abc import Callable, Collection, Iterable
 
-from gpumem_tui.attach.launch import bypass
 from gpumem_tui.probe.files import SITE_DIRECTORY
+from gpumem_tui.python_options import bypass
 from gpumem_tui.watch import hosts, programs
 
 RUN_AFTER_S = 60.0

@@ -10,8 +10,8 @@ from click.core import ParameterSource
 from gpumem_tui.cli.common import complain, predict_or_exit
 from gpumem_tui.cli.search import predicted_size
 from gpumem_tui.cli.workload import DEVICE_OPTIONS, WORKLOAD_OPTIONS, with_options
-from gpumem_tui.configuration import configure
 from gpumem_tui.exit_codes import EXIT_FAILED
+from gpumem_tui.options.configuration import configure
 
 if TYPE_CHECKING:
     from gpumem_tui.snapshots.against import Comparison

@@ -248,7 +248,7 @@ def _serve(stack: ExitStack, source: Source, host: str, port: int) -> str:
 @click.option("--python", metavar="PATH", help="Interpreter that trains (default: this one).")
 def doctor(as_json: bool, python: str | None) -> int:
     """What works on this machine, what does not, and the remedy. Exit code 4 if something is broken."""
-    from gpumem_tui.monitor.doctor import Status, System, examine
+    from gpumem_tui.doctor.checks import Status, System, examine
     from gpumem_tui.monitor.headless import NoAnswer, complete
     from gpumem_tui.monitor.sampler import Sampler
 

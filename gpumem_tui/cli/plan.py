@@ -20,9 +20,9 @@ from gpumem_tui.cli.workload import (
     trained_command,
     with_options,
 )
-from gpumem_tui.configuration import configure
 from gpumem_tui.formula.extras import EXTRAS, why_not
 from gpumem_tui.memory import Unknown
+from gpumem_tui.options.configuration import configure
 from gpumem_tui.plan.injected import NAMES
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from gpumem_tui.cli.workload import (
     trained_command,
     with_options,
 )
-from gpumem_tui.configuration import configure
+from gpumem_tui.options.configuration import configure
 from gpumem_tui.search.strategy import MAX_BATCH_SIZE, NAMES
 
 if TYPE_CHECKING:
@@ -48,9 +48,10 @@ def search(as_json: bool, plain: bool, quiet: bool, **values: Any) -> int:
         from gpumem_tui.tui.start import open_search
 
         return open_search(options, config, autostart=True)
+    from gpumem_tui.plan.advice import advice_lines
     from gpumem_tui.search.headless import run
 
-    return run(config, as_json=as_json, quiet=quiet)
+    return run(config, advice_lines, as_json=as_json, quiet=quiet)
 
 
 @click.command(cls=TakesCommand, short_help="Predict one batch size by formula and by tracing the step.")

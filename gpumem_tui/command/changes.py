@@ -22,8 +22,8 @@ from gpumem_tui.catalog.shapes import Gpu
 from gpumem_tui.command.chunked_loss import CHUNKED_FROM, chunked_cross_entropy, why_not_chunked
 from gpumem_tui.command.optimizers import REPLACEMENTS, construct_with, replace_optimizers, title_of, torch_optimizers
 from gpumem_tui.formula.changes import BF16_SINCE
-from gpumem_tui.search.events import PROPOSE
-from gpumem_tui.workload.run import tensors_in
+from gpumem_tui.step.run import tensors_in
+from gpumem_tui.trial.events import PROPOSE
 
 _CHECKPOINT = checkpointing.checkpoint
 _OPTIONS: Mapping[str, tuple[str, Mapping[str, Any]]] = {

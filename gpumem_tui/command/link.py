@@ -11,10 +11,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from gpumem_tui.search.events import Ended, Failed, Joined, encode
+from gpumem_tui.trial.events import Ended, Failed, Joined, encode
 
 if TYPE_CHECKING:
-    from gpumem_tui.search.events import ChildEvent
+    from gpumem_tui.trial.events import ChildEvent
 
 REQUEST_FILE, SOCKET_FILE = "request.json", "events.sock"
 
@@ -91,10 +91,3 @@ class Link:
             paused = words.rstrip().endswith(b"pause")
             if not paused:
                 return
-
-
-def flush_output() -> None:
-    """Write out what the program has printed, before the process ends without taking itself apart."""
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(Exception):  # closed, or the program's own
-            stream.flush()

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from gpumem_tui.workload.base import local
+from gpumem_tui.step.workload import local
 
 _QUANTIZED_FROM = 4096
 _BLOCK = 256

@@ -17,8 +17,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from gpumem_tui.command.by_hand import UpdatesByHand
 from gpumem_tui.memory import Bucket
 from gpumem_tui.step import Phase
-from gpumem_tui.workload.base import local
-from gpumem_tui.workload.run import MemorySample, Recorder, state_of, tensors_in
+from gpumem_tui.step.run import MemorySample, Recorder, state_of, tensors_in
+from gpumem_tui.step.workload import local
 
 T = TypeVar("T")
 _BETWEEN_SAMPLES_S = 0.05

@@ -65,8 +65,8 @@ class _Session:
 
     def compiler_imported(self, module: ModuleType) -> None:
         """The way to torch's compiler is there, and nothing has used it yet."""
-        from gpumem_tui.search.events import decode_request
         from gpumem_tui.simulator.uncompiled import exclude_nothing
+        from gpumem_tui.trial.events import decode_request
 
         if decode_request(self.link().request()).simulated:
             exclude_nothing(module)
@@ -96,7 +96,7 @@ class _Session:
             return
         self._link.ended()
         if self._link.has_all_steps:  # to take apart what a long run leaves would take a second
-            from gpumem_tui.command.link import flush_output
+            from gpumem_tui.trial.output import flush_output
 
             flush_output()
             os._exit(0)

@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from gpumem_tui.command.program import Program
-from gpumem_tui.search.events import (
+from gpumem_tui.simulator.growth import growth_line
+from gpumem_tui.simulator.profile import Profile, newer_than_checked, profile_for, too_old
+from gpumem_tui.trial.events import (
     ChildEvent,
     Failed,
     Ready,
@@ -28,14 +30,12 @@ from gpumem_tui.search.events import (
     TrialRequest,
     decode_request,
 )
-from gpumem_tui.simulator.growth import growth_line
-from gpumem_tui.simulator.profile import Profile, newer_than_checked, profile_for, too_old
 
 if TYPE_CHECKING:
     from gpumem_tui.command.changes import Changes
     from gpumem_tui.command.link import Link
     from gpumem_tui.simulator.timeline import Timeline
-    from gpumem_tui.workload.run import MemorySample
+    from gpumem_tui.step.run import MemorySample
 
 
 def take_part(link: Link) -> None:
@@ -199,7 +199,7 @@ class _Simulated(_Trial):
 
     def _failed_in_backward(self, error: Exception) -> None:
         from gpumem_tui.command.errors import described
-        from gpumem_tui.command.link import flush_output
+        from gpumem_tui.trial.output import flush_output
 
         self.link.failed(described(error))
         flush_output()
@@ -210,7 +210,7 @@ class _Real(_Trial):
     """On the GPU itself, under a cap, with the allocator's own history."""
 
     def start(self) -> None:
-        from gpumem_tui.search.cuda_recorder import CudaRecorder
+        from gpumem_tui.trial.cuda_recorder import CudaRecorder
 
         assert isinstance(self.request, TrialRequest)
         self.limit_bytes = self.request.limit_bytes
@@ -243,7 +243,7 @@ class _Real(_Trial):
         return self._with_context(self.trial_done("fit", timeline, unknown))
 
     def _timeline(self, *, failed: bool) -> tuple[Timeline | None, str]:
-        from gpumem_tui.search.cuda_recorder import history_of
+        from gpumem_tui.trial.cuda_recorder import history_of
 
         assert self.recorder is not None
         return history_of(self.recorder, failed=failed)

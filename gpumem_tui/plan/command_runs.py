@@ -10,10 +10,10 @@ from gpumem_tui.plan.injected import MORE_RANKS, CommandChange, injected
 from gpumem_tui.search import predicting
 from gpumem_tui.search.config import SearchConfig
 from gpumem_tui.search.control import Control, Unusable
-from gpumem_tui.search.events import PROPOSE
 from gpumem_tui.search.predicting import CommandOutput, Predicted, TraceStarted
 from gpumem_tui.search.prediction import Traced
 from gpumem_tui.search.process import ChildDied
+from gpumem_tui.trial.events import PROPOSE
 
 Watch = Callable[[CommandOutput | TraceStarted], None]
 

@@ -9,7 +9,7 @@ from statistics import median
 from gpumem_tui.catalog.shapes import Gpu, ModelShape
 from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.plan.plan import Plan
-from gpumem_tui.search.events import TrialDone
+from gpumem_tui.trial.events import TrialDone
 from gpumem_tui.workload.spec import WorkloadSpec
 
 

@@ -17,8 +17,8 @@ from gpumem_tui.probe.documents import Kept, LookedDevice
 from gpumem_tui.probe.history import StepHistory, listed_as_kept
 from gpumem_tui.probe.segments import Segments
 from gpumem_tui.probe.tensors import memory_of
-from gpumem_tui.sites import calling_line_of, in_checkpoint, in_order
 from gpumem_tui.step import Phase, Site
+from gpumem_tui.step.sites import calling_line_of, in_checkpoint, in_order
 
 _MOST_EVENTS = 1_000_000
 

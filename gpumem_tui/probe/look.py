@@ -23,8 +23,8 @@ from gpumem_tui.probe.documents import LookDocument, LookedDevice
 from gpumem_tui.probe.finding import Trained
 from gpumem_tui.probe.operators import OperatorRecorder
 from gpumem_tui.probe.tensors import memory_of, tensors_in
-from gpumem_tui.sites import SiteFinder
 from gpumem_tui.step import Phase
+from gpumem_tui.step.sites import SiteFinder
 
 _LONGEST_S = 600.0
 _STEPS = 3

@@ -24,7 +24,7 @@ from torch.nn.modules.module import (
 )
 
 from gpumem_tui.probe.compiler import invisible
-from gpumem_tui.sites import is_own
+from gpumem_tui.step.sites import is_own
 
 _CHUNK = 2_000
 _LONGEST = 10_000

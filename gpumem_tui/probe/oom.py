@@ -22,7 +22,7 @@ from gpumem_tui.probe.compiler import uncompiled
 from gpumem_tui.probe.documents import OutOfMemoryDocument
 from gpumem_tui.probe.finding import Holdings
 from gpumem_tui.probe.wire import CPU, Record
-from gpumem_tui.sites import is_own
+from gpumem_tui.step.sites import is_own
 
 _OutOfMemory: type[BaseException] = getattr(torch, "OutOfMemoryError", torch.cuda.OutOfMemoryError)
 _HOST_MEMORY = re.compile(r"DefaultCPUAllocator: .*memory: you tried to allocate (\d+) bytes")

@@ -15,8 +15,8 @@ from gpumem_tui.probe.documents import Kept, LookedDevice
 from gpumem_tui.probe.history import StepHistory, listed_as_kept
 from gpumem_tui.probe.tensors import memory_of, tensors_in
 from gpumem_tui.probe.wire import CPU
-from gpumem_tui.sites import SiteFinder
 from gpumem_tui.step import Phase, Site
+from gpumem_tui.step.sites import SiteFinder
 
 _MOST_EVENTS = 1_000_000
 

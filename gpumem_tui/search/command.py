@@ -16,11 +16,13 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gpumem_tui.attach.launch import bypass
 from gpumem_tui.command.link import REQUEST_FILE, SOCKET_FILE
 from gpumem_tui.command.session import STACK_FILE, STACK_SIGNAL
 from gpumem_tui.output_lines import OutputLines
-from gpumem_tui.search.events import (
+from gpumem_tui.python_options import bypass
+from gpumem_tui.search.process import CannotStart, ChildDied, no_room, open_pipe
+from gpumem_tui.search.stdin import CommandInput
+from gpumem_tui.trial.events import (
     ChildEvent,
     Ended,
     Failed,
@@ -34,8 +36,6 @@ from gpumem_tui.search.events import (
     decode_event,
     encode,
 )
-from gpumem_tui.search.process import CannotStart, ChildDied, no_room, open_pipe
-from gpumem_tui.search.stdin import CommandInput
 
 _PACKAGE = Path(__file__).parent.parent
 _SUPERVISOR = _PACKAGE / "command" / "supervise.py"

@@ -6,8 +6,8 @@ from typing import Literal
 
 from gpumem_tui.memory import Unknown, Value
 from gpumem_tui.search.config import SearchConfig
-from gpumem_tui.search.events import TrialDone
 from gpumem_tui.search.prediction import Formula, Traced
+from gpumem_tui.trial.events import TrialDone
 
 
 def compared(config: SearchConfig, traced: Traced | Unknown) -> Literal["formula", "traced"]:

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from gpumem_tui.exit_codes import EXIT_BAD_INPUT, EXIT_FAILED
 from gpumem_tui.search.command import CommandProcess
 from gpumem_tui.search.config import SearchConfig
-from gpumem_tui.search.events import Failed, Request, TraceRequest, TrialRequest
 from gpumem_tui.search.process import CannotStart, ChildProcess
+from gpumem_tui.trial.events import Failed, Request, TraceRequest, TrialRequest
 from gpumem_tui.workload.command import Command
 
 _TRACED_ACCUMULATION = 2

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from gpumem_tui.search import report
@@ -13,13 +13,13 @@ from gpumem_tui.search.command import SIDE_EFFECTS
 from gpumem_tui.search.comparison import caveat
 from gpumem_tui.search.config import SearchConfig
 from gpumem_tui.search.control import Control, Unusable
-from gpumem_tui.search.events import TrialDone
 from gpumem_tui.search.ledger import ledger_lines, reserve_words
 from gpumem_tui.search.predicting import CommandOutput, Predicted, TraceStarted
 from gpumem_tui.search.prediction import Prediction, Traced
 from gpumem_tui.search.ranges import found_line, range_line
 from gpumem_tui.search.runner import SearchFinished, TrialFinished, TrialProgress, TrialStarted, search
 from gpumem_tui.search.verdict import Verdict
+from gpumem_tui.trial.events import TrialDone
 
 
 class CommandLog:
@@ -41,16 +41,21 @@ class CommandLog:
             print(f"  | {event.text}", file=sys.stderr, flush=True)
 
 
-def run(config: SearchConfig, *, as_json: bool, quiet: bool = False) -> int:
+Advise = Callable[[SearchConfig], list[str]]
+
+
+def run(config: SearchConfig, advise: Advise, *, as_json: bool, quiet: bool = False) -> int:
     """Search, print, and return the exit code. Ctrl-C cancels the search, and its verdict is printed like any other.
 
     Args:
+        advise: what would help where nothing fits.
         quiet: do not show what a command prints.
     """
     control = Control()
     before = signal.signal(signal.SIGINT, lambda *_: control.cancel())
     try:
-        return _run(config, control, CommandLog(config, quiet=quiet), as_json=as_json)
+        writer = _Json(config, advise) if as_json else _Plain(config, advise)
+        return _run(config, control, CommandLog(config, quiet=quiet), writer)
     finally:
         signal.signal(signal.SIGINT, before)
 
@@ -102,8 +107,7 @@ def _prediction_lines(config: SearchConfig, predicted: Predicted, batch_size: in
         yield report.accumulation_line(config.workload, steps)
 
 
-def _run(config: SearchConfig, control: Control, log: CommandLog, *, as_json: bool) -> int:
-    writer = _Json(config) if as_json else _Plain(config)
+def _run(config: SearchConfig, control: Control, log: CommandLog, writer: _Json | _Plain) -> int:
     prediction: Prediction | None = None
     results: dict[int, TrialDone] = {}
     verdict: Verdict | None = None
@@ -137,8 +141,9 @@ def _run(config: SearchConfig, control: Control, log: CommandLog, *, as_json: bo
 
 
 class _Json:
-    def __init__(self, config: SearchConfig) -> None:
+    def __init__(self, config: SearchConfig, advise: Advise) -> None:
         self._config = config
+        self._advise = advise
 
     def predicted(self, event: Predicted) -> None:
         """The predictions come with the result."""
@@ -147,7 +152,8 @@ class _Json:
         self._print(report.trial_json(event.number, event.result, self._config.device))
 
     def finished(self, verdict: Verdict, prediction: Prediction | None, largest: TrialDone | None) -> None:
-        self._print(report.result_json(self._config, verdict, prediction))
+        advice = self._advise(self._config) if verdict.outcome == "nothing_fits" else []
+        self._print(report.result_json(self._config, verdict, prediction, advice))
 
     @staticmethod
     def _print(body: dict[str, Any]) -> None:
@@ -155,8 +161,9 @@ class _Json:
 
 
 class _Plain:
-    def __init__(self, config: SearchConfig) -> None:
+    def __init__(self, config: SearchConfig, advise: Advise) -> None:
         self._config = config
+        self._advise = advise
         self._print(report.workload_line(config.workload))
         self._print(f"on {report.device_line(config.device, config.limit_bytes)}, strategy {config.strategy}")
 
@@ -193,8 +200,9 @@ class _Plain:
                 self._print(line)
         if verdict.with_headroom is not None:
             self._print(report.headroom_line(verdict.with_headroom))
-        for line in report.advice(self._config, verdict):
-            self._print(f"  {line}")
+        if verdict.outcome == "nothing_fits":
+            for line in self._advise(self._config):
+                self._print(f"  {line}")
         if (steps := report.wanted_accumulation(self._config, verdict.max_batch_size)) is not None:
             self._print(report.accumulation_line(self._config.workload, steps))
 

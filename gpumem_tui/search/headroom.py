@@ -8,8 +8,8 @@ from typing import Literal
 
 from gpumem_tui.catalog.shapes import Gpu
 from gpumem_tui.memory import Unknown
-from gpumem_tui.search.events import TrialDone
 from gpumem_tui.search.prediction import Traced
+from gpumem_tui.trial.events import TrialDone
 
 
 @dataclass(frozen=True)

@@ -18,11 +18,12 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from gpumem_tui.text import printable
+from gpumem_tui.trial import child
 
 IDLE_S = 30.0
 """So long an interpreter waits for the next request: a user who changes one option after another is served at once."""
 
-_CHILD = Path(__file__).with_name("child.py")
+_CHILD = Path(child.__file__)
 _END_S = 5.0
 _OUTPUT_TAIL_BYTES = 4096
 _LARGEST_MESSAGE = 1 << 16

@@ -7,8 +7,8 @@ from gpumem_tui.formula.predict import FormulaPrediction
 from gpumem_tui.memory import ALLOCATED_BUCKETS, Breakdown, Bucket, format_bytes
 from gpumem_tui.search.comparison import compared
 from gpumem_tui.search.config import SearchConfig
-from gpumem_tui.search.events import TrialDone
 from gpumem_tui.search.prediction import Prediction, Traced
+from gpumem_tui.trial.events import TrialDone
 
 
 def ledger_lines(config: SearchConfig, prediction: Prediction, result: TrialDone | None, batch_size: int) -> list[str]:

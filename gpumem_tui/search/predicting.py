@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from gpumem_tui.memory import Unknown
 from gpumem_tui.search.config import SearchConfig
 from gpumem_tui.search.control import Control, Unusable, converse
-from gpumem_tui.search.events import Failed, Output, Ready, TraceDone, TraceRequest
 from gpumem_tui.search.prediction import Prediction, Traced
 from gpumem_tui.search.process import ChildDied
 from gpumem_tui.simulator.replay import CHECKED_BATCH_SIZE, TRACED_BATCH_SIZES, AffineTrace, NotAffine
+from gpumem_tui.trial.events import Failed, Output, Ready, TraceDone, TraceRequest
 from gpumem_tui.workload.command import BATCH
 
 

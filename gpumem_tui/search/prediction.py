@@ -10,11 +10,11 @@ from gpumem_tui.catalog.shapes import Gpu
 from gpumem_tui.formula.extras import NO_EXTRAS, Extras
 from gpumem_tui.formula.predict import DEFAULT_HEADROOM, FormulaPrediction, max_batch_size, predict
 from gpumem_tui.memory import Range, Unknown
-from gpumem_tui.search.events import Ready, TraceDone
 from gpumem_tui.simulator.replay import AffineTrace, BatchFinder, NotAffine, Replay, replay
 from gpumem_tui.simulator.settings import AllocatorSettings
 from gpumem_tui.simulator.timeline import Held
 from gpumem_tui.snapshots.recording import Recording, record
+from gpumem_tui.trial.events import Ready, TraceDone
 from gpumem_tui.workload.spec import WorkloadSpec
 
 

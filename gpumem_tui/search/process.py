@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 
 from gpumem_tui.search import interpreters
-from gpumem_tui.search.events import ChildEvent, Request, TrialRequest, WireError, decode_event, encode
 from gpumem_tui.text import shortened
+from gpumem_tui.trial.events import ChildEvent, Request, TrialRequest, WireError, decode_event, encode
 
 _POLL_S = 0.1
 _LONGEST_LAST_LINE = 200

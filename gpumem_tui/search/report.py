@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -12,10 +13,8 @@ from gpumem_tui.formula.parameters import count_parameters
 from gpumem_tui.formula.predict import FormulaPrediction
 from gpumem_tui.formula.recipe import Recipe, Sharding
 from gpumem_tui.memory import ALLOCATED_BUCKETS, Bucket, Unknown, format_bytes, format_range
-from gpumem_tui.search.advice import advise, obstacle
 from gpumem_tui.search.comparison import compared, peak_error
 from gpumem_tui.search.config import Device, SearchConfig
-from gpumem_tui.search.events import Outcome, TrialDone
 from gpumem_tui.search.headroom import WithHeadroom
 from gpumem_tui.search.ledger import signed
 from gpumem_tui.search.prediction import Formula, Prediction, Traced
@@ -25,6 +24,7 @@ from gpumem_tui.search.verdict import Verdict
 from gpumem_tui.simulator.replay import Replay
 from gpumem_tui.simulator.rules import NOT_EXAMINED
 from gpumem_tui.step import Phase
+from gpumem_tui.trial.events import Outcome, TrialDone
 from gpumem_tui.workload.spec import WorkloadSpec
 
 SCHEMA = 1
@@ -181,7 +181,9 @@ def trial_json(number: int, result: TrialDone, device: Device) -> dict[str, Any]
     }
 
 
-def result_json(config: SearchConfig, verdict: Verdict, prediction: Prediction | None) -> dict[str, Any]:
+def result_json(
+    config: SearchConfig, verdict: Verdict, prediction: Prediction | None, advice: Sequence[str]
+) -> dict[str, Any]:
     """The last line of `search --json`."""
     body: dict[str, Any] = {
         "event": "result",
@@ -196,7 +198,7 @@ def result_json(config: SearchConfig, verdict: Verdict, prediction: Prediction |
         "message": verdict.message,
         "workload": workload_json(config.workload),
         "device": device_json(config.device),
-        "advice": advice(config, verdict),
+        "advice": list(advice),
     }
     if prediction is not None:
         at = max(1, verdict.max_batch_size)
@@ -394,15 +396,6 @@ def composition_lines(traced: Traced, batch_size: int, by: str) -> list[str]:
         f"{bucket:<16}  {place:<32}  {format_bytes(size_bytes):>10}"
         for (bucket, place), size_bytes in totals.most_common(_COMPOSITION_LINES)
     ]
-
-
-def advice(config: SearchConfig, verdict: Verdict) -> list[str]:
-    """When nothing fits: which bucket alone exceeds the card, and what would help most, a line each."""
-    if verdict.outcome != "nothing_fits":
-        return []
-    lines = [f"{one.option}: {one.buys}; {one.cost}" for one in advise(config)]
-    found = obstacle(config)
-    return [found, *lines] if found else lines
 
 
 def _value(value: int | Unknown) -> str:

@@ -12,12 +12,12 @@ from gpumem_tui.memory import Unknown
 from gpumem_tui.search import strategy, verdict
 from gpumem_tui.search.config import SearchConfig
 from gpumem_tui.search.control import Cancelled, Control, Unusable, converse
-from gpumem_tui.search.events import Failed, Output, Sample, TrialDone, TrialRequest
 from gpumem_tui.search.headroom import with_headroom
 from gpumem_tui.search.predicting import CommandOutput, Predicted, TraceStarted, predicting
 from gpumem_tui.search.prediction import Traced
 from gpumem_tui.search.process import ChildDied
 from gpumem_tui.search.verdict import Verdict
+from gpumem_tui.trial.events import Failed, Output, Sample, TrialDone, TrialRequest
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from gpumem_tui.memory import format_bytes
-from gpumem_tui.search.events import TrialDone
+from gpumem_tui.trial.events import TrialDone
 
 _SIZE = r"([\d.]+ (?:[KMGT]iB|bytes))"
 _WANTED = re.compile(rf"Tried to allocate {_SIZE}")

@@ -9,9 +9,9 @@ from typing import Literal
 from gpumem_tui.exit_codes import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_NOTHING_FITS
 from gpumem_tui.memory import format_bytes
 from gpumem_tui.search import strategy
-from gpumem_tui.search.events import TrialDone
 from gpumem_tui.search.headroom import WithHeadroom
 from gpumem_tui.search.strategy import MAX_BATCH_SIZE
+from gpumem_tui.trial.events import TrialDone
 
 Conclusion = Literal["found", "nothing_fits", "failed", "cancelled"]
 _EXIT_CODES: dict[Conclusion, int] = {

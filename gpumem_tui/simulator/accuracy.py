@@ -45,7 +45,7 @@ from gpumem_tui.workload.spec import WorkloadSpec
 
 if TYPE_CHECKING:
     from gpumem_tui.simulator.device import SimulatedGpu
-    from gpumem_tui.workload.base import Workload
+    from gpumem_tui.step.workload import Workload
 
 # Predictions
 
@@ -68,7 +68,7 @@ def _run(workload: Workload, gpu: Gpu, batch_size: int, steps: int) -> Simulated
     import torch
 
     from gpumem_tui.simulator.device import SimulatedGpu, simulate
-    from gpumem_tui.workload.run import StepRun
+    from gpumem_tui.step.run import StepRun
 
     simulated = SimulatedGpu(gpu, profile_for(torch.__version__, gpu), unlimited=True)
     gc.collect()

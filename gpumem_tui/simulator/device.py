@@ -26,9 +26,9 @@ from gpumem_tui.simulator.shaped import AssumedRows
 from gpumem_tui.simulator.streams import Streams
 from gpumem_tui.simulator.timeline import Timeline, TimelineRecorder
 from gpumem_tui.simulator.trace import DeviceMode
-from gpumem_tui.sites import SiteFinder
 from gpumem_tui.step import Phase
-from gpumem_tui.workload.base import local
+from gpumem_tui.step.sites import SiteFinder
+from gpumem_tui.step.workload import local
 
 DEVICE_TYPE = "simgpu"
 

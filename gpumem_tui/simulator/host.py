@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from gpumem_tui.sites import is_own
+from gpumem_tui.step.sites import is_own
 
 _LARGE_ELEMENTS = 1 << 18
 """From here on a tensor that a module makes has no data: smaller ones (position tables, running statistics) do."""

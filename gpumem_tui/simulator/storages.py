@@ -15,7 +15,7 @@ from gpumem_tui.simulator.engine import Evaluation, evaluation
 from gpumem_tui.simulator.rules import Buffer, Computed
 from gpumem_tui.simulator.streams import SimulatedStream
 from gpumem_tui.simulator.values import Uniform
-from gpumem_tui.workload.base import local
+from gpumem_tui.step.workload import local
 
 if TYPE_CHECKING:
     from gpumem_tui.simulator.device import SimulatedGpu

@@ -18,9 +18,9 @@ from gpumem_tui.simulator.shaped import AssumedRows
 from gpumem_tui.simulator.timeline import Timeline
 from gpumem_tui.simulator.untraceable import Untraceable
 from gpumem_tui.simulator.world import world
-from gpumem_tui.workload.base import Workload, WorkloadError
+from gpumem_tui.step.run import StepRun
+from gpumem_tui.step.workload import Workload, WorkloadError
 from gpumem_tui.workload.errors import located
-from gpumem_tui.workload.run import StepRun
 
 _MULTIPLES = (1, 8)
 """Of those sizes: a step may take only even ones, or multiples of 4 or 8."""

@@ -217,7 +217,7 @@ class GpuMemApp(App[int]):
             screen.load(plan)
 
     async def _search(self, plan: Plan) -> None:
-        from gpumem_tui.configuration import configure
+        from gpumem_tui.options.configuration import configure
         from gpumem_tui.plan.export import search_values
         from gpumem_tui.tui.search.screen import SearchScreen
 

@@ -14,7 +14,7 @@ from gpumem_tui.monitor.snapshot import Snapshot as MonitorSnapshot
 from gpumem_tui.settings import Settings, load
 
 if TYPE_CHECKING:
-    from gpumem_tui.options import WorkloadOptions
+    from gpumem_tui.options.workload import WorkloadOptions
     from gpumem_tui.plan.plan import Plan
     from gpumem_tui.search.config import SearchConfig
     from gpumem_tui.snapshots.analysis import Analysis
@@ -44,7 +44,7 @@ def open_program(settings: Settings) -> int:
     if _worth_watching(snapshot) or _anything_publishes():
         return _watch(partial(_monitor_screen, source, settings), settings)
     source.stop()
-    from gpumem_tui.configuration import configure
+    from gpumem_tui.options.configuration import configure
 
     options, config = configure({})
     return open_search(options, config, autostart=False, settings=settings)
@@ -290,7 +290,7 @@ def _default_configuration() -> tuple[WorkloadOptions, SearchConfig]:
     Raises:
         Unavailable: the environment asks for what cannot be searched or traced.
     """
-    from gpumem_tui.configuration import configure
+    from gpumem_tui.options.configuration import configure
     from gpumem_tui.tui.app import Unavailable
 
     try:

@@ -6,7 +6,7 @@ import os
 import traceback
 
 from gpumem_tui.errors import in_one_line, named
-from gpumem_tui.sites import is_own
+from gpumem_tui.step.sites import is_own
 
 _INSTALLED = "/lib/python"
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from gpumem_tui.formula.optimizers import OPTIMIZER_RECORDS
 from gpumem_tui.formula.recipe import Optimizer
-from gpumem_tui.workload.base import WorkloadError
+from gpumem_tui.step.workload import WorkloadError
 
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 

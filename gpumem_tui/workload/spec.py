@@ -12,7 +12,7 @@ from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.workload.command import Command
 
 if TYPE_CHECKING:
-    from gpumem_tui.workload.base import Workload
+    from gpumem_tui.step.workload import Workload
 
 
 def split_file(text: str) -> tuple[Path, str]:

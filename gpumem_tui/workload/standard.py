@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from gpumem_tui.catalog.shapes import LANGUAGE_MODELS, SEQUENCE_FAMILIES, ModelShape
 from gpumem_tui.formula.recipe import Precision, Recipe
-from gpumem_tui.workload.base import WorkloadError
+from gpumem_tui.step.workload import WorkloadError
 from gpumem_tui.workload.models import build_model
 from gpumem_tui.workload.models.recompute import check_recompute
 from gpumem_tui.workload.optimizers import optimizer_factory

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from gpumem_tui.workload.base import Workload, WorkloadError
+from gpumem_tui.step.workload import Workload, WorkloadError
 from gpumem_tui.workload.errors import typed
 from gpumem_tui.workload.spec import split_file
 

@@ -9,15 +9,15 @@ import msgspec
 import torch
 
 from gpumem_tui.catalog.shapes import Gpu
-from gpumem_tui.search.classify import is_out_of_memory
-from gpumem_tui.search.cuda_recorder import CudaRecorder
-from gpumem_tui.search.events import TraceDone, TraceRequest
-from gpumem_tui.search.trial import trace
 from gpumem_tui.simulator.profile import profile_for
 from gpumem_tui.simulator.replay import BatchFinder
 from gpumem_tui.simulator.settings import memory_fraction
+from gpumem_tui.step.run import Recorder, StepRun
+from gpumem_tui.trial.classify import is_out_of_memory
+from gpumem_tui.trial.cuda_recorder import CudaRecorder
+from gpumem_tui.trial.events import TraceDone, TraceRequest
+from gpumem_tui.trial.main import trace
 from gpumem_tui.workload.errors import located
-from gpumem_tui.workload.run import Recorder, StepRun
 from tests.gpu.forks import Write
 from tests.gpu.matrix import Edge
 from tests.gpu.sides import hide_gpus

@@ -14,13 +14,13 @@ import torch
 
 from gpumem_tui.catalog.shapes import Gpu
 from gpumem_tui.memory import Bucket
-from gpumem_tui.search.cuda_recorder import CudaRecorder, HistoryIncomplete
 from gpumem_tui.simulator.measurements import PhasePeaks, Side
 from gpumem_tui.simulator.profile import profile_for
 from gpumem_tui.simulator.timeline import Timeline
 from gpumem_tui.step import Phase
+from gpumem_tui.step.run import StepRun
+from gpumem_tui.trial.cuda_recorder import CudaRecorder, HistoryIncomplete, MemoryRecorder
 from gpumem_tui.workload.errors import located
-from gpumem_tui.workload.run import Recorder, StepRun
 from tests.gpu.forks import Write
 from tests.gpu.history import History, HistoryError, pack, pack_timeline
 from tests.gpu.matrix import STEPS, Configuration
@@ -41,7 +41,7 @@ class Sided(msgspec.Struct, frozen=True):
 class _Meter:
     """A recorder that also reads the allocator's peaks at the end of each phase, and starts them anew."""
 
-    recorder: Recorder
+    recorder: MemoryRecorder
     device: torch.device
     phases: list[PhasePeaks] = field(default_factory=list)
     _phase: tuple[int, Phase] | None = None
@@ -135,7 +135,7 @@ def failed(why: str) -> bytes:
 def _run(
     configuration: Configuration,
     device: torch.device,
-    recorder: Recorder,
+    recorder: MemoryRecorder,
     context_bytes: int,
     write: Write,
     entries: Entries | None = None,

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from gpumem_tui.doctor import checks as doctor
+from gpumem_tui.doctor.checks import Check, Status, System
 from gpumem_tui.memory import Unknown
-from gpumem_tui.monitor import doctor
-from gpumem_tui.monitor.doctor import Check, Status, System
 from gpumem_tui.monitor.snapshot import GpuReading, State
 from tests.monitor.snapshots import gpu, machine, process
 

@@ -17,12 +17,12 @@ from gpumem_tui.plan.plan import Plan
 from gpumem_tui.plan.tracing import Failed, Pending, Ready, Tracer, TraceState, trace_key
 from gpumem_tui.search.config import SearchConfig
 from gpumem_tui.search.control import Cancelled, Control, Unusable
-from gpumem_tui.search.events import Failed as ChildFailed
-from gpumem_tui.search.events import Ready as ChildReady
 from gpumem_tui.search.predicting import Predicted
 from gpumem_tui.search.prediction import Formula, Prediction, Traced
 from gpumem_tui.search.process import ChildDied
 from gpumem_tui.simulator.replay import AffineTrace
+from gpumem_tui.trial.events import Failed as ChildFailed
+from gpumem_tui.trial.events import Ready as ChildReady
 from tests.plan.plans import GPT2, TRACED, timeline
 from tests.search.traces import CONTEXT_BYTES, PROFILE
 

@@ -126,7 +126,7 @@ def test_importing_the_package_imports_nothing_else() -> None:
 
 def test_the_probe_is_written_for_python_3_9_and_needs_only_torch() -> None:
     """What it imports of this package too. Parsed as that version; no library but torch."""
-    own = {"gpumem_tui.importing", "gpumem_tui.memory", "gpumem_tui.step", "gpumem_tui.sites"}
+    own = {"gpumem_tui.importing", "gpumem_tui.memory", "gpumem_tui.step", "gpumem_tui.step.sites"}
     files = [PACKAGE.parent.joinpath(*name.split(".")).with_suffix(".py") for name in own]
     files += [*(PACKAGE / "probe").rglob("*.py"), PACKAGE / "__init__.py"]
     for file in files:

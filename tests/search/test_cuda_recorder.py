@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from gpumem_tui.memory import ALLOCATED_BUCKETS, Bucket
-from gpumem_tui.search.cuda_recorder import Note, merge
 from gpumem_tui.simulator.replay import replay
 from gpumem_tui.simulator.timeline import Mark, Timeline
 from gpumem_tui.step import Phase
+from gpumem_tui.trial.cuda_recorder import Note, merge
 
 CHECKPOINT = {"filename": "/env/lib/python3.11/site-packages/torch/utils/checkpoint.py", "line": 1, "name": "f"}
 MODEL = {"filename": "/home/user/model.py", "line": 12, "name": "forward"}

@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from gpumem_tui.catalog.loader import find_gpu, find_model
 from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.memory import Breakdown, Bucket
-from gpumem_tui.search.events import (
+from gpumem_tui.simulator.timeline import Mark
+from gpumem_tui.step import Phase
+from gpumem_tui.trial.events import (
     SCHEMA,
     ChildEvent,
     Failed,
@@ -27,8 +29,6 @@ from gpumem_tui.search.events import (
     decode_request,
     encode,
 )
-from gpumem_tui.simulator.timeline import Mark
-from gpumem_tui.step import Phase
 from gpumem_tui.workload.spec import WorkloadSpec
 
 CATALOG = WorkloadSpec(Recipe("amp-bf16", recompute="full"), shape=find_model("resnet-50"))

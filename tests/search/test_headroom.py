@@ -8,11 +8,11 @@ import pytest
 
 from gpumem_tui.catalog.loader import find_gpu
 from gpumem_tui.memory import GIB, MIB, Bucket, Unknown
-from gpumem_tui.search.events import TrialDone
 from gpumem_tui.search.headroom import Room, WithHeadroom, with_headroom
 from gpumem_tui.search.report import headroom_line
 from gpumem_tui.simulator.replay import AffineTrace
 from gpumem_tui.simulator.timeline import Timeline
+from gpumem_tui.trial.events import TrialDone
 from tests.search.traces import CONTEXT_BYTES, traced, training
 
 A100 = find_gpu("a100-80gb")

@@ -20,7 +20,6 @@ from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.memory import MIB, Unknown
 from gpumem_tui.search.config import Device, SearchConfig
 from gpumem_tui.search.control import Control, Unusable
-from gpumem_tui.search.events import Failed, TrialDone
 from gpumem_tui.search.interpreters import close_idle
 from gpumem_tui.search.predicting import Predicted, predict
 from gpumem_tui.search.prediction import Traced
@@ -28,6 +27,7 @@ from gpumem_tui.search.runner import SearchEvent, SearchFinished, TrialFinished,
 from gpumem_tui.search.strategy import Name
 from gpumem_tui.search.verdict import Verdict
 from gpumem_tui.simulator.replay import replay
+from gpumem_tui.trial.events import Failed, TrialDone
 from gpumem_tui.workload.spec import WorkloadSpec
 from tests.search.trials import config, gone_within, workload
 

@@ -15,8 +15,8 @@ import pytest
 from gpumem_tui.catalog.loader import find_gpu
 from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.search.command import CommandProcess
-from gpumem_tui.search.events import TrialRequest
 from gpumem_tui.search.process import CannotStart, ChildProcess
+from gpumem_tui.trial.events import TrialRequest
 from gpumem_tui.workload.command import Command
 from gpumem_tui.workload.spec import WorkloadSpec
 from tests.search.trials import workload

@@ -13,8 +13,8 @@ import psutil
 from gpumem_tui.catalog.loader import find_gpu
 from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.search.config import Device, SearchConfig
-from gpumem_tui.search.events import ChildEvent, Sample, TrialDone, TrialRequest
 from gpumem_tui.search.process import ChildProcess
+from gpumem_tui.trial.events import ChildEvent, Sample, TrialDone, TrialRequest
 from gpumem_tui.workload.spec import WorkloadSpec
 
 SOUND = """

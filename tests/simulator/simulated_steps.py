@@ -16,7 +16,7 @@ from gpumem_tui.memory import Bucket
 from gpumem_tui.simulator.device import SimulatedGpu, simulate
 from gpumem_tui.simulator.profile import profile_for
 from gpumem_tui.step import Phase
-from gpumem_tui.workload.phases import watch_phases
+from gpumem_tui.step.phases import watch_phases
 from gpumem_tui.workload.standard import CatalogWorkload
 
 GPT2 = find_model("gpt2").overridden(layers=2, hidden=64, heads=4, vocab=512, seq_len=64)

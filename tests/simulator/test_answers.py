@@ -14,7 +14,7 @@ from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.simulator.answers import Answers
 from gpumem_tui.simulator.device import simulate
 from gpumem_tui.simulator.timeline import Timeline
-from gpumem_tui.workload.run import StepRun
+from gpumem_tui.step.run import StepRun
 from gpumem_tui.workload.spec import WorkloadSpec
 from tests.simulator.simulated_steps import on, simulated_gpu
 

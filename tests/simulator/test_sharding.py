@@ -11,12 +11,12 @@ from gpumem_tui.catalog.loader import find_gpu, find_model
 from gpumem_tui.formula.parameters import count_parameters
 from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.memory import ALLOCATED_BUCKETS, Bucket
-from gpumem_tui.search.events import TraceDone, TraceRequest
-from gpumem_tui.search.trial import trace
 from gpumem_tui.simulator.profile import profile_for
 from gpumem_tui.simulator.replay import Replay, replay
 from gpumem_tui.simulator.timeline import Timeline
 from gpumem_tui.step import Phase
+from gpumem_tui.trial.events import TraceDone, TraceRequest
+from gpumem_tui.trial.main import trace
 from gpumem_tui.workload.spec import WorkloadSpec
 
 GPUS = 8

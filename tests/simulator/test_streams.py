@@ -9,7 +9,6 @@ import torch
 
 from gpumem_tui.catalog.loader import find_gpu
 from gpumem_tui.memory import MIB
-from gpumem_tui.search.events import TraceDone, decode_event, encode
 from gpumem_tui.simulator.cuda import device_for
 from gpumem_tui.simulator.device import SimulatedGpu
 from gpumem_tui.simulator.profile import profile_for
@@ -18,6 +17,7 @@ from gpumem_tui.simulator.timeline import Timeline, TimelineRecorder
 from gpumem_tui.snapshots.recording import record
 from gpumem_tui.snapshots.write import snapshot
 from gpumem_tui.step import Phase
+from gpumem_tui.trial.events import TraceDone, decode_event, encode
 
 SIZE = 40 * MIB
 

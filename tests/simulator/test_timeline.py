@@ -11,8 +11,8 @@ from gpumem_tui.memory import ALLOCATED_BUCKETS, Bucket
 from gpumem_tui.simulator.device import simulate
 from gpumem_tui.simulator.timeline import TimelineRecorder
 from gpumem_tui.step import Phase
-from gpumem_tui.workload.phases import watch_phases
-from gpumem_tui.workload.run import StepRun
+from gpumem_tui.step.phases import watch_phases
+from gpumem_tui.step.run import StepRun
 from tests.simulator.simulated_steps import simulated_gpu
 
 

@@ -8,16 +8,16 @@ from dataclasses import dataclass, field
 
 from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.memory import MIB, Bucket, Unknown
-from gpumem_tui.options import simulated_device
+from gpumem_tui.options.workload import simulated_device
 from gpumem_tui.plan.command_runs import Watch, WhatIf
 from gpumem_tui.plan.injected import CommandChange, injected
 from gpumem_tui.search.config import SearchConfig
 from gpumem_tui.search.control import Control, Unusable
-from gpumem_tui.search.events import Failed, Ready
 from gpumem_tui.search.predicting import CommandOutput, Predicted
 from gpumem_tui.search.prediction import Formula, Prediction, Traced
 from gpumem_tui.simulator.replay import AffineTrace
 from gpumem_tui.simulator.timeline import Timeline
+from gpumem_tui.trial.events import Failed, Ready
 from gpumem_tui.tui.app import GpuMemApp
 from gpumem_tui.tui.plan.command_screen import CommandPlanScreen, Runs
 from gpumem_tui.workload.command import Command

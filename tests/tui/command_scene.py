@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gpumem_tui.options import WorkloadOptions, simulated_device
+from gpumem_tui.options.workload import WorkloadOptions, simulated_device
 from gpumem_tui.search.config import SearchConfig
 from gpumem_tui.search.predicting import CommandOutput, Predicted, TraceStarted
 from gpumem_tui.search.prediction import Traced

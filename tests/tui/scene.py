@@ -9,10 +9,9 @@ from datetime import datetime, timezone
 from textual.app import App
 
 from gpumem_tui.memory import ALLOCATED_BUCKETS, GIB, MIB, Bucket, Unknown
-from gpumem_tui.options import WorkloadOptions, simulated_device
+from gpumem_tui.options.workload import WorkloadOptions, simulated_device
 from gpumem_tui.search.config import SearchConfig
 from gpumem_tui.search.control import Cancelled, Control, Unusable
-from gpumem_tui.search.events import Failed, Ready, Sample, TrialDone
 from gpumem_tui.search.headroom import WithHeadroom
 from gpumem_tui.search.predicting import Predicted
 from gpumem_tui.search.prediction import Formula, Prediction, Traced
@@ -20,6 +19,7 @@ from gpumem_tui.search.runner import SearchEvent, SearchFinished, TrialFinished,
 from gpumem_tui.search.verdict import Verdict
 from gpumem_tui.simulator.replay import AffineTrace, replay
 from gpumem_tui.simulator.timeline import Timeline
+from gpumem_tui.trial.events import Failed, Ready, Sample, TrialDone
 from gpumem_tui.tui.app import GpuMemApp
 from gpumem_tui.tui.search.screen import SearchFunction, SearchScreen
 from gpumem_tui.tui.search.state import SearchState, reduce, started

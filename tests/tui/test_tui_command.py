@@ -13,14 +13,14 @@ from textual.pilot import Pilot
 from textual.widget import Widget
 from textual.widgets import Button, Input, Select, Static
 
-from gpumem_tui.options import WorkloadOptions
+from gpumem_tui.options.workload import WorkloadOptions
 from gpumem_tui.search.command import SIDE_EFFECTS
 from gpumem_tui.search.config import SearchConfig
 from gpumem_tui.search.control import Control, Unusable
-from gpumem_tui.search.events import Failed
 from gpumem_tui.search.predicting import CommandOutput, TraceStarted
 from gpumem_tui.search.runner import SearchEvent, SearchFinished
 from gpumem_tui.search.verdict import Verdict
+from gpumem_tui.trial.events import Failed
 from gpumem_tui.tui.kit.help_screen import HelpScreen
 from gpumem_tui.tui.kit.output_pane import OutputPane
 from gpumem_tui.tui.kit.printed import KEPT_LINES, Printed, PrintedLine

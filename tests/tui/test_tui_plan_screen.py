@@ -10,9 +10,9 @@ import pytest
 from textual.events import MouseScrollDown, MouseScrollUp
 
 from gpumem_tui.catalog.loader import find_gpu, find_model
-from gpumem_tui.configuration import configure
 from gpumem_tui.errors import OptionError
 from gpumem_tui.memory import Bucket
+from gpumem_tui.options.configuration import configure
 from gpumem_tui.plan.answers import answer
 from gpumem_tui.plan.plan import Plan
 from gpumem_tui.plan.store import PlanStore

@@ -15,7 +15,7 @@ from textual.widgets import Footer, Input, Select, Static
 from textual.widgets._footer import FooterKey
 
 from gpumem_tui.memory import GIB
-from gpumem_tui.options import WorkloadOptions
+from gpumem_tui.options.workload import WorkloadOptions
 from gpumem_tui.search.config import SearchConfig
 from gpumem_tui.search.control import Control
 from gpumem_tui.search.runner import SearchEvent

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpumem_tui.memory import ALLOCATED_BUCKETS, GIB, MIB, Bucket, Unknown
-from gpumem_tui.options import WorkloadOptions
+from gpumem_tui.options.workload import WorkloadOptions
 from gpumem_tui.search.config import SearchConfig
 from gpumem_tui.search.runner import TrialFinished
 from gpumem_tui.tui.kit.figures import proportions

@@ -7,7 +7,7 @@ from dataclasses import replace
 from gpumem_tui.catalog.loader import DEFAULT_GPU
 from gpumem_tui.memory import GIB, Unknown
 from gpumem_tui.plan.plan import Plan
-from gpumem_tui.watch.planned import plan_of
+from gpumem_tui.plan.watched import plan_of
 from gpumem_tui.watch.records import Sample
 from tests.monitor.snapshots import gpu
 from tests.tui.watch_scene import EXPECTED, GPT2, on_cpu, record, watched

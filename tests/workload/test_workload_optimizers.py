@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from gpumem_tui.formula.recipe import OPTIMIZERS, Optimizer
-from gpumem_tui.workload.base import WorkloadError
+from gpumem_tui.step.workload import WorkloadError
 from gpumem_tui.workload.optimizers import optimizer_factory
 
 ROWS, COLUMNS = 8, 4

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from gpumem_tui.catalog.shapes import ATTENTION_FAMILIES, ModelShape
 from gpumem_tui.formula.recipe import RECOMPUTES, Precision, Recipe, Recompute
-from gpumem_tui.workload.base import WorkloadError
+from gpumem_tui.step.workload import WorkloadError
 from gpumem_tui.workload.models import build_model
 from gpumem_tui.workload.standard import CatalogWorkload
 from tests.workload.tiny_shapes import BERT, GPT2, LLAMA, MLP, RESNET, TINY, VIT

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from gpumem_tui.workload.base import WorkloadError
+from gpumem_tui.step.workload import WorkloadError
 from gpumem_tui.workload.user_file import load_workload_file
 
 CPU = torch.device("cpu")

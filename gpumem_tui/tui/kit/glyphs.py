@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from gpumem_tui.memory import Bucket
 
 if TYPE_CHECKING:
-    from gpumem_tui.search.events import Outcome
+    from gpumem_tui.trial.events import Outcome
 
 PROGRAM = "gpumem-tui"
 """At the left of every header."""

@@ -186,7 +186,7 @@ class ProcessActions(MainScreen):
 
     def action_plan(self) -> None:
         """Take it to the Plan screen."""
-        from gpumem_tui.watch.planned import plan_of
+        from gpumem_tui.plan.watched import plan_of
 
         entry = self.chosen
         if entry is None or entry.watched is None:

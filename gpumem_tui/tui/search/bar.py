@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gpumem_tui.memory import ALLOCATED_BUCKETS, Breakdown, Bucket, Unknown
-from gpumem_tui.search.events import Outcome, Sample
+from gpumem_tui.trial.events import Outcome, Sample
 from gpumem_tui.tui.kit.figures import compact_bytes
 from gpumem_tui.tui.search.state import RunningTrial, SearchState
 

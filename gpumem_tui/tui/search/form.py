@@ -21,7 +21,7 @@ from gpumem_tui.catalog.loader import DEFAULT_MODEL, gpus, models
 from gpumem_tui.errors import OptionError
 from gpumem_tui.formula.recipe import ATTENTIONS, OPTIMIZERS, PRECISIONS, RECOMPUTES
 from gpumem_tui.memory import Unknown
-from gpumem_tui.options import ModelChanges, WorkloadOptions, simulated_device
+from gpumem_tui.options.workload import ModelChanges, WorkloadOptions, simulated_device
 from gpumem_tui.search import strategy
 from gpumem_tui.search.config import Device, SearchConfig
 from gpumem_tui.tui.search.workload import workload_summary

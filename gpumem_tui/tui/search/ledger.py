@@ -9,12 +9,12 @@ from functools import partial
 from gpumem_tui.formula.predict import FormulaPrediction
 from gpumem_tui.memory import ALLOCATED_BUCKETS, GIB, Bucket, Unknown, Value
 from gpumem_tui.search.comparison import caveat, compared
-from gpumem_tui.search.events import TrialDone
 from gpumem_tui.search.prediction import Traced
 from gpumem_tui.search.ranges import range_line
 from gpumem_tui.search.report import assumed_line, peak_line
 from gpumem_tui.search.runner import TrialFinished
 from gpumem_tui.search.shortfall import shortfall
+from gpumem_tui.trial.events import TrialDone
 from gpumem_tui.tui.search.state import SearchState
 
 PEAK = "= allocated peak"

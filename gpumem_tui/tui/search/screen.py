@@ -16,7 +16,7 @@ from textual.message import Message
 from textual.widgets import Footer, Static
 
 from gpumem_tui.exit_codes import EXIT_FAILED
-from gpumem_tui.options import WorkloadOptions
+from gpumem_tui.options.workload import WorkloadOptions
 from gpumem_tui.plan.measured import MeasuredRate, rate_of
 from gpumem_tui.search.config import SearchConfig
 from gpumem_tui.search.control import Control, Unusable

@@ -9,11 +9,11 @@ from functools import cached_property
 from gpumem_tui.exit_codes import EXIT_INTERRUPTED
 from gpumem_tui.memory import Unknown
 from gpumem_tui.search.config import SearchConfig
-from gpumem_tui.search.events import Sample
 from gpumem_tui.search.predicting import CommandOutput, Predicted, TraceStarted
 from gpumem_tui.search.prediction import Formula, Traced
 from gpumem_tui.search.runner import SearchEvent, SearchFinished, TrialFinished, TrialProgress, TrialStarted
 from gpumem_tui.search.verdict import Verdict
+from gpumem_tui.trial.events import Sample
 
 
 class Stage(Enum):

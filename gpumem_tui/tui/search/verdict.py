@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from gpumem_tui.memory import Unknown
-from gpumem_tui.search.advice import Advice, advise, obstacle
+from gpumem_tui.plan.advice import Advice, advise, obstacle
 from gpumem_tui.search.prediction import Traced
 from gpumem_tui.search.ranges import found_line, largest_words
 from gpumem_tui.search.report import accumulation_line, gap_line, headroom_line, wanted_accumulation

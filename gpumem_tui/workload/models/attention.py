@@ -8,7 +8,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from gpumem_tui.catalog.shapes import ModelShape
 from gpumem_tui.formula.recipe import Attention, Recipe
-from gpumem_tui.workload.base import WorkloadError
+from gpumem_tui.step.workload import WorkloadError
 from gpumem_tui.workload.models.recompute import run
 
 _BACKENDS: dict[Attention, SDPBackend] = {

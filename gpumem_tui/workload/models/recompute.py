@@ -9,7 +9,7 @@ from torch.utils.checkpoint import checkpoint
 
 from gpumem_tui.catalog.shapes import ATTENTION_FAMILIES, ModelShape
 from gpumem_tui.formula.recipe import Recipe
-from gpumem_tui.workload.base import WorkloadError
+from gpumem_tui.step.workload import WorkloadError
 
 
 def check_recompute(shape: ModelShape, recipe: Recipe) -> None:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from gpumem_tui.errors import in_one_line, named
 from gpumem_tui.memory import Bucket
 from gpumem_tui.simulator.timeline import Timeline, TimelineRecorder
-from gpumem_tui.sites import calling_line_of, in_checkpoint, in_order
 from gpumem_tui.step import Phase, Site
-from gpumem_tui.workload.base import local
-from gpumem_tui.workload.run import Recorder
+from gpumem_tui.step.run import Recorder
+from gpumem_tui.step.sites import calling_line_of, in_checkpoint, in_order
+from gpumem_tui.step.workload import local
 
 _MAX_ENTRIES = 2_000_000
 
@@ -23,7 +23,13 @@ class HistoryIncomplete(Exception):
     """The allocator's history does not cover the whole run; the message says why."""
 
 
-def history_of(recorder: Recorder, *, failed: bool) -> tuple[Timeline | None, str]:
+class MemoryRecorder(Recorder, Protocol):
+    """A simulated GPU, or a real one's allocator history."""
+
+    def finish(self, failed: bool = False) -> Timeline: ...
+
+
+def history_of(recorder: MemoryRecorder, *, failed: bool) -> tuple[Timeline | None, str]:
     """What a run allocated and released, or None and the reason why that is not known."""
     try:
         return recorder.finish(failed), ""

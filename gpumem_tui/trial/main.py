@@ -18,9 +18,11 @@ from dataclasses import replace
 from io import RawIOBase
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from gpumem_tui.command.link import flush_output
 from gpumem_tui.importing import after_import
-from gpumem_tui.search.events import (
+from gpumem_tui.simulator.growth import growth_line
+from gpumem_tui.simulator.profile import Profile, newer_than_checked, profile_for, too_old
+from gpumem_tui.simulator.uncompiled import exclude_nothing, leave_compiler_unloaded, stay_eager
+from gpumem_tui.trial.events import (
     ChildEvent,
     Failed,
     Outcome,
@@ -33,16 +35,15 @@ from gpumem_tui.search.events import (
     decode_request,
     encode,
 )
-from gpumem_tui.simulator.growth import growth_line
-from gpumem_tui.simulator.profile import Profile, newer_than_checked, profile_for, too_old
-from gpumem_tui.simulator.uncompiled import exclude_nothing, leave_compiler_unloaded, stay_eager
+from gpumem_tui.trial.output import flush_output
 
 if TYPE_CHECKING:
     import torch
 
     from gpumem_tui.simulator.shaped import AssumedRows
-    from gpumem_tui.workload.base import Workload
-    from gpumem_tui.workload.run import MemorySample, Recorder
+    from gpumem_tui.step.run import MemorySample
+    from gpumem_tui.step.workload import Workload
+    from gpumem_tui.trial.cuda_recorder import MemoryRecorder
 
 Report = Callable[[ChildEvent], None]
 _MOST_FILES = 1 << 16
@@ -91,7 +92,7 @@ def _serve(events_fd: int) -> None:
         report(Failed("torch", f"torch {torch.__version__} of {sys.executable} {reason}"))
         return
     from gpumem_tui.simulator.untraceable import Untraceable
-    from gpumem_tui.workload.base import WorkloadError
+    from gpumem_tui.step.workload import WorkloadError
 
     profile = profile_for(torch.__version__, request.gpu)
     report(Ready.of(torch.__version__, profile))
@@ -193,8 +194,8 @@ def _cuda_trial(
 ) -> ChildEvent:
     import torch
 
-    from gpumem_tui.search.cuda_recorder import CudaRecorder
     from gpumem_tui.simulator.settings import memory_fraction
+    from gpumem_tui.trial.cuda_recorder import CudaRecorder
     from gpumem_tui.workload.errors import one_line
 
     device = torch.device("cuda", 0)
@@ -229,19 +230,19 @@ def _trial(
     request: TrialRequest,
     workload: Workload,
     device: torch.device,
-    recorder: Recorder,
+    recorder: MemoryRecorder,
     profile: Profile,
     report: Report,
     may_run: threading.Event,
 ) -> ChildEvent:
     import torch
 
-    from gpumem_tui.search.classify import is_out_of_memory
-    from gpumem_tui.search.cuda_recorder import history_of
     from gpumem_tui.simulator.untraceable import Untraceable
-    from gpumem_tui.workload.base import WorkloadError
+    from gpumem_tui.step.run import StepRun
+    from gpumem_tui.step.workload import WorkloadError
+    from gpumem_tui.trial.classify import is_out_of_memory
+    from gpumem_tui.trial.cuda_recorder import history_of
     from gpumem_tui.workload.errors import located, one_line
-    from gpumem_tui.workload.run import StepRun
 
     memory: Any = torch.get_device_module(device)
     memory.reset_peak_memory_stats(device)

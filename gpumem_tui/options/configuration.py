@@ -12,7 +12,7 @@ from gpumem_tui.errors import OptionError
 from gpumem_tui.memory import Unknown, format_bytes
 
 if TYPE_CHECKING:
-    from gpumem_tui.options import WorkloadOptions
+    from gpumem_tui.options.workload import WorkloadOptions
     from gpumem_tui.search.config import SearchConfig
 
 
@@ -25,7 +25,7 @@ def configure(values: dict[str, Any]) -> tuple[WorkloadOptions, SearchConfig]:
         OptionError: the values are wrong, or do not go together.
     """
     from gpumem_tui.monitor.devices import list_gpus
-    from gpumem_tui.options import (
+    from gpumem_tui.options.workload import (
         ModelChanges,
         WorkloadOptions,
         choose_device,

@@ -33,6 +33,13 @@ def obstacle(config: SearchConfig) -> str:
     return found.removeprefix("nothing fits: ") if found is not None else ""
 
 
+def advice_lines(config: SearchConfig) -> list[str]:
+    """When nothing fits: which bucket alone exceeds the card, and what would help most, a line each."""
+    lines = [f"{one.option}: {one.buys}; {one.cost}" for one in advise(config)]
+    found = obstacle(config)
+    return [found, *lines] if found else lines
+
+
 def advise(config: SearchConfig) -> tuple[Advice, ...]:
     """The cheapest set of changes with which one sample fits, where no change alone is enough, and the best single
     ones; none for a workload file, which has no formula.

@@ -28,8 +28,8 @@ _USED_BY_EVERY_STEP = (
     "torch.distributed.tensor",
     "gpumem_tui.simulator.cuda",
     "gpumem_tui.simulator.tracing",
-    "gpumem_tui.search.cuda_recorder",
-    "gpumem_tui.workload.run",
+    "gpumem_tui.trial.cuda_recorder",
+    "gpumem_tui.step.run",
     "gpumem_tui.workload.standard",
     "gpumem_tui.workload.user_file",
 )
@@ -104,7 +104,7 @@ def _become_child(environment: dict[str, str | None], descriptors: list[int]) ->
     commands, events, lifeline = descriptors
     os.dup2(commands, 0)
     os.close(commands)
-    from gpumem_tui.search.trial import main
+    from gpumem_tui.trial.main import main
 
     main(events, lifeline)
 

@@ -6,17 +6,14 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 
 from gpumem_tui.memory import Bucket
 from gpumem_tui.step import Phase
-from gpumem_tui.workload.base import Workload, WorkloadError, local
-from gpumem_tui.workload.phases import watch_phases
-
-if TYPE_CHECKING:
-    from gpumem_tui.simulator.timeline import Timeline
+from gpumem_tui.step.phases import watch_phases
+from gpumem_tui.step.workload import Workload, WorkloadError, local
 
 
 @dataclass(frozen=True)
@@ -42,12 +39,11 @@ class MemorySample:
 
 
 class Recorder(Protocol):
-    """What writes down a run: a simulated GPU, or a real one's allocator history."""
+    """What writes down a run."""
 
     def mark(self, step: int, phase: Phase) -> None: ...
     def tag(self, bucket: Bucket, tensors: Iterable[torch.Tensor]) -> None: ...
     def name_modules(self, model: torch.nn.Module) -> None: ...
-    def finish(self, failed: bool = False) -> Timeline: ...
 
 
 @dataclass

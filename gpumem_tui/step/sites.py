@@ -19,17 +19,14 @@ from torch.nn.modules import module as hooks
 
 from gpumem_tui.step import Site
 
-_PACKAGE = os.path.dirname(os.path.abspath(__file__))
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _NOT_THE_PROGRAM = (
     os.path.dirname(torch.__file__) + os.sep,
     os.path.join(_PACKAGE, "command", ""),
     os.path.join(_PACKAGE, "simulator", ""),
-    os.path.join(_PACKAGE, "command", ""),
-    os.path.join(_PACKAGE, "search", ""),
+    os.path.join(_PACKAGE, "trial", ""),
     os.path.join(_PACKAGE, "probe", ""),
-    os.path.join(_PACKAGE, "sites.py"),
-    os.path.join(_PACKAGE, "workload", "phases.py"),
-    os.path.join(_PACKAGE, "workload", "run.py"),
+    os.path.join(_PACKAGE, "step", ""),
     "<",
 )
 _NOBODY = ("", "")

@@ -26,6 +26,6 @@ if __name__ == "__main__":
         sys.exit(f"Python {sys.version.split()[0]} is too old to train under: 3.10 or newer is needed")
     sys.path[0] = os.getcwd()
     _import_package()
-    from gpumem_tui.search.fork_server import serve
+    from gpumem_tui.trial.fork_server import serve
 
     serve(int(sys.argv[1]), simulated=sys.argv[2] == "simulated")

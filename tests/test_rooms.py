@@ -1,0 +1,86 @@
+"""What may import what: the map of gpumem_tui/README.md, and that it names every room."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import gpumem_tui
+
+PACKAGE = Path(gpumem_tui.__file__).parent
+MAP = (PACKAGE / "README.md").read_text()
+BASE = "the root's modules"
+
+_ROW = re.compile(r"^\| `(\w+)` \| .* \| (.*) \|$", re.MULTILINE)
+ROOMS = {room: set(re.findall(r"`(\w+)`", below)) for room, below in _ROW.findall(MAP)}
+"""By room, those that it may import, as the README's table says."""
+
+
+def imported(file: Path) -> Iterator[str]:
+    """The modules of ours that a file imports, wherever in it."""
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+
+
+def room_of(module: str) -> str:
+    """The room a module's name lies in; empty for the root's own, and for what is not ours."""
+    parts = module.split(".")
+    return parts[1] if parts[0] == "gpumem_tui" and len(parts) > 1 and (PACKAGE / parts[1]).is_dir() else ""
+
+
+def test_the_map_names_every_room() -> None:
+    assert set(ROOMS) == {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
+
+
+@pytest.mark.parametrize("room", sorted(ROOMS))
+def test_a_room_imports_what_the_map_says(room: str) -> None:
+    found: dict[str, str] = {}
+    for file in (PACKAGE / room).rglob("*.py"):
+        found.update({other: file.name for module in imported(file) if (other := room_of(module)) not in ("", room)})
+    assert found.keys() == ROOMS[room], found
+
+
+def test_no_circle() -> None:
+    above: set[str] = set()
+    left = dict(ROOMS)
+    while left:
+        lowest = {room for room, below in left.items() if below <= above}
+        assert lowest, f"a circle among {sorted(left)}"
+        above |= lowest
+        for room in lowest:
+            del left[room]
+
+
+def test_the_root_imports_no_room() -> None:
+    roots = {room_of(module) for file in PACKAGE.glob("*.py") for module in imported(file)} - {""}
+    assert roots == {"cli"}, "only __main__ does; gpumem_tui.probe is imported when it is asked for"
+
+
+def test_within_the_terminal_program_features_do_not_import_each_other_in_circles() -> None:
+    within: dict[str, set[str]] = {}
+    for file in (PACKAGE / "tui").glob("*/*.py"):
+        feature = within.setdefault(file.parent.name, set())
+        for module in imported(file):
+            parts = module.split(".")
+            if parts[:2] == ["gpumem_tui", "tui"] and len(parts) > 3 and parts[2] != file.parent.name:
+                feature.add(parts[2])
+    assert within["kit"] == set(), "the kit knows no feature"
+    above: set[str] = set()
+    while within:
+        lowest = {feature for feature, below in within.items() if below <= above}
+        assert lowest, within
+        above |= lowest
+        for feature in lowest:
+            del within[feature]
+
+
+@pytest.mark.parametrize("path", sorted(set(re.findall(r"`((?:gpumem_tui|tests)/[\w/.]+)`", MAP))))
+def test_a_path_that_the_map_names_exists(path: str) -> None:
+    assert (PACKAGE.parent / path).exists()
