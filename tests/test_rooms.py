@@ -74,11 +74,11 @@ def test_within_the_terminal_program_features_do_not_import_each_other_in_circle
     assert within["kit"] == set(), "the kit knows no feature"
     above: set[str] = set()
     while within:
-        lowest = {feature for feature, below in within.items() if below <= above}
+        lowest = {name for name, below in within.items() if below <= above}
         assert lowest, within
         above |= lowest
-        for feature in lowest:
-            del within[feature]
+        for name in lowest:
+            del within[name]
 
 
 @pytest.mark.parametrize("path", sorted(set(re.findall(r"`((?:gpumem_tui|tests)/[\w/.]+)`", MAP))))

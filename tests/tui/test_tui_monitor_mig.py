@@ -12,13 +12,14 @@ from gpumem_tui.monitor.alerts import Alert, AlertKind, Severity
 from gpumem_tui.monitor.history import Column, values_of
 from gpumem_tui.monitor.ledger import device_ledger
 from gpumem_tui.monitor.snapshot import GpuProcess, GpuReading, Instance, Memory, Reading
+from gpumem_tui.tui.kit.shares import Share, legend
 from gpumem_tui.tui.monitor.entries import entries
 from gpumem_tui.tui.monitor.gpus import gpus_view
 from gpumem_tui.tui.monitor.layout import layout
+from gpumem_tui.tui.monitor.process_details import details_rows
 from gpumem_tui.tui.monitor.processes import table_view
-from gpumem_tui.tui.monitor.shares import Share, legend, shares
+from gpumem_tui.tui.monitor.shares import shares
 from gpumem_tui.tui.monitor.state import MonitorState
-from gpumem_tui.tui.process.details import details_rows
 from tests.monitor import snapshots
 from tests.tui import monitor_scene as scene
 from tests.tui import watch_scene

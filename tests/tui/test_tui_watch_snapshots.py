@@ -11,7 +11,7 @@ from textual.pilot import Pilot
 
 from gpumem_tui.monitor.snapshot import Snapshot
 from gpumem_tui.tui.kit.pages import PagesScreen
-from gpumem_tui.tui.process.actions import look_report
+from gpumem_tui.tui.monitor.process_actions import look_report
 from gpumem_tui.watch.published import Published
 from tests.tui import monitor_scene as scene
 from tests.tui import watch_scene

@@ -13,11 +13,11 @@ from gpumem_tui.memory import GIB, MIB, Bucket, Unknown
 from gpumem_tui.tui.kit.areas import Band, area_column, eighths
 from gpumem_tui.tui.monitor.entries import Entry, charted, count, entries, entry_of
 from gpumem_tui.tui.monitor.probed_card import probed_card
+from gpumem_tui.tui.monitor.process_details import details_rows
 from gpumem_tui.tui.monitor.processes import table_view
 from gpumem_tui.tui.monitor.ranks import ranks_rows
 from gpumem_tui.tui.monitor.shares import shares
 from gpumem_tui.tui.monitor.state import MonitorState, parts_of
-from gpumem_tui.tui.process.details import details_rows
 from gpumem_tui.tui.process.history import ProcessChart, process_history_rows
 from gpumem_tui.tui.process.look import place_page, step_page
 from gpumem_tui.tui.process.post_mortem import post_mortem_rows

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gpumem_tui.tui.kit.figures import Span, joined
+from gpumem_tui.tui.kit.figures import Row, Span, joined
 from gpumem_tui.tui.kit.glyphs import EIGHTHS
-
-Row = list[Span]
 
 
 @dataclass(frozen=True)

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
-from rich.cells import cell_len
+from rich.cells import cell_len, set_cell_size
 
 from gpumem_tui.memory import GIB, KIB, MIB, Unknown, Value
 
 Span = tuple[str, str]
 """Text and its style (Textual's, with theme variables); "" for none."""
 
+Row = list[Span]
+"""A line of the screen."""
+
 ABSENT = "–"
+_ELLIPSIS = "…"
+
+RULE = "$foreground 25%"
 
 MUTED = "$foreground 60%"
 """The style of what may be read second."""
@@ -122,3 +129,50 @@ def joined(cells: Sequence[Span]) -> list[Span]:
 def span_width(spans: Sequence[Span]) -> int:
     """Cells of a line: a process may have a name of wide characters."""
     return sum(cell_len(text) for text, _ in spans)
+
+
+def fit(text: str, width: int) -> str:
+    """The text in exactly `width` cells: padded, or cut with an ellipsis; control characters are no part of it."""
+    if not text.isprintable():
+        text = "".join(c if c.isprintable() else " " for c in text)
+    if text.isascii():
+        return text.ljust(width) if len(text) <= width else f"{text[: max(0, width - 1)]}{_ELLIPSIS}"[: max(0, width)]
+    if cell_len(text) <= width:
+        return set_cell_size(text, width)
+    return set_cell_size(text, max(0, width - 1)) + _ELLIPSIS if width > 0 else ""
+
+
+def fit_right(text: str, width: int) -> str:
+    """The text at the right of `width` cells."""
+    return text.rjust(width) if len(text) <= width else fit(text, width)
+
+
+def ruled(left: list[Span], right: list[Span], width: int) -> list[Span]:
+    """A heading: a thin line between what stands left and what stands right."""
+    gap = width - span_width(left) - span_width(right)
+    if gap < 3:
+        return [*left, (" " * max(0, gap), ""), *right]
+    line = f" {'─' * (gap - 2)} " if right else f" {'─' * (gap - 1)}"
+    return [*left, (line, RULE), *right]
+
+
+def age(seconds: float) -> str:
+    """A duration in at most 6 characters, in its largest units, so that it seldom changes.
+
+    >>> age(200000)
+    '2d07h'
+    """
+    whole = max(0, int(seconds))
+    minutes, hours, days = whole // 60, whole // 3600, whole // 86400
+    if whole < 60:
+        return f"{whole}s"
+    if hours < 1:
+        return f"{minutes}m"
+    if days < 1:
+        return f"{hours}h{minutes % 60:02}m"
+    return f"{days}d{hours % 24:02}h" if days < 100 else f"{days}d"
+
+
+def clock(time_s: float) -> str:
+    """The local time of day."""
+    return time.strftime("%H:%M:%S", time.localtime(time_s))

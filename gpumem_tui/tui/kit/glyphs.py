@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from gpumem_tui.memory import Bucket
+from gpumem_tui.memory import ALLOCATED_BUCKETS, Bucket
 
 if TYPE_CHECKING:
     from gpumem_tui.trial.events import Outcome
@@ -102,3 +102,7 @@ def _box(name: str) -> str:
     if "HORIZONTAL" in name and "VERTICAL" not in name:
         return "-"
     return "|" if "VERTICAL" in name and "HORIZONTAL" not in name else "+"
+
+
+BAR_ORDER = (*ALLOCATED_BUCKETS, Bucket.CACHE, Bucket.CONTEXT, Bucket.DRIVER_RESERVED, Bucket.FREE)
+"""The buckets of a bar, from left to right."""

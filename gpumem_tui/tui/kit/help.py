@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from gpumem_tui.tui.kit.figures import Span
+from gpumem_tui.tui.kit.figures import Row
 
 _NAME_WIDTH = 11
 
 
-def heading(text: str) -> list[Span]:
+def heading(text: str) -> Row:
     """Above a group of entries."""
     return [(text, "bold $primary")]
 
 
-def entry(name: str, what: str) -> list[Span]:
+def entry(name: str, what: str) -> Row:
     """A key, a column or a mark, and what it means."""
     return [(f"{name:<{_NAME_WIDTH}}", "bold"), (what, "")]

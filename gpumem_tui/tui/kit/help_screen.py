@@ -11,7 +11,7 @@ from textual.containers import VerticalScroll
 from textual.screen import ModalScreen
 from textual.widgets import Static
 
-from gpumem_tui.tui.kit.figures import Span
+from gpumem_tui.tui.kit.figures import Row
 from gpumem_tui.tui.kit.text import assembled
 
 
@@ -29,7 +29,7 @@ class HelpScreen(ModalScreen[None]):
         Binding("down", "scroll('down')", show=False),
     ]
 
-    def __init__(self, lines: Sequence[list[Span]]) -> None:
+    def __init__(self, lines: Sequence[Row]) -> None:
         super().__init__()
         self._lines = lines
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from textual.events import Click, Resize
 from textual.screen import Screen
 
-from gpumem_tui.tui.kit.figures import span_width
-from gpumem_tui.tui.kit.lines import Lines, Row
+from gpumem_tui.tui.kit.figures import Row, span_width
+from gpumem_tui.tui.kit.lines import Lines
 
 _KEPT = 2
 """The last keys (help and quit) are shown however narrow the screen is."""

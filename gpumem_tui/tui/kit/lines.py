@@ -16,9 +16,7 @@ from textual.strip import Strip
 from textual.style import Style
 from textual.widget import Widget
 
-from gpumem_tui.tui.kit.figures import Span
-
-Row = list[Span]
+from gpumem_tui.tui.kit.figures import Row
 
 _PADDING = 1
 """Empty cells left and right; in `Lines`' style sheet too, so that regions and clicks count from the text."""

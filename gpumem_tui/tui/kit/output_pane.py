@@ -13,7 +13,7 @@ from textual.selection import Selection
 from textual.strip import Strip
 from textual.style import Style
 
-from gpumem_tui.tui.kit.figures import MUTED, Span
+from gpumem_tui.tui.kit.figures import MUTED, Row
 from gpumem_tui.tui.kit.printed import KEPT_LINES, Printed, PrintedLine
 
 _STYLES = {"output": "", "heading": "bold $primary", "notice": MUTED}
@@ -28,7 +28,7 @@ class OutputPane(ScrollView, can_focus=True):
         super().__init__()
         self._printed = Printed()
         self._seen = 0
-        self._rows: list[Span] = []
+        self._rows: Row = []
         self._unfinished = ""
         self._unfinished_rows = 0
         self._follows = True

@@ -13,10 +13,9 @@ from textual.content import Content
 from textual.events import Click, Resize
 from textual.screen import ModalScreen
 
-from gpumem_tui.tui.kit.figures import MUTED, Span, span_width
+from gpumem_tui.tui.kit.figures import MUTED, Row, span_width
 from gpumem_tui.tui.kit.lines import Lines
 
-Row = list[Span]
 _GAP = "   "
 
 

@@ -9,14 +9,12 @@ from rich.cells import cell_len
 
 from gpumem_tui.memory import Unknown, format_bytes
 from gpumem_tui.monitor.snapshot import GpuReading, State
-from gpumem_tui.tui.kit.figures import ABSENT, MUTED, Span, span_width
+from gpumem_tui.tui.kit.figures import ABSENT, MUTED, Row, fit, fit_right, ruled, span_width
+from gpumem_tui.tui.kit.shares import bar, legend
 from gpumem_tui.tui.monitor.layout import Layout
 from gpumem_tui.tui.monitor.readings import (
-    fit,
-    fit_right,
     known,
     power_span,
-    ruled,
     short_name,
     state_span,
     temperature_span,
@@ -24,10 +22,8 @@ from gpumem_tui.tui.monitor.readings import (
     used_span,
     utilization_span,
 )
-from gpumem_tui.tui.monitor.shares import bar, legend, shares
+from gpumem_tui.tui.monitor.shares import shares
 from gpumem_tui.tui.monitor.state import MonitorState, device_key
-
-Row = list[Span]
 
 _GUTTER = 2
 """Cells between GPUs that stand beside one another."""

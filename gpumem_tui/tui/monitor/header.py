@@ -7,12 +7,9 @@ from collections.abc import Callable, Sequence
 from gpumem_tui.memory import GIB, Unknown
 from gpumem_tui.monitor.alerts import Alert, Severity
 from gpumem_tui.monitor.snapshot import Snapshot
-from gpumem_tui.tui.kit.figures import MUTED, Span, span_width
+from gpumem_tui.tui.kit.figures import MUTED, Row, fit, span_width
 from gpumem_tui.tui.kit.glyphs import PROGRAM
-from gpumem_tui.tui.monitor.readings import fit
 from gpumem_tui.tui.monitor.state import MonitorState
-
-Row = list[Span]
 
 
 def header_row(state: MonitorState, width: int, clock: Callable[[float], str], notices: Sequence[str]) -> Row:

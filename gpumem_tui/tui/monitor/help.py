@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpumem_tui.memory import Bucket
-from gpumem_tui.tui.kit.figures import MUTED, Span
+from gpumem_tui.tui.kit.figures import MUTED, Row
 from gpumem_tui.tui.kit.glyphs import BUCKET_LOOKS, PROCESS_LOOKS, UNACCOUNTED_LOOK, Look
 from gpumem_tui.tui.kit.help import entry, heading
 
@@ -55,7 +55,7 @@ _MARKS = (
 )
 
 
-def monitor_help() -> list[list[Span]]:
+def monitor_help() -> list[Row]:
     """The lines of the help."""
     return [
         heading("Keys"), *(entry(key, what) for key, what in _KEYS), [],
@@ -66,5 +66,5 @@ def monitor_help() -> list[list[Span]]:
     ]  # fmt: skip
 
 
-def _share(look: Look, title: str, what: str) -> list[Span]:
+def _share(look: Look, title: str, what: str) -> Row:
     return [(look[0] * 2, look[1]), (f" {title:<17}", ""), (what, MUTED)]

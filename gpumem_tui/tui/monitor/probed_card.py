@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from gpumem_tui.tui.kit.figures import MUTED, Span
+from gpumem_tui.tui.kit.figures import MUTED, Row, fit, ruled
 from gpumem_tui.tui.kit.glyphs import BUCKET_LOOKS
-from gpumem_tui.tui.monitor.readings import fit, ruled
-from gpumem_tui.tui.monitor.shares import Share, bar, legend
+from gpumem_tui.tui.kit.shares import Share, bar, legend
 from gpumem_tui.tui.process.probed import age_text, seconds
 from gpumem_tui.watch.published import WatchedProcess
-
-Row = list[Span]
 
 
 def probed_card(watched: WatchedProcess, width: int, lines: int) -> list[Row]:

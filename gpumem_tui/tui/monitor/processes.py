@@ -8,16 +8,15 @@ from typing import TYPE_CHECKING
 
 from gpumem_tui.memory import Unknown, Value, format_bytes
 from gpumem_tui.monitor.snapshot import HostProcess
-from gpumem_tui.tui.kit.figures import ABSENT, MUTED, Span, compact_bytes
+from gpumem_tui.tui.kit.figures import ABSENT, MUTED, Row, Span, age, compact_bytes, fit, fit_right
 from gpumem_tui.tui.monitor.entries import Entry, count, entries, has_ended_well
-from gpumem_tui.tui.monitor.readings import age, fit, fit_right, gib, known
+from gpumem_tui.tui.monitor.readings import gib, known
 from gpumem_tui.tui.monitor.state import MonitorState, ProcessKey, SortBy
 from gpumem_tui.tui.process.probed import seconds
 
 if TYPE_CHECKING:
     from gpumem_tui.watch.records import Sample
 
-Row = list[Span]
 
 CURSOR = "$block-cursor-foreground on $block-cursor-background"
 

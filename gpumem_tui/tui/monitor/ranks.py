@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gpumem_tui.memory import Bucket, Unknown, Value
-from gpumem_tui.tui.kit.figures import ABSENT, MUTED, Span, compact_bytes
-from gpumem_tui.tui.monitor.readings import fit
+from gpumem_tui.tui.kit.figures import ABSENT, MUTED, Row, compact_bytes, fit
 from gpumem_tui.tui.process.probed import seconds
 from gpumem_tui.watch.jobs import Job, Rank, total_bytes
 from gpumem_tui.watch.published import Placed
@@ -16,7 +15,6 @@ from gpumem_tui.watch.published import Placed
 if TYPE_CHECKING:
     from gpumem_tui.watch.records import Sample
 
-Row = list[Span]
 _WORST = "▲"
 
 

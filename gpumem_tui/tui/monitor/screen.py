@@ -19,20 +19,21 @@ from gpumem_tui.monitor.alerts import Alert, AlertKind, Alerts
 from gpumem_tui.monitor.history import History, values_of
 from gpumem_tui.monitor.snapshot import Source
 from gpumem_tui.tui.kit.background import setter_for
+from gpumem_tui.tui.kit.figures import clock
 from gpumem_tui.tui.kit.key_bar import KeyBar
 from gpumem_tui.tui.kit.lines import Lines
+from gpumem_tui.tui.kit.time_axis import SPANS_S
 from gpumem_tui.tui.monitor.entries import charted, count, entry_of, moved
 from gpumem_tui.tui.monitor.feed import HOLD_S, Feed
 from gpumem_tui.tui.monitor.gpu_panel import GpuPanel
 from gpumem_tui.tui.monitor.header import alert_row, header_row
-from gpumem_tui.tui.monitor.history import SPANS_S, chart_columns
+from gpumem_tui.tui.monitor.history import chart_columns
 from gpumem_tui.tui.monitor.history_chart import HistoryChart
 from gpumem_tui.tui.monitor.layout import SMALLEST, Layout, layout
+from gpumem_tui.tui.monitor.process_actions import ProcessActions
 from gpumem_tui.tui.monitor.process_table import ProcessTable
-from gpumem_tui.tui.monitor.readings import clock
 from gpumem_tui.tui.monitor.state import MonitorState, focused_on, seen, sorted_by, sorted_on
 from gpumem_tui.tui.monitor.trouble import is_troubled, trouble_rows
-from gpumem_tui.tui.process.actions import ProcessActions
 from gpumem_tui.tui.process.history import ProcessChart
 
 if TYPE_CHECKING:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import textwrap
 
 from gpumem_tui.monitor.snapshot import Snapshot
-from gpumem_tui.tui.kit.figures import MUTED, Span
-
-Row = list[Span]
+from gpumem_tui.tui.kit.figures import MUTED, Row
 
 _WIDEST = 72
 _KEY_WIDTH = 22

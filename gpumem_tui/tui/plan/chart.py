@@ -9,10 +9,9 @@ from math import ceil, floor, log2, log10
 
 from gpumem_tui.memory import Bucket, format_count
 from gpumem_tui.plan.curves import Curve, Series
-from gpumem_tui.tui.kit.figures import MUTED, Span, joined, wrapped
+from gpumem_tui.tui.kit.figures import MUTED, Span, fit, fit_right, joined, wrapped
 from gpumem_tui.tui.kit.glyphs import BUCKET_LOOKS
 from gpumem_tui.tui.kit.rows import Row, paragraph, row
-from gpumem_tui.tui.monitor.readings import fit, fit_right
 
 SERIES_COLOURS = ("$activations", "$gradients", "$optimizer", "$temporary")
 _TICK_WIDTH = 7
@@ -46,7 +45,7 @@ def chart_rows(curve: Curve, width: int, height: int) -> list[Row]:
     lines = [row((f"{curve.y_label}", MUTED))]
     for index, line in enumerate(cells):
         tick = number(ticks[index]) if index in ticks else ""
-        spans: list[Span] = [(f"{tick:>{_TICK_WIDTH}} ", MUTED), ("┤" if tick else "│", MUTED), *joined(line)]
+        spans: Row = [(f"{tick:>{_TICK_WIDTH}} ", MUTED), ("┤" if tick else "│", MUTED), *joined(line)]
         if index in names:
             spans.append((f" {names[index][0]}", f"bold {names[index][1]}"))
         lines.append(row(*spans))
@@ -126,7 +125,7 @@ def _scale(first: float, last: float, *, logarithmic: bool) -> Place:
     return lambda x: (x - first) / (last - first)
 
 
-def _lines(curve: Curve, columns: int, height: int, x_of: Place, top: float) -> list[list[Span]]:
+def _lines(curve: Curve, columns: int, height: int, x_of: Place, top: float) -> list[Row]:
     """Each series as a line of dots; where two meet, the later one's colour shows."""
     bits = [[0] * columns for _ in range(height)]
     colours = [[""] * columns for _ in range(height)]
@@ -145,9 +144,9 @@ def _lines(curve: Curve, columns: int, height: int, x_of: Place, top: float) -> 
     ]
 
 
-def _stacked(curve: Curve, columns: int, height: int, x_of: Place, top: float) -> list[list[Span]]:
+def _stacked(curve: Curve, columns: int, height: int, x_of: Place, top: float) -> list[Row]:
     """Each column the parts of the sum at its place, the first at the bottom; a cell shows what fills its middle."""
-    cells: list[list[Span]] = [[(" ", "")] * columns for _ in range(height)]
+    cells: list[Row] = [[(" ", "")] * columns for _ in range(height)]
     for column in range(columns):
         sizes = [_value_at(series, column / (columns - 1), x_of) for series in curve.series]
         ends = list(accumulate(sizes))
@@ -169,7 +168,7 @@ def _value_at(series: Series, place: float, x_of: Place) -> float:
     return found
 
 
-def _mark_here(cells: list[list[Span]], column: int) -> None:
+def _mark_here(cells: list[Row], column: int) -> None:
     for line in cells:
         if line[column][0] == " ":
             line[column] = (_HERE, MUTED)
@@ -205,7 +204,7 @@ def _x_labels(curve: Curve, columns: int, x_of: Place) -> str:
 
 
 def _legend(curve: Curve, width: int) -> list[Row]:
-    items: list[list[Span]] = []
+    items: list[Row] = []
     for series in curve.series:
         mark, colour = _look(series.name)
         items.append([(mark, colour), (f" {series.name}", "")])

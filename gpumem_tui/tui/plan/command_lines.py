@@ -10,12 +10,11 @@ from gpumem_tui.plan.command_report import batch_note, exactness, ranks_line, ve
 from gpumem_tui.search import report
 from gpumem_tui.search.prediction import Fit
 from gpumem_tui.search.ranges import largest_words, range_line
-from gpumem_tui.tui.kit.figures import MUTED, Span, compact_bytes, span_width
+from gpumem_tui.tui.kit.figures import MUTED, Span, compact_bytes, fit, span_width
 from gpumem_tui.tui.kit.glyphs import PROGRAM
 from gpumem_tui.tui.kit.help import entry
 from gpumem_tui.tui.kit.help import heading as help_heading
 from gpumem_tui.tui.kit.rows import Row, paragraph, row
-from gpumem_tui.tui.monitor.readings import fit
 from gpumem_tui.tui.plan.command_state import CommandPlanState
 
 PANES = {"what-ifs": "w", "GPUs": "u", "batches": "b", "places": "p"}
@@ -46,8 +45,8 @@ _KEYS = (
 
 def header_row(state: CommandPlanState, time: str, width: int) -> Row:
     """The command and the GPU; what there is no room for is cut."""
-    right: list[Span] = [(state.gpu.title, "bold"), ("  ", ""), (time, MUTED), (" ", "")]
-    left: list[Span] = [(PROGRAM, "bold $primary"), ("  ", "")]
+    right: Row = [(state.gpu.title, "bold"), ("  ", ""), (time, MUTED), (" ", "")]
+    left: Row = [(PROGRAM, "bold $primary"), ("  ", "")]
     room = width - span_width(left) - span_width(right) - 2
     left.append((fit(state.config.workload.name, max(0, room)), ""))
     return row(*left, ("  ", ""), *right)
@@ -207,9 +206,7 @@ def _place(found: Place, where: int) -> Row:
     )
 
 
-def technique_details(
-    state: CommandPlanState, figures: CommandFigures, key: str
-) -> tuple[str, list[list[Span]]] | None:
+def technique_details(state: CommandPlanState, figures: CommandFigures, key: str) -> tuple[str, list[Row]] | None:
     """All there is to say of a what-if: its title and its lines; None for one that is not there."""
     for none in figures.not_tried:
         if none.change.key == key:
@@ -240,7 +237,7 @@ def gpu_details(state: CommandPlanState, found: GpuRow) -> str:
     return f"{format_bytes(found.gpu.total_bytes)}, {exactness(state.plan, found)}: {found.fit}{largest}"
 
 
-def command_plan_help() -> Sequence[list[Span]]:
+def command_plan_help() -> Sequence[Row]:
     """The lines of the help."""
     return [
         help_heading("Keys"),

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from gpumem_tui.plan.controls import Control, Number, controls, remarks
 from gpumem_tui.plan.state import PlanState
-from gpumem_tui.tui.kit.figures import MUTED, Span
+from gpumem_tui.tui.kit.figures import MUTED, fit
 from gpumem_tui.tui.kit.rows import Row, heading, paragraph, row
-from gpumem_tui.tui.monitor.readings import fit
 
 LABEL_WIDTH = 12
 _CARET = "▏"
@@ -52,7 +51,7 @@ def _line(state: PlanState, control: Control, width: int, *, here: bool, typed: 
     changed = control.key in state.draft.changes
     style = _style(state, control, changed=changed)
     left, right = ("← ", " →") if here else ("  ", "  ")
-    spans: list[Span] = [
+    spans: Row = [
         (fit(control.label, LABEL_WIDTH), "bold" if here else MUTED),
         (left, MUTED),
         (fit(value + (" *" if changed and typed is None else ""), room), f"bold {style}".strip() if here else style),

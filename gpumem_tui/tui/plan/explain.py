@@ -10,12 +10,11 @@ from gpumem_tui.plan.controls import Choice, control_of
 from gpumem_tui.plan.explain import Explanation, explanations
 from gpumem_tui.plan.plan import Plan
 from gpumem_tui.plan.state import PlanState
-from gpumem_tui.tui.kit.figures import MUTED, Span
-from gpumem_tui.tui.kit.glyphs import BUCKET_LOOKS
+from gpumem_tui.tui.kit.figures import MUTED, Row
+from gpumem_tui.tui.kit.glyphs import BAR_ORDER, BUCKET_LOOKS
 from gpumem_tui.tui.kit.help import entry, heading
-from gpumem_tui.tui.search.bar import ORDER
 
-Text = tuple[str, list[list[Span]]]
+Text = tuple[str, list[Row]]
 """A title and its lines."""
 
 _TRACE_ONLY: Mapping[str, str] = {
@@ -90,7 +89,7 @@ def explanation(plan: Plan, key: str) -> Text | None:
 def control_help(state: PlanState, key: str) -> Text:
     """What a control sets, and its values."""
     control = control_of(state.draft, key)
-    lines: list[list[Span]] = [[(control.hint, "")], []]
+    lines: list[Row] = [[(control.hint, "")], []]
     if isinstance(control, Choice):
         options = control.options(state.draft)
         width = max(len(option.value) for option in options) + 2
@@ -104,15 +103,15 @@ def control_help(state: PlanState, key: str) -> Text:
     return control.label, _without_last_blank(lines)
 
 
-def plan_help() -> list[list[Span]]:
+def plan_help() -> list[Row]:
     """The keys, the columns and the patterns."""
     keys = [entry(name, what) for name, what in _KEYS]
     columns = [entry(name, what) for name, what in _COLUMNS]
-    looks = [[(BUCKET_LOOKS[bucket][0] * 2, BUCKET_LOOKS[bucket][1]), (f" {bucket.title}", "")] for bucket in ORDER]
+    looks = [[(BUCKET_LOOKS[bucket][0] * 2, BUCKET_LOOKS[bucket][1]), (f" {bucket.title}", "")] for bucket in BAR_ORDER]
     return [heading("Keys"), *keys, [], heading("Numbers"), *columns, [], heading("Buckets"), *looks]
 
 
-def _explained(text: Explanation, *, headed: bool) -> Iterable[list[Span]]:
+def _explained(text: Explanation, *, headed: bool) -> Iterable[Row]:
     if headed:
         yield heading(text.title)
     yield [(text.formula, "bold")]
@@ -124,8 +123,8 @@ def _explained(text: Explanation, *, headed: bool) -> Iterable[list[Span]]:
 
 
 def _titles() -> dict[str, str]:
-    return {bucket.value: bucket.title for bucket in (*ALLOCATED_BUCKETS, *ORDER)}
+    return {bucket.value: bucket.title for bucket in (*ALLOCATED_BUCKETS, *BAR_ORDER)}
 
 
-def _without_last_blank(lines: list[list[Span]]) -> list[list[Span]]:
+def _without_last_blank(lines: list[Row]) -> list[Row]:
     return lines[:-1] if lines and not lines[-1] else lines

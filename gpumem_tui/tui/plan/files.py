@@ -15,7 +15,7 @@ from gpumem_tui.plan.tracing import Failed, Ready, TraceState
 from gpumem_tui.search.prediction import Traced
 from gpumem_tui.tui.kit.background import in_daemon_thread
 from gpumem_tui.tui.kit.dialogs import NameScreen, PickScreen, TextScreen
-from gpumem_tui.tui.kit.figures import Span
+from gpumem_tui.tui.kit.figures import Row
 from gpumem_tui.tui.plan.export import FORMS, exported
 
 AS_OPENED = "as opened"
@@ -80,7 +80,7 @@ class PlanFiles:
         if form is None:
             return
         text = await in_daemon_thread(partial(exported, form, plan, _traced(trace)))
-        lines: list[list[Span]] = [[(line, "")] for line in text.splitlines()]
+        lines: list[Row] = [[(line, "")] for line in text.splitlines()]
         file_name = f"{self._name or plan.shape.name}{FORMS[form][1]}"
         await app.push_screen_wait(TextScreen(f"The plan as {form}", lines, text, file_name))
 

@@ -31,9 +31,9 @@ def header_row(answer: Answer, traced: TraceState, name: str, time: str, width: 
     """
     plan = answer.plan
     gpus = f"{plan.recipe.gpus:,} × " if plan.recipe.gpus > 1 else ""
-    left: list[Span] = [(PROGRAM, "bold $primary")]
+    left: Row = [(PROGRAM, "bold $primary")]
     verdict = ("! last plan that can be", "bold $text-error") if stale else _verdict(answer, traced)
-    right: list[Span] = [verdict, ("  ", ""), (time, MUTED), (" ", "")]
+    right: Row = [verdict, ("  ", ""), (time, MUTED), (" ", "")]
     facts = [plan.shape.name, f"{gpus}{plan.gpu.title}", f"{format_count(count_parameters(plan.shape))} parameters"]
     if name:
         facts.insert(0, name)
@@ -72,7 +72,7 @@ def pane_places(panes: list[str], width: int) -> list[tuple[str, int, int]]:
 def pane_row(panes: list[str], shown: str, width: int) -> Row:
     """The panes' names, the letter that shows each underlined, the one that is shown reversed."""
     letters = _letters(panes, width)
-    spans: list[Span] = []
+    spans: Row = []
     for pane in panes:
         name, at = pane[:letters], pane.index(PANES[pane])
         style = "bold reverse" if pane == shown else "$primary"

@@ -10,10 +10,9 @@ from gpumem_tui.plan.answers import Answer, samples
 from gpumem_tui.plan.tracing import Failed, Pending, Ready, TraceState
 from gpumem_tui.search.ranges import largest_words, room_words
 from gpumem_tui.search.report import PHASE_WORDS
-from gpumem_tui.tui.kit.figures import ABSENT, MUTED, Span, compact_bytes, joined, proportions, signed
+from gpumem_tui.tui.kit.figures import ABSENT, MUTED, Span, compact_bytes, fit, joined, proportions, signed
 from gpumem_tui.tui.kit.glyphs import BUCKET_LOOKS
 from gpumem_tui.tui.kit.rows import Row, paragraph, row
-from gpumem_tui.tui.monitor.readings import fit
 
 PENDING = "…"
 _TITLE_WIDTH = 16
@@ -91,14 +90,14 @@ def fact_rows(answer: Answer, traced: TraceState, width: int) -> list[Row]:
     return lines
 
 
-def _formula_verdict(answer: Answer, width: int) -> list[Span]:
+def _formula_verdict(answer: Answer, width: int) -> Row:
     usable = f" of {compact_bytes(answer.usable_bytes)} GiB usable" if width >= _VERDICT_WIDTH else ""
     if answer.fits:
         return [("✓ fits", "bold $text-success"), (f" · {format_bytes(answer.spare_bytes)} to spare{usable}", "")]
     return [("✗ too large", "bold $text-error"), (f" by {format_bytes(-answer.spare_bytes)}{usable}", "")]
 
 
-def _traced_verdict(traced: TraceState) -> list[Span]:
+def _traced_verdict(traced: TraceState) -> Row:
     match traced:
         case Ready(_, found, _) if found.fits:
             return [("✓ fits", "bold $text-success"), (f" · {room_words(found.fit, found.free_range)}", "")]
@@ -117,7 +116,7 @@ def _formula_segments(answer: Answer) -> dict[Bucket, int]:
     return {bucket: answer.breakdown[bucket] for bucket in ALLOCATED_BUCKETS}
 
 
-def _traced_bar(answer: Answer, traced: TraceState, width: int) -> list[Span]:
+def _traced_bar(answer: Answer, traced: TraceState, width: int) -> Row:
     if not isinstance(traced, Ready):
         return [("·" * width, BUCKET_LOOKS[Bucket.FREE][1])]
     found, gpu = traced.answer, answer.plan.gpu
@@ -130,7 +129,7 @@ def _traced_bar(answer: Answer, traced: TraceState, width: int) -> list[Span]:
     return _bar(answer, segments, gpu.total_bytes, width)
 
 
-def _bar(answer: Answer, segments: Mapping[Bucket, int], limit_bytes: int, width: int) -> list[Span]:
+def _bar(answer: Answer, segments: Mapping[Bucket, int], limit_bytes: int, width: int) -> Row:
     """The segments on the GPU's scale, or, where they exceed it, on their own; a stroke at what may be used."""
     if width <= 0:
         return []
@@ -186,7 +185,7 @@ def _ledger_row(line: _Line, traced: TraceState, columns: int) -> Row:
     difference: Value = Unknown("nothing to compare")
     if isinstance(line.formula, int) and isinstance(line.traced, int):
         difference = line.traced - line.formula
-    spans: list[Span] = [mark, (f" {fit(line.title, _TITLE_WIDTH)}", weight), _figure(line.formula, weight)]
+    spans: Row = [mark, (f" {fit(line.title, _TITLE_WIDTH)}", weight), _figure(line.formula, weight)]
     spans.append((f"{PENDING:>{_VALUE_WIDTH}}", MUTED) if waits else _figure(line.traced, weight))
     spans.append((f"{signed(difference) if isinstance(difference, int) else '':>{_VALUE_WIDTH}}", MUTED))
     return row(*spans[: 2 + columns], key=line.key)

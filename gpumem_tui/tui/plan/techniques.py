@@ -8,9 +8,8 @@ from gpumem_tui.memory import Unknown, format_bytes
 from gpumem_tui.plan.answers import samples
 from gpumem_tui.plan.plan import Plan
 from gpumem_tui.plan.techniques import Combination, Technique, Techniques
-from gpumem_tui.tui.kit.figures import MUTED, compact_bytes
+from gpumem_tui.tui.kit.figures import MUTED, compact_bytes, fit
 from gpumem_tui.tui.kit.rows import Row, heading, paragraph, row
-from gpumem_tui.tui.monitor.readings import fit
 
 COMBINATION, TRACEABLE = "combination", "traceable"
 """The keys of the combinations' rows; a technique's row has the technique's key."""

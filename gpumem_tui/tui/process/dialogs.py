@@ -14,7 +14,7 @@ from textual.widgets import Button, Static
 
 from gpumem_tui.monitor.processes import CannotSignal, kill, terminate
 from gpumem_tui.monitor.snapshot import HostProcess
-from gpumem_tui.tui.kit.figures import Span
+from gpumem_tui.tui.kit.figures import Row
 from gpumem_tui.tui.kit.text import assembled
 
 Ending = Literal["terminate", "kill"]
@@ -34,7 +34,7 @@ class DetailsScreen(ModalScreen[Ending | None]):
         Binding("K", "end('kill')", "kill"),
     ]
 
-    def __init__(self, lines: Sequence[list[Span]], *, may_end: bool) -> None:
+    def __init__(self, lines: Sequence[Row], *, may_end: bool) -> None:
         super().__init__()
         self._lines = lines
         self._may_end = may_end
@@ -46,7 +46,7 @@ class DetailsScreen(ModalScreen[Ending | None]):
             self._frame(box)
             yield Static(assembled(self._lines))
 
-    def show(self, lines: Sequence[list[Span]] | None) -> None:
+    def show(self, lines: Sequence[Row] | None) -> None:
         """Later figures; None where there are none, as the process is no longer listed."""
         if not self.is_mounted:
             return

@@ -8,16 +8,14 @@ from typing import TYPE_CHECKING
 
 from gpumem_tui.memory import Value
 from gpumem_tui.tui.kit.areas import Band, Stack, area_column, drawn, eighths
-from gpumem_tui.tui.kit.figures import MUTED, Span, compact_bytes, span_width
-from gpumem_tui.tui.monitor.history import ALLOCATED, CACHED, SPANS_S, TimeAxis, duration
-from gpumem_tui.tui.monitor.readings import clock, ruled
+from gpumem_tui.tui.kit.figures import MUTED, Row, clock, compact_bytes, ruled, span_width
+from gpumem_tui.tui.kit.time_axis import ALLOCATED, CACHED, SPANS_S, TimeAxis, duration
 from gpumem_tui.watch.jobs import total_bytes
 from gpumem_tui.watch.published import WatchedProcess
 
 if TYPE_CHECKING:
     from gpumem_tui.watch.records import Sample
 
-Row = list[Span]
 
 _LABEL_WIDTH = 8
 _AXIS_STEP = 20

@@ -9,15 +9,13 @@ from typing import Literal
 from gpumem_tui.memory import ALLOCATED_BUCKETS, Bucket, format_bytes
 from gpumem_tui.text import printable
 from gpumem_tui.tui.kit.areas import Band, Stack, area_column, drawn, eighths
-from gpumem_tui.tui.kit.figures import MUTED, Span, compact_bytes, proportions, span_width
+from gpumem_tui.tui.kit.figures import MUTED, Row, Span, compact_bytes, fit, proportions, ruled, span_width
 from gpumem_tui.tui.kit.glyphs import BUCKET_LOOKS
-from gpumem_tui.tui.monitor.readings import fit, ruled
 from gpumem_tui.tui.process.probed import seconds
 from gpumem_tui.watch.documents import Look, LookedDevice
 from gpumem_tui.watch.records import device_name
 from gpumem_tui.watch.report import kept_place
 
-Row = list[Span]
 Place = Literal["module", "source"]
 
 _LABEL_WIDTH = 8

@@ -8,10 +8,9 @@ from collections.abc import Iterator
 from gpumem_tui.formula.predict import DEFAULT_HEADROOM
 from gpumem_tui.memory import Unknown, format_bytes
 from gpumem_tui.text import printable
-from gpumem_tui.tui.kit.figures import ABSENT, MUTED, Span, percent
+from gpumem_tui.tui.kit.figures import ABSENT, MUTED, Row, fit, percent
 from gpumem_tui.tui.kit.glyphs import BUCKET_LOOKS, UNACCOUNTED_LOOK
-from gpumem_tui.tui.monitor.readings import fit
-from gpumem_tui.tui.monitor.shares import Share, bar
+from gpumem_tui.tui.kit.shares import Share, bar
 from gpumem_tui.tui.process.probed import sample_rows
 from gpumem_tui.watch.ends import memory_phrase
 from gpumem_tui.watch.expected import FIXED, Expected
@@ -19,7 +18,6 @@ from gpumem_tui.watch.postmortem import Case, fate, fragmentation_lines, ledger_
 from gpumem_tui.watch.published import WatchedProcess
 from gpumem_tui.watch.report import ago
 
-Row = list[Span]
 _SIZE_WIDTH = 12
 _NAME_WIDTH = 18
 

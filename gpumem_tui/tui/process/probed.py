@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from gpumem_tui.memory import ALLOCATED_BUCKETS, Breakdown, Bucket, Unknown, Value, format_bytes
 from gpumem_tui.monitor.snapshot import Reading
-from gpumem_tui.tui.kit.figures import ABSENT, MUTED, Span, percent
+from gpumem_tui.tui.kit.figures import ABSENT, MUTED, Row, percent
 from gpumem_tui.tui.kit.glyphs import BUCKET_LOOKS
 from gpumem_tui.watch.jobs import total_bytes
 from gpumem_tui.watch.published import WatchedProcess
@@ -16,7 +16,6 @@ from gpumem_tui.watch.published import WatchedProcess
 if TYPE_CHECKING:
     from gpumem_tui.watch.records import Sample
 
-Row = list[Span]
 
 TITLE_WIDTH = 13
 _NAME_WIDTH = 18

@@ -10,7 +10,6 @@ from gpumem_tui.trial.events import Outcome, Sample
 from gpumem_tui.tui.kit.figures import compact_bytes
 from gpumem_tui.tui.search.state import RunningTrial, SearchState
 
-ORDER = (*ALLOCATED_BUCKETS, Bucket.CACHE, Bucket.CONTEXT, Bucket.DRIVER_RESERVED, Bucket.FREE)
 _ENDINGS: dict[Outcome, str] = {"fit": "ended", "oom": "ran out of memory", "error": "failed"}
 _PHASE_WORDS = {"build": "building the model", "batch": "between steps", "optimizer": "optimizer step"}
 

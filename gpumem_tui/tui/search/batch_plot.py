@@ -11,7 +11,7 @@ from textual.reactive import reactive
 from textual.widgets import Static
 from textual_plot import HiResMode, NumericAxisFormatter, PlotWidget
 
-from gpumem_tui.tui.kit.figures import Span, wrapped
+from gpumem_tui.tui.kit.figures import Row, wrapped
 from gpumem_tui.tui.kit.glyphs import (
     CAPACITY_COLOUR,
     CAPACITY_MARK,
@@ -117,7 +117,7 @@ def _legend(view: PlotView, width: int) -> Content:
         (bool(view.failures), f" {OUTCOME_SYMBOLS['error']} ", CAPACITY_COLOUR, "failed"),
         (True, CAPACITY_MARK * 3, CAPACITY_COLOUR, f"{view.capacity:.1f} GiB"),
     ]
-    items: list[list[Span]] = [
+    items: list[Row] = [
         [(mark, f"bold {colour}"), (f" {words}", "")] for wanted, mark, colour, words in entries if wanted
     ]
     return assembled(wrapped(items, width, gap=2))

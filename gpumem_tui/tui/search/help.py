@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from gpumem_tui.memory import Bucket
-from gpumem_tui.tui.kit.figures import MUTED, Span
-from gpumem_tui.tui.kit.glyphs import BUCKET_LOOKS, FIT_MARK, OUTCOME_SYMBOLS
+from gpumem_tui.tui.kit.figures import MUTED, Row
+from gpumem_tui.tui.kit.glyphs import BAR_ORDER, BUCKET_LOOKS, FIT_MARK, OUTCOME_SYMBOLS
 from gpumem_tui.tui.kit.help import entry, heading
-from gpumem_tui.tui.search.bar import ORDER
 
 _KEYS = (
     ("s", "start a search, or start over after its end"),
@@ -37,7 +36,7 @@ _MEANINGS = {
 }
 
 
-def search_help(tried_title: str, *, is_command: bool = False) -> list[list[Span]]:
+def search_help(tried_title: str, *, is_command: bool = False) -> list[Row]:
     """The lines of the help.
 
     Args:
@@ -66,10 +65,10 @@ def search_help(tried_title: str, *, is_command: bool = False) -> list[list[Span
         heading("Columns"), *(entry(name, what) for name, what in columns),
         entry("", "figures without a unit are GiB; – is unknown, never 0"), [],
         heading("Chart"), *(entry(mark, what) for mark, what in marks), [],
-        heading("Buckets"), *(_bucket(bucket) for bucket in ORDER),
+        heading("Buckets"), *(_bucket(bucket) for bucket in BAR_ORDER),
     ]  # fmt: skip
 
 
-def _bucket(bucket: Bucket) -> list[Span]:
+def _bucket(bucket: Bucket) -> Row:
     pattern, colour = BUCKET_LOOKS[bucket]
     return [(pattern * 2, colour), (f" {bucket.title:<17}", ""), (_MEANINGS.get(bucket, ""), MUTED)]

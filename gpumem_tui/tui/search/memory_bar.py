@@ -5,10 +5,10 @@ from __future__ import annotations
 from textual.content import Content
 from textual.widget import Widget
 
-from gpumem_tui.tui.kit.figures import Span, compact_bytes, proportions, wrapped
-from gpumem_tui.tui.kit.glyphs import BUCKET_LOOKS
+from gpumem_tui.tui.kit.figures import Row, compact_bytes, proportions, wrapped
+from gpumem_tui.tui.kit.glyphs import BAR_ORDER, BUCKET_LOOKS
 from gpumem_tui.tui.kit.text import assembled
-from gpumem_tui.tui.search.bar import ORDER, BarView, bar_view
+from gpumem_tui.tui.search.bar import BarView, bar_view
 from gpumem_tui.tui.search.state import SearchState
 
 _LEGEND_TITLE_WIDTH = 15
@@ -36,9 +36,9 @@ class MemoryBar(Widget):
     def render(self) -> Content:
         """The bar at the widget's size."""
         width = self.size.width
-        shown = [(bucket, self._view.segments[bucket]) for bucket in ORDER if self._view.segments.get(bucket)]
+        shown = [(bucket, self._view.segments[bucket]) for bucket in BAR_ORDER if self._view.segments.get(bucket)]
         cells = proportions([size_bytes for _, size_bytes in shown], width)
-        bar: list[Span] = [
+        bar: Row = [
             (BUCKET_LOOKS[bucket][0] * count, BUCKET_LOOKS[bucket][1])
             for (bucket, _), count in zip(shown, cells, strict=True)
         ]

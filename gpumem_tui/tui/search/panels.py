@@ -5,7 +5,7 @@ from __future__ import annotations
 from textual.widgets import Static
 
 from gpumem_tui.memory import Unknown, Value
-from gpumem_tui.tui.kit.figures import MUTED, Span, compact_bytes, percent, signed
+from gpumem_tui.tui.kit.figures import MUTED, Row, compact_bytes, percent, signed
 from gpumem_tui.tui.kit.text import assembled
 from gpumem_tui.tui.search.ledger import LedgerRow, LedgerView, ledger_view
 from gpumem_tui.tui.search.state import SearchState, Stage
@@ -30,9 +30,9 @@ _TONE_COLOURS: dict[Tone, str] = {
 class LinesPanel(Static):
     """Lines of styled text, drawn again only when they change."""
 
-    _lines: list[list[Span]] | None = None
+    _lines: list[Row] | None = None
 
-    def show_lines(self, lines: list[list[Span]]) -> None:
+    def show_lines(self, lines: list[Row]) -> None:
         """Replace the text."""
         if lines != self._lines:
             self._lines = lines
@@ -81,7 +81,7 @@ class VerdictPanel(LinesPanel):
         view = verdict_view(state, notice, short=short)
         for tone in _TONE_COLOURS:
             self.set_class(tone == view.tone, f"-{tone}")
-        lines: list[list[Span]] = [
+        lines: list[Row] = [
             [(f" {view.badge} ", f"bold $background on {_TONE_COLOURS[view.tone]}"), (f" {view.headline}", "bold")]
         ]
         if state.busy:
@@ -103,24 +103,24 @@ class ReasonPanel(LinesPanel):
         self.show_lines([[(f"trial {shown.number} said: ", MUTED), (said, "")]] if shown is not None and said else [])
 
 
-def _pair(pair: tuple[str, str]) -> list[Span]:
+def _pair(pair: tuple[str, str]) -> Row:
     name, value = pair
     return [(f"{name:<{_KEY_WIDTH}}", MUTED), (value, "")] if name else [(value, "")]
 
 
-def _table(view: LedgerView) -> list[list[Span]]:
+def _table(view: LedgerView) -> list[Row]:
     heads = ("Formula", "Traced", view.tried_title)
     head = f"{'GiB':<{_TITLE_WIDTH}}" + "".join(f"{h:>{w}}" for h, w in zip(heads, _WIDTHS, strict=True))
-    lines: list[list[Span]] = [[(caption, "$warning")] for caption in view.captions]
+    lines: list[Row] = [[(caption, "$warning")] for caption in view.captions]
     lines.append([(f"{head}{view.error_title:>{_ERROR_WIDTH + _SHARE_WIDTH}}", f"bold {MUTED}")])
     lines += [_row(row) for row in view.rows]
     lines += [[(note, MUTED)] for note in view.notes]
     return lines
 
 
-def _row(row: LedgerRow) -> list[Span]:
+def _row(row: LedgerRow) -> Row:
     weight = "bold" if row.is_sum else ""
-    spans: list[Span] = [(f"{row.title:<{_TITLE_WIDTH}}", weight)]
+    spans: Row = [(f"{row.title:<{_TITLE_WIDTH}}", weight)]
     for value, width in zip((row.formula, row.traced, row.tried), _WIDTHS, strict=True):
         beyond = isinstance(value, int) and value < 0
         spans.append((f"{compact_bytes(value):>{width}}", "bold $error" if beyond else _style(value, weight)))
@@ -136,10 +136,10 @@ def _style(value: Value, weight: str) -> str:
     return weight
 
 
-def _advice(view: VerdictView, *, short: bool) -> list[list[Span]]:
+def _advice(view: VerdictView, *, short: bool) -> list[Row]:
     """What to type and what it buys side by side, in columns but for several changes together."""
     width = max((len(one.option) for one in view.advice if len(one.option) <= _OPTION_WIDTH), default=0)
-    lines: list[list[Span]] = []
+    lines: list[Row] = []
     for one in view.advice:
         lines.append([(f"{one.option:<{width}}", "bold"), (f"  {one.buys}", "")])
         if not short:

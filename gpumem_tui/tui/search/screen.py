@@ -23,12 +23,12 @@ from gpumem_tui.search.control import Control, Unusable
 from gpumem_tui.search.predicting import CommandOutput, Predicted
 from gpumem_tui.search.prediction import Prediction
 from gpumem_tui.search.runner import SearchEvent, TrialFinished, TrialStarted, search
-from gpumem_tui.tui.kit.header import HeaderLine
 from gpumem_tui.tui.kit.help_screen import HelpScreen
 from gpumem_tui.tui.kit.main_screen import MainScreen
 from gpumem_tui.tui.kit.output_pane import OutputPane
 from gpumem_tui.tui.kit.printed import Printed
 from gpumem_tui.tui.search.form import Edited, EditScreen
+from gpumem_tui.tui.search.header import HeaderLine
 from gpumem_tui.tui.search.help import search_help
 from gpumem_tui.tui.search.memory_bar import MemoryBar
 from gpumem_tui.tui.search.panels import LedgerTable, ReasonPanel, VerdictPanel, WorkloadLine, WorkloadPanel

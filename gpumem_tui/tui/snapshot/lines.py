@@ -8,12 +8,11 @@ from gpumem_tui.memory import Bucket, format_bytes, format_count
 from gpumem_tui.snapshots.analysis import Analysis, Part, Point
 from gpumem_tui.snapshots.model import Snapshot
 from gpumem_tui.tui.kit.areas import Band, Stack, area_column, drawn, eighths
-from gpumem_tui.tui.kit.figures import MUTED, Span, compact_bytes, span_width
+from gpumem_tui.tui.kit.figures import MUTED, compact_bytes, fit, span_width
 from gpumem_tui.tui.kit.glyphs import BUCKET_LOOKS, PROGRAM, Look
 from gpumem_tui.tui.kit.help import entry
 from gpumem_tui.tui.kit.help import heading as help_heading
 from gpumem_tui.tui.kit.rows import Row, paragraph, row
-from gpumem_tui.tui.monitor.readings import fit
 
 PANES = {"lines": "l", "stacks": "s", "segments": "m", "out of memory": "o"}
 """The lists, by the key that shows each."""
@@ -52,8 +51,8 @@ _MEANS = (
 
 def header_row(snapshot: Snapshot, analysis: Analysis, time: str, width: int) -> Row:
     """The file, and which of its devices; what there is no room for is left out."""
-    left: list[Span] = [(PROGRAM, "bold $primary"), ("  ", "")]
-    right: list[Span] = [(time, MUTED), (" ", "")]
+    left: Row = [(PROGRAM, "bold $primary"), ("  ", "")]
+    right: Row = [(time, MUTED), (" ", "")]
     devices = len(snapshot.devices)
     among = f" ({snapshot.devices.index(analysis.device) + 1} of {devices}, d)" if devices > 1 else ""
     facts = [f"cuda:{analysis.device}{among}", f"{format_count(analysis.events)} events"]
@@ -135,7 +134,7 @@ def _mark_row(analysis: Analysis, columns: int) -> Row:
     word = "▲ peak" if peak + 6 <= columns else "peak ▲"
     start = peak if peak + 6 <= columns else max(0, peak - 5)
     line[start : start + len(word)] = word
-    spans: list[Span] = [(" " * _LABEL, "")]
+    spans: Row = [(" " * _LABEL, "")]
     failed = {_column(analysis, oom.event, columns) for oom in analysis.ooms}
     for index, character in enumerate(line[:columns]):
         spans.append(("✗", "bold $text-error") if index in failed else (character, "$warning"))
@@ -206,16 +205,16 @@ def part_rows(parts: Sequence[Part], total_bytes: int, width: int, what: str) ->
     return lines
 
 
-def part_details(part: Part) -> tuple[str, list[list[Span]]]:
+def part_details(part: Part) -> tuple[str, list[Row]]:
     """All that is known of a part: its categories, and of a stack every frame."""
-    lines: list[list[Span]] = [[(f"{format_bytes(part.size_bytes)} in {part.blocks:,} blocks", "bold")], []]
+    lines: list[Row] = [[(f"{format_bytes(part.size_bytes)} in {part.blocks:,} blocks", "bold")], []]
     lines += [[(f"{format_bytes(size_bytes):>11}  {name}", "")] for name, size_bytes in part.categories]
     if part.frames:
         lines += [[], [("the innermost frame first", MUTED)], *([(frame, "")] for frame in part.frames)]
     return part.name, lines
 
 
-def snapshot_help() -> list[list[Span]]:
+def snapshot_help() -> list[Row]:
     """The keys and the marks."""
     keys = [entry(key, what) for key, what in _KEYS]
     return [help_heading("Keys"), *keys, [], help_heading("Marks"), *(entry(mark, what) for mark, what in _MEANS)]

@@ -6,9 +6,8 @@ from gpumem_tui.memory import format_bytes
 from gpumem_tui.snapshots.analysis import Analysis
 from gpumem_tui.snapshots.fragmentation import OutOfMemory, Pin, SegmentRow
 from gpumem_tui.snapshots.report import segment_cells
-from gpumem_tui.tui.kit.figures import MUTED, Span, compact_bytes
+from gpumem_tui.tui.kit.figures import MUTED, compact_bytes, fit
 from gpumem_tui.tui.kit.rows import Row, heading, paragraph, row
-from gpumem_tui.tui.monitor.readings import fit
 
 _SIZE = 8
 _MOST_ROWS = 500
@@ -34,7 +33,7 @@ def segment_rows(analysis: Analysis, width: int) -> list[Row]:
 
 def _segment(found: SegmentRow, number: int, cells: int) -> Row:
     signs = "".join(_SIGNS)
-    spans: list[Span] = [(f"{compact_bytes(found.segment.size_bytes):>{_SIZE}}", "bold"), ("  ", "")]
+    spans: Row = [(f"{compact_bytes(found.segment.size_bytes):>{_SIZE}}", "bold"), ("  ", "")]
     spans += [(cell, _SIGNS[cell]) for cell in segment_cells(found, cells, signs)]
     style = "" if found.free_bytes else MUTED
     spans.append((f"{compact_bytes(found.free_bytes):>{_SIZE}}", style))
@@ -42,13 +41,13 @@ def _segment(found: SegmentRow, number: int, cells: int) -> Row:
     return row(*spans, key=str(number))
 
 
-def segment_details(found: SegmentRow) -> tuple[str, list[list[Span]]]:
+def segment_details(found: SegmentRow) -> tuple[str, list[Row]]:
     """A segment in words."""
     segment = found.segment
     private = f", private pool {segment.pool}" if segment.pool != (0, 0) else ""
     kind = f"{'small' if segment.is_small else 'large'} requests, stream {segment.stream}{private}"
     used = segment.size_bytes - found.free_bytes
-    lines: list[list[Span]] = [
+    lines: list[Row] = [
         [(f"{format_bytes(segment.size_bytes)} for {kind}{', expandable' if segment.is_expandable else ''}", "bold")],
         [(f"{format_bytes(used)} in use in {sum(not block.is_free for block in segment.blocks):,} blocks", "")],
         [(f"{format_bytes(found.free_bytes)} free in {found.free_pieces:,} pieces", "")],

@@ -98,7 +98,7 @@ class ProcessActions(MainScreen):
 
     def action_details(self) -> None:
         """All that is known of the chosen process; of one that has ended, how, and its post-mortem if there is one."""
-        from gpumem_tui.tui.process.details import details_rows
+        from gpumem_tui.tui.monitor.process_details import details_rows
         from gpumem_tui.tui.process.dialogs import DetailsScreen
 
         entry = self.chosen
@@ -127,7 +127,7 @@ class ProcessActions(MainScreen):
     def draw_dialogues(self) -> None:
         """What stands over the Monitor goes on too."""
         if self._details is not None:
-            from gpumem_tui.tui.process.details import details_rows
+            from gpumem_tui.tui.monitor.process_details import details_rows
 
             entry = self.chosen
             self._details.show(None if entry is None else details_rows(self._state, entry))

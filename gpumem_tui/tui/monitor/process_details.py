@@ -7,13 +7,11 @@ from typing import TypeVar
 
 from gpumem_tui.memory import Unknown, Value, format_bytes
 from gpumem_tui.monitor.snapshot import Memory, ProcessKind, Reading
-from gpumem_tui.tui.kit.figures import MUTED, Span
+from gpumem_tui.tui.kit.figures import MUTED, Row, age
 from gpumem_tui.tui.monitor.entries import Entry
-from gpumem_tui.tui.monitor.readings import age
 from gpumem_tui.tui.monitor.state import MonitorState, device_key
 from gpumem_tui.tui.process.probed import DRIVER_ONLY, fact, probed_rows
 
-Row = list[Span]
 T = TypeVar("T")
 
 _KINDS = {ProcessKind.COMPUTE: "compute", ProcessKind.GRAPHICS: "graphics", ProcessKind.BOTH: "compute and graphics"}
