@@ -14,7 +14,7 @@ from textual.scroll_view import ScrollView
 from textual.strip import Strip
 from textual.style import Style
 
-from gpumem_tui.tui.kit.rows import Row, Rows, no_rows
+from gpumem_tui.tui.kit.rows import ListRow, Rows, no_rows
 
 CURSOR = "▌"
 _OVERLAP = 3
@@ -64,7 +64,7 @@ class RowList(ScrollView, can_focus=True):
     def __init__(self, *, id: str | None = None) -> None:  # noqa: A002  Textual's own name for it
         super().__init__(id=id)
         self._view: Rows = no_rows
-        self._rows: list[Row] = []
+        self._rows: list[ListRow] = []
         self._cursor = ""
         self._moved = False
         self._rich_styles: dict[tuple[str, bool], RichStyle] = {}
@@ -75,7 +75,7 @@ class RowList(ScrollView, can_focus=True):
         return self._cursor
 
     @property
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[ListRow]:
         """What is shown."""
         return self._rows
 

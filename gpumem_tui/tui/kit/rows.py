@@ -10,7 +10,7 @@ from gpumem_tui.tui.kit.figures import MUTED, Span
 
 
 @dataclass(frozen=True)
-class Row:
+class ListRow:
     """One line.
 
     Attributes:
@@ -26,31 +26,31 @@ class Row:
         return "".join(text for text, _ in self.spans)
 
 
-Rows = Callable[[int, str], list[Row]]
+Rows = Callable[[int, str], list[ListRow]]
 """The lines for a width in cells and the key of the row under the cursor ("": none yet)."""
 
 
-def no_rows(width: int, selected: str) -> list[Row]:
+def no_rows(width: int, selected: str) -> list[ListRow]:
     """Nothing to show."""
     return []
 
 
-def row(*spans: Span, key: str = "") -> Row:
+def row(*spans: Span, key: str = "") -> ListRow:
     """A line of spans."""
-    return Row(spans, key)
+    return ListRow(spans, key)
 
 
-def heading(text: str) -> Row:
+def heading(text: str) -> ListRow:
     """A line over others."""
-    return Row(((text, "bold $primary"),))
+    return ListRow(((text, "bold $primary"),))
 
 
-def paragraph(text: str, width: int, style: str = MUTED, *, indent: int = 0) -> list[Row]:
+def paragraph(text: str, width: int, style: str = MUTED, *, indent: int = 0) -> list[ListRow]:
     """Text broken at words into lines of a width."""
     lines = textwrap.wrap(text, max(8, width - indent), break_on_hyphens=False) or [""]
-    return [Row(((" " * indent + line, style),)) for line in lines]
+    return [ListRow(((" " * indent + line, style),)) for line in lines]
 
 
-def said(rows: Iterable[Row]) -> list[str]:
+def said(rows: Iterable[ListRow]) -> list[str]:
     """The lines as text, for reading and for tests."""
     return [line.text.rstrip() for line in rows]

@@ -9,9 +9,9 @@ from math import ceil, floor, log2, log10
 
 from gpumem_tui.memory import Bucket, format_count
 from gpumem_tui.plan.curves import Curve, Series
-from gpumem_tui.tui.kit.figures import MUTED, Span, fit, fit_right, joined, wrapped
+from gpumem_tui.tui.kit.figures import MUTED, Row, Span, fit, fit_right, joined, wrapped
 from gpumem_tui.tui.kit.glyphs import BUCKET_LOOKS
-from gpumem_tui.tui.kit.rows import Row, paragraph, row
+from gpumem_tui.tui.kit.rows import ListRow, paragraph, row
 
 SERIES_COLOURS = ("$activations", "$gradients", "$optimizer", "$temporary")
 _TICK_WIDTH = 7
@@ -28,7 +28,7 @@ Place = Callable[[float], float]
 """Where a value lies on an axis, 0 to 1."""
 
 
-def chart_rows(curve: Curve, width: int, height: int) -> list[Row]:
+def chart_rows(curve: Curve, width: int, height: int) -> list[ListRow]:
     """The chart, its axis and its note, in `width` cells; `height` lines of them for the plot itself."""
     xs = [x for series in curve.series for x, _ in series.points]
     if len(set(xs)) < 2:
@@ -56,7 +56,7 @@ def chart_rows(curve: Curve, width: int, height: int) -> list[Row]:
     return lines
 
 
-def value_rows(curve: Curve, width: int, most: int = 12) -> list[Row]:
+def value_rows(curve: Curve, width: int, most: int = 12) -> list[ListRow]:
     """The points in numbers, a line each: x, every series, and what the point is; `most` of them and the plan's own."""
     xs = sorted({x for series in curve.series for x, _ in series.points})
     chosen = _spread(xs, most, curve.x_here)
@@ -203,12 +203,12 @@ def _x_labels(curve: Curve, columns: int, x_of: Place) -> str:
     return "".join(line)
 
 
-def _legend(curve: Curve, width: int) -> list[Row]:
+def _legend(curve: Curve, width: int) -> list[ListRow]:
     items: list[Row] = []
     for series in curve.series:
         mark, colour = _look(series.name)
         items.append([(mark, colour), (f" {series.name}", "")])
-    return [Row(tuple(spans)) for spans in wrapped(items, width, gap=2)]
+    return [ListRow(tuple(spans)) for spans in wrapped(items, width, gap=2)]
 
 
 def _look(name: str) -> Span:

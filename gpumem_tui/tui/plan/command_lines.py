@@ -10,11 +10,11 @@ from gpumem_tui.plan.command_report import batch_note, exactness, ranks_line, ve
 from gpumem_tui.search import report
 from gpumem_tui.search.prediction import Fit
 from gpumem_tui.search.ranges import largest_words, range_line
-from gpumem_tui.tui.kit.figures import MUTED, Span, compact_bytes, fit, span_width
+from gpumem_tui.tui.kit.figures import MUTED, Row, Span, compact_bytes, fit, span_width
 from gpumem_tui.tui.kit.glyphs import PROGRAM
 from gpumem_tui.tui.kit.help import entry
 from gpumem_tui.tui.kit.help import heading as help_heading
-from gpumem_tui.tui.kit.rows import Row, paragraph, row
+from gpumem_tui.tui.kit.rows import ListRow, paragraph, row
 from gpumem_tui.tui.plan.command_state import CommandPlanState
 
 PANES = {"what-ifs": "w", "GPUs": "u", "batches": "b", "places": "p"}
@@ -43,7 +43,7 @@ _KEYS = (
 )
 
 
-def header_row(state: CommandPlanState, time: str, width: int) -> Row:
+def header_row(state: CommandPlanState, time: str, width: int) -> ListRow:
     """The command and the GPU; what there is no room for is cut."""
     right: Row = [(state.gpu.title, "bold"), ("  ", ""), (time, MUTED), (" ", "")]
     left: Row = [(PROGRAM, "bold $primary"), ("  ", "")]
@@ -52,12 +52,12 @@ def header_row(state: CommandPlanState, time: str, width: int) -> Row:
     return row(*left, ("  ", ""), *right)
 
 
-def verdict_rows(state: CommandPlanState, figures: CommandFigures | None, elapsed_s: int, width: int) -> list[Row]:
+def verdict_rows(state: CommandPlanState, figures: CommandFigures | None, elapsed_s: int, width: int) -> list[ListRow]:
     """Whether it fits, and what runs now: two lines."""
     return [_verdict(state, figures, width), _progress(state, elapsed_s, width)]
 
 
-def _verdict(state: CommandPlanState, figures: CommandFigures | None, width: int) -> Row:
+def _verdict(state: CommandPlanState, figures: CommandFigures | None, width: int) -> ListRow:
     if state.failure and state.plan is None:
         return row(_FITS_NOT, (fit(state.failure, width - 2), "bold"))
     if figures is None:
@@ -66,7 +66,7 @@ def _verdict(state: CommandPlanState, figures: CommandFigures | None, width: int
     return row(_MARKS[figures.answers.fit], (fit(verdict_line(figures.answers, with_gpu=False), width - 2), "bold"))
 
 
-def _progress(state: CommandPlanState, elapsed_s: int, width: int) -> Row:
+def _progress(state: CommandPlanState, elapsed_s: int, width: int) -> ListRow:
     if state.busy:
         what = f"what-if: {state.running.name}" if state.running is not None else "running the command"
         left = f", {len(state.waiting)} to go" if state.waiting else ""
@@ -80,7 +80,7 @@ def _progress(state: CommandPlanState, elapsed_s: int, width: int) -> Row:
     return row((fit("  every what-if has been run" if state.plan is not None else "", width), MUTED))
 
 
-def ledger_rows(state: CommandPlanState, figures: CommandFigures | None, width: int) -> list[Row]:
+def ledger_rows(state: CommandPlanState, figures: CommandFigures | None, width: int) -> list[ListRow]:
     """The buckets at the peak, and what the device holds."""
     if figures is None:
         return []
@@ -102,12 +102,12 @@ def ledger_rows(state: CommandPlanState, figures: CommandFigures | None, width: 
     return [head, *lines]
 
 
-def _pair(title: str, size_bytes: int, width: int, style: str = "") -> Row:
+def _pair(title: str, size_bytes: int, width: int, style: str = "") -> ListRow:
     shown = f"{compact_bytes(size_bytes):>{_NUMBER}}"
     return row((fit(title, width - _NUMBER), style), (shown, style if size_bytes else MUTED))
 
 
-def technique_rows(state: CommandPlanState, figures: CommandFigures | None, width: int, selected: str) -> list[Row]:
+def technique_rows(state: CommandPlanState, figures: CommandFigures | None, width: int, selected: str) -> list[ListRow]:
     """What was tried, the best first; what runs, waits, or cannot be."""
     name = width - 2 - 3 * _NUMBER - (_WORD if width >= _ROOMY else 0)
     by = f"  {'by':<{_WORD - 2}}" if width >= _ROOMY else ""
@@ -123,7 +123,7 @@ def technique_rows(state: CommandPlanState, figures: CommandFigures | None, widt
     return lines
 
 
-def _technique(tried: TechniqueRow, name: int, width: int, *, here: bool) -> list[Row]:
+def _technique(tried: TechniqueRow, name: int, width: int, *, here: bool) -> list[ListRow]:
     largest = f"{tried.largest:,}" if isinstance(tried.largest, int) else "–"
     spans = [
         _FITS if tried.fits else _FITS_NOT,
@@ -138,7 +138,7 @@ def _technique(tried: TechniqueRow, name: int, width: int, *, here: bool) -> lis
     return lines + (paragraph(f"{tried.by}; costs: {tried.change.cost}", width, indent=2) if here else [])
 
 
-def gpu_list_rows(state: CommandPlanState, gpus: Sequence[GpuRow], width: int) -> list[Row]:
+def gpu_list_rows(state: CommandPlanState, gpus: Sequence[GpuRow], width: int) -> list[ListRow]:
     """Every GPU of the catalog; a tilde before a figure of one whose kernels may differ."""
     if not gpus:
         return [row((fit("  worked out once the command is traced", width), MUTED))]
@@ -153,7 +153,7 @@ def gpu_list_rows(state: CommandPlanState, gpus: Sequence[GpuRow], width: int) -
     return [*lines, *paragraph(note, width)]
 
 
-def _gpu(state: CommandPlanState, found: GpuRow, name: int) -> Row:
+def _gpu(state: CommandPlanState, found: GpuRow, name: int) -> ListRow:
     largest = f"{found.largest:,}" if isinstance(found.largest, int) else "–"
     about = "" if found.is_exact else "~"
     style = "bold $primary" if found.gpu == state.gpu else ""
@@ -167,7 +167,7 @@ def _gpu(state: CommandPlanState, found: GpuRow, name: int) -> Row:
     )
 
 
-def batch_list_rows(figures: CommandFigures | None, width: int) -> list[Row]:
+def batch_list_rows(figures: CommandFigures | None, width: int) -> list[ListRow]:
     """Batch sizes, or why there is one only."""
     if figures is None:
         return []
@@ -178,7 +178,7 @@ def batch_list_rows(figures: CommandFigures | None, width: int) -> list[Row]:
     return [*lines, *(paragraph(note, width) if note else [])]
 
 
-def _batch(found: BatchRow, plan: CommandPlan) -> Row:
+def _batch(found: BatchRow, plan: CommandPlan) -> ListRow:
     shown = f"{found.batch_size:,}" if plan.says_batch else "its own"
     sizes = (found.peak_allocated_bytes, found.peak_reserved_bytes, found.device_used_bytes)
     return row(
@@ -188,7 +188,7 @@ def _batch(found: BatchRow, plan: CommandPlan) -> Row:
     )
 
 
-def place_rows(figures: CommandFigures | None, width: int) -> list[Row]:
+def place_rows(figures: CommandFigures | None, width: int) -> list[ListRow]:
     """What holds the peak, the largest first."""
     if figures is None:
         return []
@@ -197,7 +197,7 @@ def place_rows(figures: CommandFigures | None, width: int) -> list[Row]:
     return [row((head, f"bold {MUTED}")), *(_place(found, where) for found in figures.places)]
 
 
-def _place(found: Place, where: int) -> Row:
+def _place(found: Place, where: int) -> ListRow:
     return row(
         (fit(found.bucket.title, 17), MUTED),
         (fit(found.module or "–", where), ""),

@@ -12,7 +12,7 @@ from gpumem_tui.plan.draft import draft_of
 from gpumem_tui.plan.plan import Plan
 from gpumem_tui.tui.kit.figures import ABSENT, MUTED, Span, compact_bytes, fit, fit_right, signed
 from gpumem_tui.tui.kit.glyphs import BUCKET_LOOKS
-from gpumem_tui.tui.kit.rows import Row, heading, paragraph, row
+from gpumem_tui.tui.kit.rows import ListRow, heading, paragraph, row
 
 OTHER = "other"
 """The key of the line that chooses what to compare with."""
@@ -30,7 +30,7 @@ class Compared:
     traced: TracedAnswer | None = None
 
 
-def compare_rows(mine: Compared, theirs: Compared, name: str, width: int) -> list[Row]:
+def compare_rows(mine: Compared, theirs: Compared, name: str, width: int) -> list[ListRow]:
     """What differs between the plan on the screen and the one called `name`."""
     this, other = mine.formula, theirs.formula
     column = min(18, (width - _TITLE_WIDTH - _DIFFERENCE_WIDTH) // 2)
@@ -68,7 +68,7 @@ def compare_rows(mine: Compared, theirs: Compared, name: str, width: int) -> lis
 
 def _traced_rows(
     mine: TracedAnswer | None, theirs: TracedAnswer | None, name: str, column: int, width: int
-) -> list[Row]:
+) -> list[ListRow]:
     """The same by trace; of two plans the screen traces only the one that it shows."""
     head = row((f"{'GiB by trace':<{_TITLE_WIDTH}}", f"bold {MUTED}"))
     if mine is None and theirs is None:
@@ -102,7 +102,7 @@ def _differing(this: Plan, other: Plan) -> list[tuple[str, str, str]]:
     ]
 
 
-def _bytes_row(title: str, mine: Value, theirs: Value, column: int, mark: Span = (" ", "")) -> Row:
+def _bytes_row(title: str, mine: Value, theirs: Value, column: int, mark: Span = (" ", "")) -> ListRow:
     return row(
         mark,
         (f" {fit(title, _TITLE_WIDTH - 2)}", ""),
@@ -112,7 +112,7 @@ def _bytes_row(title: str, mine: Value, theirs: Value, column: int, mark: Span =
     )
 
 
-def _count_row(title: str, mine: Value, theirs: Value, column: int) -> Row:
+def _count_row(title: str, mine: Value, theirs: Value, column: int) -> ListRow:
     def more(count: int) -> str:
         return f"{'+' if count > 0 else '−'}{format_count(abs(count))}"
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from gpumem_tui.plan.controls import Control, Number, controls, remarks
 from gpumem_tui.plan.state import PlanState
-from gpumem_tui.tui.kit.figures import MUTED, fit
-from gpumem_tui.tui.kit.rows import Row, heading, paragraph, row
+from gpumem_tui.tui.kit.figures import MUTED, Row, fit
+from gpumem_tui.tui.kit.rows import ListRow, heading, paragraph, row
 
 LABEL_WIDTH = 12
 _CARET = "▏"
@@ -13,7 +13,7 @@ _CARET = "▏"
 
 def control_rows(
     state: PlanState, width: int, height: int, *, selected: str = "", typed: str | None = None
-) -> list[Row]:
+) -> list[ListRow]:
     """All controls of a draft; with groups where the height allows it.
 
     Args:
@@ -24,7 +24,7 @@ def control_rows(
     groups = list(dict.fromkeys(control.group for control in listed))
     roomy = height >= len(listed) + 2 * len(groups)
     said = {} if state.now.problem is not None else dict(remarks(state.plan))
-    lines: list[Row] = []
+    lines: list[ListRow] = []
     group = ""
     for control in listed:
         if roomy and control.group != group:
@@ -44,7 +44,7 @@ def control_rows(
     return lines
 
 
-def _line(state: PlanState, control: Control, width: int, *, here: bool, typed: str | None) -> Row:
+def _line(state: PlanState, control: Control, width: int, *, here: bool, typed: str | None) -> ListRow:
     """Name and value; arrows around the one that the arrow keys change."""
     room = width - LABEL_WIDTH - 4
     value = control.text(state.draft) if typed is None else f"{typed}{_CARET}"

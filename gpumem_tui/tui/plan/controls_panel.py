@@ -11,7 +11,7 @@ from textual.message import Message
 from gpumem_tui.plan.controls import Choice, Control, Number, control_of, controls
 from gpumem_tui.plan.state import PlanState
 from gpumem_tui.tui.kit.row_list import CURSOR, RowList
-from gpumem_tui.tui.kit.rows import Row
+from gpumem_tui.tui.kit.rows import ListRow
 from gpumem_tui.tui.plan.controls import LABEL_WIDTH, control_rows
 
 _MOST_DIGITS = 12
@@ -74,7 +74,7 @@ class PlanControls(RowList):
         self._state = state
         self.show(self._lines)
 
-    def _lines(self, width: int, selected: str) -> list[Row]:
+    def _lines(self, width: int, selected: str) -> list[ListRow]:
         if self._state is None:
             return []
         height = self.scrollable_content_region.height

@@ -6,16 +6,16 @@ from collections.abc import Sequence
 
 from gpumem_tui.plan.curves import Curve
 from gpumem_tui.tui.kit.figures import MUTED
-from gpumem_tui.tui.kit.rows import Row, paragraph, row
+from gpumem_tui.tui.kit.rows import ListRow, paragraph, row
 from gpumem_tui.tui.plan.chart import chart_rows, value_rows
 
 _LINES = ((90, 19), (60, 13), (0, 9))
 """Height of a plot from so many cells of width upward; odd, so that the middle of the axis is a line."""
 
 
-def curve_rows(curves: Sequence[Curve], width: int, selected: str) -> list[Row]:
+def curve_rows(curves: Sequence[Curve], width: int, selected: str) -> list[ListRow]:
     """Every curve's title, and the one under the cursor open."""
-    lines: list[Row] = []
+    lines: list[ListRow] = []
     for curve in curves:
         here = curve.key == selected
         lines.append(
@@ -26,7 +26,7 @@ def curve_rows(curves: Sequence[Curve], width: int, selected: str) -> list[Row]:
     return lines
 
 
-def open_curve(curve: Curve, width: int) -> list[Row]:
+def open_curve(curve: Curve, width: int) -> list[ListRow]:
     """The chart, its note and its points; one line where every value is 0."""
     if curve.nothing and not any(y for series in curve.series for _, y in series.points):
         return [*paragraph(curve.nothing, width), row()]

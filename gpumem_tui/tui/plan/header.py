@@ -6,9 +6,9 @@ from gpumem_tui.formula.parameters import count_parameters
 from gpumem_tui.memory import format_count
 from gpumem_tui.plan.answers import Answer
 from gpumem_tui.plan.tracing import Pending, Ready, TraceState
-from gpumem_tui.tui.kit.figures import MUTED, Span, span_width
+from gpumem_tui.tui.kit.figures import MUTED, Row, Span, span_width
 from gpumem_tui.tui.kit.glyphs import PROGRAM
-from gpumem_tui.tui.kit.rows import Row, row
+from gpumem_tui.tui.kit.rows import ListRow, row
 from gpumem_tui.tui.plan.numbers import PENDING
 
 PANES = {
@@ -23,7 +23,7 @@ _GAP = 2
 _FEWEST_LETTERS = 4
 
 
-def header_row(answer: Answer, traced: TraceState, name: str, time: str, width: int, *, stale: bool = False) -> Row:
+def header_row(answer: Answer, traced: TraceState, name: str, time: str, width: int, *, stale: bool = False) -> ListRow:
     """What matters least is dropped where the line is too short.
 
     Args:
@@ -69,7 +69,7 @@ def pane_places(panes: list[str], width: int) -> list[tuple[str, int, int]]:
     return places
 
 
-def pane_row(panes: list[str], shown: str, width: int) -> Row:
+def pane_row(panes: list[str], shown: str, width: int) -> ListRow:
     """The panes' names, the letter that shows each underlined, the one that is shown reversed."""
     letters = _letters(panes, width)
     spans: Row = []
@@ -78,7 +78,7 @@ def pane_row(panes: list[str], shown: str, width: int) -> Row:
         style = "bold reverse" if pane == shown else "$primary"
         parts = (name[:at], style), (name[at], f"{style} underline"), (name[at + 1 :], style)
         spans += [span for span in (*parts, (" " * _GAP, "")) if span[0]]
-    return Row(tuple(spans[:-1]))
+    return ListRow(tuple(spans[:-1]))
 
 
 def _letters(panes: list[str], width: int) -> int:

@@ -7,17 +7,17 @@ from collections.abc import Sequence
 from gpumem_tui.plan.curves import Curve
 from gpumem_tui.plan.judgement import Judgement, Table
 from gpumem_tui.tui.kit.figures import MUTED
-from gpumem_tui.tui.kit.rows import Row, paragraph, row
+from gpumem_tui.tui.kit.rows import ListRow, paragraph, row
 from gpumem_tui.tui.plan.curves import open_curve
 
 _READABLE = 96
 """Cells beyond which a line of text is hard to follow."""
 
 
-def judgement_rows(judgements: Sequence[Judgement], throughput: Curve, width: int) -> list[Row]:
+def judgement_rows(judgements: Sequence[Judgement], throughput: Curve, width: int) -> list[ListRow]:
     """Every judgement open, one below the other; the throughput's with its curve."""
     width = min(width, _READABLE)
-    lines: list[Row] = []
+    lines: list[ListRow] = []
     for judgement in judgements:
         mark = ("! ", "bold $text-warning") if judgement.warning else ("  ", "")
         lines.append(row(mark, (judgement.title, "bold $primary"), key=judgement.key))
@@ -30,12 +30,12 @@ def judgement_rows(judgements: Sequence[Judgement], throughput: Curve, width: in
     return lines
 
 
-def _table_rows(table: Table, width: int) -> list[Row]:
+def _table_rows(table: Table, width: int) -> list[ListRow]:
     """Columns as wide as what is in them; what does not fit is left out at the right."""
     widths = [max(map(len, column)) + 2 for column in zip(table.columns, *table.rows, strict=True)]
     lines = [row(("  " + _cells(table.columns, widths), f"bold {MUTED}"))]
     lines += [row(("  " + _cells(cells, widths), "")) for cells in table.rows]
-    return [Row(tuple((text[:width], style) for text, style in line.spans)) for line in lines]
+    return [ListRow(tuple((text[:width], style) for text, style in line.spans)) for line in lines]
 
 
 def _cells(cells: Sequence[str], widths: Sequence[int]) -> str:

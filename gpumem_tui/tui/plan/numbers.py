@@ -10,9 +10,9 @@ from gpumem_tui.plan.answers import Answer, samples
 from gpumem_tui.plan.tracing import Failed, Pending, Ready, TraceState
 from gpumem_tui.search.ranges import largest_words, room_words
 from gpumem_tui.search.report import PHASE_WORDS
-from gpumem_tui.tui.kit.figures import ABSENT, MUTED, Span, compact_bytes, fit, joined, proportions, signed
+from gpumem_tui.tui.kit.figures import ABSENT, MUTED, Row, Span, compact_bytes, fit, joined, proportions, signed
 from gpumem_tui.tui.kit.glyphs import BUCKET_LOOKS
-from gpumem_tui.tui.kit.rows import Row, paragraph, row
+from gpumem_tui.tui.kit.rows import ListRow, paragraph, row
 
 PENDING = "…"
 _TITLE_WIDTH = 16
@@ -39,7 +39,7 @@ class _Line:
     bucket: Bucket | None = None
 
 
-def verdict_rows(answer: Answer, traced: TraceState, width: int) -> list[Row]:
+def verdict_rows(answer: Answer, traced: TraceState, width: int) -> list[ListRow]:
     """Two lines and two bars: the closed form's and the traced step's."""
     return [
         row(("formula  ", "bold"), *_formula_verdict(answer, width)),
@@ -49,7 +49,7 @@ def verdict_rows(answer: Answer, traced: TraceState, width: int) -> list[Row]:
     ]
 
 
-def ledger_rows(answer: Answer, traced: TraceState, width: int) -> list[Row]:
+def ledger_rows(answer: Answer, traced: TraceState, width: int) -> list[ListRow]:
     """Formula | Traced | difference where there is room, a row a bucket; a column sums to the GPU's memory."""
     heads = ("Formula", "Traced", "differ")
     head = f"{'GiB':<{_TITLE_WIDTH + 2}}" + "".join(f"{name:>{_VALUE_WIDTH}}" for name in heads)
@@ -58,7 +58,7 @@ def ledger_rows(answer: Answer, traced: TraceState, width: int) -> list[Row]:
     return [row((head[: _TITLE_WIDTH + 2 + columns * _VALUE_WIDTH], f"bold {MUTED}")), *lines]
 
 
-def fact_rows(answer: Answer, traced: TraceState, width: int) -> list[Row]:
+def fact_rows(answer: Answer, traced: TraceState, width: int) -> list[ListRow]:
     """What follows: the largest batch, how an optimizer step is made up, how large it is, and what is in the way."""
     steps, plan = answer.accumulation, answer.plan
     passes = f"{steps.steps:,} pass{'' if steps.steps == 1 else 'es'} × {plan.batch_size:,}"
@@ -75,7 +75,7 @@ def fact_rows(answer: Answer, traced: TraceState, width: int) -> list[Row]:
     ]
     if isinstance(traced, Ready) and (phase := traced.answer.peaks_elsewhere) is not None:
         facts.insert(1, ("differ", f"traced peak {PHASE_WORDS[phase]}", "moment"))
-    lines: list[Row] = []
+    lines: list[ListRow] = []
     for name, text, key in facts:
         if width >= _FACT_WIDTH:
             lines.append(row((f"{name:<{_FACT_NAME_WIDTH}}", MUTED), (text, ""), key=key))
@@ -178,7 +178,7 @@ def _lines(answer: Answer, traced: TraceState) -> list[_Line]:
     ]
 
 
-def _ledger_row(line: _Line, traced: TraceState, columns: int) -> Row:
+def _ledger_row(line: _Line, traced: TraceState, columns: int) -> ListRow:
     mark: Span = BUCKET_LOOKS[line.bucket] if line.bucket is not None else (" ", "")
     weight = "bold" if line.bucket is None and line.key == "peak" else ""
     waits = isinstance(traced, Pending) and line.key != "usable"

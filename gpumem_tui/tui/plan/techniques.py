@@ -9,7 +9,7 @@ from gpumem_tui.plan.answers import samples
 from gpumem_tui.plan.plan import Plan
 from gpumem_tui.plan.techniques import Combination, Technique, Techniques
 from gpumem_tui.tui.kit.figures import MUTED, compact_bytes, fit
-from gpumem_tui.tui.kit.rows import Row, heading, paragraph, row
+from gpumem_tui.tui.kit.rows import ListRow, heading, paragraph, row
 
 COMBINATION, TRACEABLE = "combination", "traceable"
 """The keys of the combinations' rows; a technique's row has the technique's key."""
@@ -42,7 +42,7 @@ class Help:
         return next((technique.plan for technique in self.techniques.helping if technique.key == key), None)
 
 
-def technique_rows(found: Help, width: int, selected: str) -> list[Row]:
+def technique_rows(found: Help, width: int, selected: str) -> list[ListRow]:
     """The whole list; the row under the cursor also says what it costs where there is no column for that."""
     lines = _combination_rows(found, width)
     head = f"  {'alone':<{_name_width(width)}}{'saves GiB':>{_SAVES_WIDTH}}{'largest':>{_LARGEST_WIDTH}}"
@@ -60,7 +60,7 @@ def _name_width(width: int) -> int:
     return _ROOMY_NAME_WIDTH if width >= _ROOMY else max(_NAME_WIDTH, width - 2 - _SAVES_WIDTH - _LARGEST_WIDTH)
 
 
-def _combination_rows(found: Help, width: int) -> list[Row]:
+def _combination_rows(found: Help, width: int) -> list[ListRow]:
     """The cheapest set that fits and, where only the formula knows that one, the cheapest that can be traced."""
     best, traceable = found.combination, found.traceable
     if isinstance(best, Unknown):
@@ -73,7 +73,7 @@ def _combination_rows(found: Help, width: int) -> list[Row]:
     return lines
 
 
-def _choice_rows(best: Combination, key: str, width: int) -> list[Row]:
+def _choice_rows(best: Combination, key: str, width: int) -> list[ListRow]:
     """One selectable line, and what it comes to."""
     steps = best.accumulation
     what = " + ".join(change.name for change in best.changes) or "the same, in smaller passes"
@@ -90,7 +90,7 @@ def _choice_rows(best: Combination, key: str, width: int) -> list[Row]:
     ]
 
 
-def _technique_rows(technique: Technique, width: int, *, here: bool) -> list[Row]:
+def _technique_rows(technique: Technique, width: int, *, here: bool) -> list[ListRow]:
     mark = ("✓ ", "$text-success") if technique.fits else ("  ", "")
     saves = compact_bytes(technique.saved_bytes)
     largest = f"{technique.max_batch_size:,}" if technique.max_batch_size else "none"

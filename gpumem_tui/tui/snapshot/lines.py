@@ -8,11 +8,11 @@ from gpumem_tui.memory import Bucket, format_bytes, format_count
 from gpumem_tui.snapshots.analysis import Analysis, Part, Point
 from gpumem_tui.snapshots.model import Snapshot
 from gpumem_tui.tui.kit.areas import Band, Stack, area_column, drawn, eighths
-from gpumem_tui.tui.kit.figures import MUTED, compact_bytes, fit, span_width
+from gpumem_tui.tui.kit.figures import MUTED, Row, compact_bytes, fit, span_width
 from gpumem_tui.tui.kit.glyphs import BUCKET_LOOKS, PROGRAM, Look
 from gpumem_tui.tui.kit.help import entry
 from gpumem_tui.tui.kit.help import heading as help_heading
-from gpumem_tui.tui.kit.rows import Row, paragraph, row
+from gpumem_tui.tui.kit.rows import ListRow, paragraph, row
 
 PANES = {"lines": "l", "stacks": "s", "segments": "m", "out of memory": "o"}
 """The lists, by the key that shows each."""
@@ -49,7 +49,7 @@ _MEANS = (
 )
 
 
-def header_row(snapshot: Snapshot, analysis: Analysis, time: str, width: int) -> Row:
+def header_row(snapshot: Snapshot, analysis: Analysis, time: str, width: int) -> ListRow:
     """The file, and which of its devices; what there is no room for is left out."""
     left: Row = [(PROGRAM, "bold $primary"), ("  ", "")]
     right: Row = [(time, MUTED), (" ", "")]
@@ -68,7 +68,7 @@ def header_row(snapshot: Snapshot, analysis: Analysis, time: str, width: int) ->
     return row(*left, (" " * max(1, width - span_width(left) - span_width(right)), ""), *right)
 
 
-def verdict_row(analysis: Analysis, width: int) -> Row:
+def verdict_row(analysis: Analysis, width: int) -> ListRow:
     """The peak, or the request that failed."""
     if analysis.ooms:
         said = analysis.ooms[-1].explanation()[0]
@@ -84,7 +84,7 @@ def verdict_row(analysis: Analysis, width: int) -> Row:
 # Memory over the events
 
 
-def course_rows(analysis: Analysis, width: int, height: int) -> list[Row]:
+def course_rows(analysis: Analysis, width: int, height: int) -> list[ListRow]:
     """A chart of so many lines: allocated by category, above it the cache, below it where the peak is."""
     columns, rows = max(8, width - _LABEL), max(3, height - 2)
     top = max(analysis.peak_reserved_bytes, analysis.peak_allocated_bytes, 1)
@@ -127,7 +127,7 @@ def _stack(point: Point, bands: Sequence[Band], top: int, rows: int) -> Stack:
     return [*edges, (eighths(max(edge, point.reserved_bytes), top, rows), _CACHE)]
 
 
-def _mark_row(analysis: Analysis, columns: int) -> Row:
+def _mark_row(analysis: Analysis, columns: int) -> ListRow:
     """Where the peak is, and where memory ran out."""
     line = [" "] * columns
     peak = _column(analysis, analysis.peak_event, columns)
@@ -141,7 +141,7 @@ def _mark_row(analysis: Analysis, columns: int) -> Row:
     return row(*spans)
 
 
-def _axis_row(analysis: Analysis, columns: int) -> Row:
+def _axis_row(analysis: Analysis, columns: int) -> ListRow:
     right = f"{format_count(analysis.events)} events"
     return row((" " * _LABEL + "0" + " " * max(1, columns - 1 - len(right)) + right, MUTED))
 
@@ -149,7 +149,7 @@ def _axis_row(analysis: Analysis, columns: int) -> Row:
 # What the peak consists of
 
 
-def category_rows(analysis: Analysis, width: int) -> list[Row]:
+def category_rows(analysis: Analysis, width: int) -> list[ListRow]:
     """The peak by category, which is the legend of the chart too."""
     lines = [row((fit("at the peak", width), f"bold {MUTED}"))]
     sizes = {part.name: part.size_bytes for part in analysis.by_category}
@@ -163,14 +163,14 @@ def category_rows(analysis: Analysis, width: int) -> list[Row]:
     return [*lines, *paragraph(f"categories told by {analysis.categories_from}", width)]
 
 
-def _category(name: str, size_bytes: int, width: int) -> Row:
+def _category(name: str, size_bytes: int, width: int) -> ListRow:
     pattern, colour = _look(name)
     return row(
         (pattern, colour), (f" {fit(name, width - 2 - _SIZE)}", ""), (f"{compact_bytes(size_bytes):>{_SIZE}}", "")
     )
 
 
-def _sum(title: str, size_bytes: int, width: int) -> Row:
+def _sum(title: str, size_bytes: int, width: int) -> ListRow:
     return row((fit(title, width - _SIZE), "bold"), (f"{compact_bytes(size_bytes):>{_SIZE}}", "bold"))
 
 
@@ -178,7 +178,7 @@ def _look(name: str) -> Look:
     return _LOOKS.get(name, BUCKET_LOOKS[Bucket.OTHER])
 
 
-def part_rows(parts: Sequence[Part], total_bytes: int, width: int, what: str) -> list[Row]:
+def part_rows(parts: Sequence[Part], total_bytes: int, width: int, what: str) -> list[ListRow]:
     """The largest parts of the peak: size, share, a bar in the pattern of its category, name."""
     bar = max(4, min(16, width // 8))
     lines = [row((fit(f"{'GiB':>{_SIZE}}  share  {what}", width), f"bold {MUTED}"))]

@@ -6,8 +6,8 @@ from gpumem_tui.memory import format_bytes
 from gpumem_tui.snapshots.analysis import Analysis
 from gpumem_tui.snapshots.fragmentation import OutOfMemory, Pin, SegmentRow
 from gpumem_tui.snapshots.report import segment_cells
-from gpumem_tui.tui.kit.figures import MUTED, compact_bytes, fit
-from gpumem_tui.tui.kit.rows import Row, heading, paragraph, row
+from gpumem_tui.tui.kit.figures import MUTED, Row, compact_bytes, fit
+from gpumem_tui.tui.kit.rows import ListRow, heading, paragraph, row
 
 _SIZE = 8
 _MOST_ROWS = 500
@@ -15,7 +15,7 @@ _MOST_SHOWN = 5
 _SIGNS = {"█": "$activations", "▒": "$temporary", "·": "$free"}
 
 
-def segment_rows(analysis: Analysis, width: int) -> list[Row]:
+def segment_rows(analysis: Analysis, width: int) -> list[ListRow]:
     """Every segment, the largest first: its size, a map of it, and what is free."""
     found = analysis.segments
     lines = [
@@ -31,7 +31,7 @@ def segment_rows(analysis: Analysis, width: int) -> list[Row]:
     return lines
 
 
-def _segment(found: SegmentRow, number: int, cells: int) -> Row:
+def _segment(found: SegmentRow, number: int, cells: int) -> ListRow:
     signs = "".join(_SIGNS)
     spans: Row = [(f"{compact_bytes(found.segment.size_bytes):>{_SIZE}}", "bold"), ("  ", "")]
     spans += [(cell, _SIGNS[cell]) for cell in segment_cells(found, cells, signs)]
@@ -59,11 +59,11 @@ def segment_details(found: SegmentRow) -> tuple[str, list[Row]]:
     return f"segment at {segment.address:#x}", lines
 
 
-def out_of_memory_rows(analysis: Analysis, width: int) -> list[Row]:
+def out_of_memory_rows(analysis: Analysis, width: int) -> list[ListRow]:
     """The requests that found no room, the last one first."""
     if not analysis.ooms:
         return paragraph("No request of this recording ran out of memory.", width)
-    lines: list[Row] = []
+    lines: list[ListRow] = []
     for oom in reversed(analysis.ooms[-_MOST_SHOWN:]):
         lines += _out_of_memory(oom, width)
     if more := len(analysis.ooms) - _MOST_SHOWN:
@@ -71,7 +71,7 @@ def out_of_memory_rows(analysis: Analysis, width: int) -> list[Row]:
     return lines
 
 
-def _out_of_memory(oom: OutOfMemory, width: int) -> list[Row]:
+def _out_of_memory(oom: OutOfMemory, width: int) -> list[ListRow]:
     lines = [heading(fit(f"event {oom.event:,}, {oom.line}", width))]
     for text in oom.explanation():
         lines += paragraph(text, width, "", indent=2)
@@ -81,6 +81,6 @@ def _out_of_memory(oom: OutOfMemory, width: int) -> list[Row]:
     return [*lines, row()]
 
 
-def _pin(pin: Pin, width: int) -> Row:
+def _pin(pin: Pin, width: int) -> ListRow:
     size = f"{compact_bytes(pin.free_bytes):>{_SIZE}} of {compact_bytes(pin.size_bytes)} free, {pin.blocks:,} blocks: "
     return row((size, "bold"), (fit(", ".join(pin.lines), max(4, width - len(size))), ""))
