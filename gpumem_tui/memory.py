@@ -157,6 +157,8 @@ def format_bytes(value: Value | None) -> str:
     '29.80 GiB'
     >>> format_bytes(1536)
     '1.5 KiB'
+    >>> format_bytes(1536 * GIB)
+    '1.50 TiB'
     """
     if value is None:
         return "–"
@@ -164,6 +166,9 @@ def format_bytes(value: Value | None) -> str:
         return value.reason
     sign = "-" if value < 0 else ""
     size = abs(value)
+    for unit, unit_bytes in (("EiB", GIB << 30), ("PiB", GIB << 20), ("TiB", GIB << 10)):
+        if size >= unit_bytes:
+            return f"{sign}{size / unit_bytes:.2f} {unit}"
     if size >= GIB // 10:
         return f"{sign}{size / GIB:.2f} GiB"
     if size >= MIB:

@@ -15,7 +15,7 @@ ATTENTION_FAMILIES: tuple[Family, ...] = (*SEQUENCE_FAMILIES, "vit")
 
 
 class ShapeError(ValueError):
-    """A shape that cannot exist. `option` is the command-line option to mend, the message says how."""
+    """A shape that cannot exist. `option` is the command-line option to change, the message says how."""
 
     def __init__(self, option: str, message: str) -> None:
         super().__init__(f"{option}: {message}")

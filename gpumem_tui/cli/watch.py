@@ -32,18 +32,22 @@ def run(command: tuple[str, ...]) -> int:
     The command keeps its output, its signals and its exit code; 127 if there is no such command, 126 if it cannot be
     run.
     """
-    from gpumem_tui.attach.launch import CannotRun, execute, warnings
+    from gpumem_tui.attach.launch import CannotRun, start, warnings
     from gpumem_tui.probe.files import default_directory
     from gpumem_tui.watch.cleaning import clean
     from gpumem_tui.watch.reader import Watcher
+    from gpumem_tui.watch.supervising import leave_as
 
     clean(Watcher().processes())
     for warning in warnings(command, default_directory()):
         complain(warning, 0)
     try:
-        execute(command)
+        started = start(command)
     except CannotRun as error:
         return complain(str(error), error.code)
+    ended = started.wait()
+    _tell_death(started.pid)
+    return leave_as(ended)
 
 
 @click.command()
@@ -55,8 +59,45 @@ def run(command: tuple[str, ...]) -> int:
 )  # fmt: skip
 def attach(pid: int, yes: bool, timeout_s: float) -> int:
     """Put the probe into a Python process that is already running."""
+    from gpumem_tui.attach.running import AttachFailed, StartsLater
+    from gpumem_tui.attach.target import Refused
+
+    try:
+        return _attach(pid, yes, timeout_s)
+    except StartsLater as later:
+        click.echo(f"{later}; then: `gpumem-tui watch {pid}`")
+        return 0
+    except (Refused, AttachFailed) as error:
+        code = complain(str(error), EXIT_FAILED)
+        pids = [host.pid for host in error.instead]
+    if not pids or not (yes or _is_asked("Attach to that instead?" if len(pids) == 1 else "Attach to those instead?")):
+        return code
+    return max(_attach_instead(other, timeout_s) for other in pids)
+
+
+def _attach_instead(pid: int, timeout_s: float) -> int:
+    from gpumem_tui.attach.running import AttachFailed
+    from gpumem_tui.attach.target import Refused
+
+    try:
+        return _attach(pid, True, timeout_s)
+    except (Refused, AttachFailed) as error:
+        return complain(str(error), EXIT_FAILED)
+
+
+def _is_asked(question: str) -> bool:
+    """What is answered on the terminal; no, where there is none."""
+    return sys.stdin is not None and sys.stdin.isatty() and click.confirm(question, err=True)
+
+
+def _attach(pid: int, yes: bool, timeout_s: float) -> int:
+    """Put the probe into one process and say how it went.
+
+    Raises:
+        Refused, AttachFailed: as of `running.attach`.
+    """
     from gpumem_tui.attach import running
-    from gpumem_tui.attach.target import Refused, inspect
+    from gpumem_tui.attach.target import inspect
     from gpumem_tui.memory import Unknown
 
     watcher = following(pid)
@@ -65,22 +106,22 @@ def attach(pid: int, yes: bool, timeout_s: float) -> int:
         problem = f" ({watched.problem})" if watched.problem else ""
         click.echo(f"{watched.title} publishes already, by {watched.process.entry}{problem}")
         return 0
-    try:
-        target = inspect(pid)
-        if not yes:
-            if sys.stdin is None or not sys.stdin.isatty():
-                return complain(f"there is no terminal to ask on: `gpumem-tui attach {pid} --yes`", EXIT_BAD_INPUT)
-            _explain(target)
-            if not click.confirm("Attach?", err=True):
-                return complain("not attached", EXIT_FAILED)
-        attached = running.attach(target, timeout_s)
-    except (Refused, running.AttachFailed) as error:
-        return complain(str(error), EXIT_FAILED)
+    target = inspect(pid)
+    if not yes:
+        if sys.stdin is None or not sys.stdin.isatty():
+            return complain(f"there is no terminal to ask on: `gpumem-tui attach {pid} --yes`", EXIT_BAD_INPUT)
+        _explain(target)
+        if not click.confirm("Attach?", err=True):
+            return complain("not attached", EXIT_FAILED)
+    attached = running.attach(target, timeout_s)
     pause_s = attached.pause_s
     pause = (
         pause_s.reason if isinstance(pause_s, Unknown) else f"its main thread stood still for {pause_s * 1e3:.1f} ms"
     )
-    click.echo(f"attached to {target.host.title} in {attached.seconds:.2f} s; {pause}")
+    if attached.was_there:
+        click.echo(f"the probe was in {target.host.title} already; {pause}")
+    else:
+        click.echo(f"attached to {target.host.title} in {attached.seconds:.2f} s; {pause}")
     if not attached.has_torch:
         click.echo("it has not imported torch; once it does and trains, it will publish")
         return 0
@@ -100,7 +141,7 @@ def attach(pid: int, yes: bool, timeout_s: float) -> int:
 def watch(pid: int | None, interval_s: float, post_mortem: bool, as_json: bool) -> int:
     """The processes that publish, a line a sample; of one that has ended, what its last moments were."""
     from gpumem_tui.watch import headless
-    from gpumem_tui.watch.records import State
+    from gpumem_tui.watch.records import FOR_MEMORY
 
     watcher = following(pid)
     process = None if pid is None else find(watcher, pid, ended=True)
@@ -112,7 +153,7 @@ def watch(pid: int | None, interval_s: float, post_mortem: bool, as_json: bool) 
         process = headless.watch(watcher, pid, interval_s, as_json=as_json)
     else:
         headless.show_last(process, as_json=as_json)
-    if process is not None and process.state is State.OUT_OF_MEMORY:
+    if process is not None and process.state in FOR_MEMORY:
         return _post_mortem(watcher, process, as_json=as_json)
     return 0
 
@@ -150,6 +191,16 @@ def does_not_publish(pid: int) -> int:
     )
 
 
+def _tell_death(pid: int) -> None:
+    """Of a command that trained and was ended by a lack of memory, or by a crash, one line that says so."""
+    from gpumem_tui.watch.records import FOR_MEMORY, State
+
+    process = find(following(None), pid, ended=True)
+    if process is not None and process.state in FOR_MEMORY | {State.CRASHED}:
+        told = f"; `gpumem-tui watch {pid} --post-mortem` shows what it held" if process.state in FOR_MEMORY else ""
+        complain(f"{process.title}: {process.standing}{told}", 0)
+
+
 def _post_mortem(watcher: Watcher, process: ProbedProcess | None, *, as_json: bool) -> int:
     from gpumem_tui.probe.files import WireError
     from gpumem_tui.watch.postmortem import case_json, case_lines, open_case
@@ -167,8 +218,10 @@ def _post_mortem(watcher: Watcher, process: ProbedProcess | None, *, as_json: bo
             shown += 1
     if shown:
         return 0
-    whose = f"{process.title} has not" if process is not None else "no process that was watched has"
-    return complain(f"{whose} run out of memory", 0)
+    if process is None:
+        return complain("no process that was watched has run out of memory", 0)
+    ended = "" if process.is_running else f": {process.standing}"
+    return complain(f"{process.title} has not run out of memory{ended}", 0)
 
 
 def _explain(target: Target) -> None:

@@ -167,7 +167,7 @@ class _Simulated(_Trial):
             self.changes.start()
 
     def all_notes(self) -> tuple[str, ...]:
-        return (*super().all_notes(), *self.rows.used)
+        return (*super().all_notes(), *self.rows.used, *self.gpu.notes)
 
     def outcome(self) -> ChildEvent:
         from gpumem_tui.simulator.replay import AffineTrace

@@ -186,6 +186,7 @@ class TraceDone:
         is_sharded: whether each rank of a command holds a part.
         emptied: before which events the step emptied its cache.
         apart: the trace at one size for which this form does not hold, as `AffineTrace.apart`; None for none.
+        streams, completions: as in `Timeline`.
     """
 
     events: tuple[int, ...]
@@ -205,6 +206,8 @@ class TraceDone:
     is_sharded: bool = False
     emptied: tuple[int, ...] = ()
     apart: TraceDone | None = None
+    streams: tuple[int, ...] = ()
+    completions: tuple[tuple[int, int], ...] = ()
     event: Literal["trace"] = "trace"
 
     @property
@@ -218,7 +221,7 @@ class TraceDone:
         apart = () if self.apart is None else ((self.apart.only_at, self.apart.trace.at(self.apart.only_at)),)
         return AffineTrace(
             self.events, self.constants, self.slopes, self.buckets, marks, self.sites, table, computed, self.emptied,
-            apart,
+            apart, self.streams, self.completions,
         )  # fmt: skip
 
     @classmethod
@@ -247,6 +250,8 @@ class TraceDone:
             not_affine=not_affine,
             notes=notes,
             emptied=trace.emptied,
+            streams=trace.streams,
+            completions=trace.completions,
             apart=next((cls.of(AffineTrace.constant(run), seconds, (), size) for size, run in trace.apart), None),
             computed=tuple(
                 (number, start.rule, start.position, start.arguments, steps) for number, start, steps in trace.computed

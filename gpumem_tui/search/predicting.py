@@ -95,7 +95,7 @@ def predicting(
             raise
         traced = Unknown(f"tracing failed: {death}")
     if ready is None:
-        raise _no_python(config, "without a word")
+        raise _no_python(config, "without saying why")
     yield Predicted(Prediction(config.formula, traced), ready)
 
 

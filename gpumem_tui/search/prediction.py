@@ -11,7 +11,8 @@ from gpumem_tui.formula.extras import NO_EXTRAS, Extras
 from gpumem_tui.formula.predict import DEFAULT_HEADROOM, FormulaPrediction, max_batch_size, predict
 from gpumem_tui.memory import Range, Unknown
 from gpumem_tui.search.events import Ready, TraceDone
-from gpumem_tui.simulator.replay import AffineTrace, BatchFinder, NotAffine, Replay, replay
+from gpumem_tui.simulator.finder import BatchFinder
+from gpumem_tui.simulator.replay import AffineTrace, NotAffine, Replay, replay
 from gpumem_tui.simulator.settings import AllocatorSettings
 from gpumem_tui.simulator.timeline import Held
 from gpumem_tui.snapshots.recording import Recording, record
@@ -77,7 +78,7 @@ class Traced:
         seconds: how long tracing took.
         assumed: operators whose kernels' scratch is not known and counted as none: (operator, times, why).
         only_at: the one batch size this is about, where memory depends on the batch in ways that no line through
-            traces foretells, and `not_affine` says so; 0: it answers for every size.
+            traces predicts, and `not_affine` says so; 0: it answers for every size.
         changes, is_sharded: as `TraceDone` has them.
         finder: of this very trace, where it is shared with other GPUs'; what it found for one spares work on the next.
     """

@@ -73,7 +73,7 @@ def _serve(events_fd: int) -> None:
     pipe = os.fdopen(events_fd, "wb")
     commands = _take_stdin()
     request = decode_request(commands.readline())
-    may_run = _obey(commands)
+    may_run = _follow_commands(commands)
 
     def report(event: ChildEvent) -> None:
         pipe.write(encode(event))
@@ -120,7 +120,7 @@ def _serve(events_fd: int) -> None:
         report(Failed("trace", str(error)))
 
 
-# The parent's hand on this process
+# Commands from the parent, and its end
 
 
 def _take_stdin() -> RawIOBase:
@@ -148,7 +148,7 @@ def _guard(lifeline_fd: int) -> None:
 
 
 def _die_with_parent() -> None:
-    """Ask the kernel to kill this process when its parent dies, SIGKILL included (Linux only; see `_obey` too)."""
+    """Ask the kernel to kill this process when its parent dies, SIGKILL included (Linux only)."""
     if sys.platform == "linux":
         import ctypes
 
@@ -156,7 +156,7 @@ def _die_with_parent() -> None:
         ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
 
 
-def _obey(commands: RawIOBase) -> threading.Event:
+def _follow_commands(commands: RawIOBase) -> threading.Event:
     """Follow ``pause`` and ``resume`` lines; at the end of the stream, when the parent is gone, leave at once."""
     may_run = threading.Event()
     may_run.set()
@@ -179,7 +179,10 @@ def _simulated_trial(
     from gpumem_tui.simulator.cuda import device_for
     from gpumem_tui.simulator.device import SimulatedGpu
 
-    gpu = SimulatedGpu(request.gpu, profile, request.limit_bytes, on_backward_error=_leaving(report), assumed_rows=rows)
+    gpu = SimulatedGpu(
+        request.gpu, profile, request.limit_bytes, on_backward_error=_leaving(report), assumed_rows=rows,
+        notes=rows.used,
+    )  # fmt: skip
     with device_for(gpu, user_code=request.workload.file is not None) as device:
         return _trial(request, request.workload.load(), device, gpu, profile, report, may_run)
 

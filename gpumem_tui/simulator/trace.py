@@ -19,8 +19,8 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, Unsupporte
 from torch.utils._mode_utils import no_dispatch
 
 from gpumem_tui.memory import Bucket
-from gpumem_tui.simulator import host
-from gpumem_tui.simulator.answers import COPIES, COPY, TO_COPY, UNTOLD, Answers
+from gpumem_tui.simulator import host, recurrent
+from gpumem_tui.simulator.answers import COPIES, COPY, MISS, TO_COPY, Answers
 from gpumem_tui.simulator.blocks import Block
 from gpumem_tui.simulator.conversion import HostConverter
 from gpumem_tui.simulator.engine import in_place
@@ -138,8 +138,10 @@ class DeviceMode(Storages, FakeTensorMode):
         if not in_backward():
             self.raise_if_full()
         if func is torch.ops.aten._local_scalar_dense.default:
+            self._gpu.streams.synchronize()
             return self.values.read(args[0])
         if func is COPY and not isinstance(args[0], FakeTensor):
+            self._wait_for_copy(args, kwargs)
             return args[0].copy_(self.values.copied_to_host(args[1]))
         if self._depth:
             if func in TAKEN_FROM_VALUES:
@@ -148,6 +150,7 @@ class DeviceMode(Storages, FakeTensorMode):
         if self._sparse.concern(func, args):
             return self._follow_sparse(func, types, args, kwargs)
         if func is TO_COPY and _is_to_host(args[0], kwargs):
+            self._wait_for_copy(args, kwargs)
             return self.values.copied_to_host(args[0], kwargs.get("dtype"))
         if kwargs.get("generator") is not None:
             kwargs = {**kwargs, "generator": None}
@@ -155,8 +158,8 @@ class DeviceMode(Storages, FakeTensorMode):
             func = in_place(func, args, self.made_in, caller)
         self._operator = f"aten.{func._opname}"
         key = self._answers.key(func, args, kwargs)
-        result = self._answers.recall(key, args) if key is not None else UNTOLD
-        if result is UNTOLD:
+        result = self._answers.recall(key, args) if key is not None else MISS
+        if result is MISS:
             result = self._work_out(func, types, args, kwargs)
             if key is not None:
                 self._answers.learn(key, func, args, result)
@@ -168,6 +171,7 @@ class DeviceMode(Storages, FakeTensorMode):
             self._assumed = None
         if func in COPIES and _holds_values(args):
             self._note_copy_from_host(args[0] if func is COPY else result)
+            self._wait_for_copy(args, kwargs)
         self._use_scratch(func, args)
         return result
 
@@ -215,6 +219,9 @@ class DeviceMode(Storages, FakeTensorMode):
                 return args[0]
             if func in TAKEN_FROM_VALUES:
                 return self._shaped_by_values(func, types, args, kwargs)
+            if func in recurrent.SHAPES:
+                with no_dispatch():
+                    return self._shaped_as(recurrent.SHAPES[func](args, self._gpu.profile))
             return self._shaped_by_torch(func, types, args, kwargs)
         except Exception as error:
             raise self._failed(func, args, error) from error
@@ -265,10 +272,13 @@ class DeviceMode(Storages, FakeTensorMode):
         return (self._shaped_as(known[0]), known[1]) if func is PACK else self._shaped_as(known)
 
     def _shaped_as(self, known: Any) -> Any:
-        if isinstance(known, torch.Tensor):
-            elem = torch.empty_strided(known.shape, known.stride(), dtype=known.dtype, device="meta")
+        """Tensors without data that have the shapes of `known`; parts of one storage if those are, without data."""
+        if isinstance(known, torch.Tensor) and not isinstance(known, FakeTensor):
+            elem = known
+            if not known.is_meta:
+                elem = torch.empty_strided(known.shape, known.stride(), dtype=known.dtype, device="meta")
             return FakeTensor(self, elem, torch.device(self._device_type, 0))
-        return tuple(self._shaped_as(one) for one in known) if isinstance(known, tuple) else known
+        return type(known)(self._shaped_as(one) for one in known) if isinstance(known, (tuple, list)) else known
 
     @property
     def is_dispatching(self) -> bool:
@@ -297,6 +307,11 @@ class DeviceMode(Storages, FakeTensorMode):
             return True
         device = kwargs.get("device")
         return device is not None and torch.device(device).type == self._device_type
+
+    def _wait_for_copy(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """A copy between host and device waits for it to end, unless asked not to (`copy_kernel_cuda` in Copy.cu)."""
+        if not (kwargs.get("non_blocking") or (len(args) > 2 and args[2])):  # copy_(self, src, non_blocking)
+            self._gpu.streams.synchronize()
 
     def _note_copy_from_host(self, tensor: torch.Tensor) -> None:
         """A copy that no module makes brings data; the model's own tensors are known by name as well."""

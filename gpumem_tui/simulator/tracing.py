@@ -88,7 +88,7 @@ class Tracer:
         """
         gpu = SimulatedGpu(
             self.gpu, self.profile, unlimited=True, on_backward_error=self.on_backward_error,
-            assumed_rows=self.assumed_rows,
+            assumed_rows=self.assumed_rows, notes=self.assumed_rows.used,
         )  # fmt: skip
         ranks = world(self.recipe.gpus) if self.recipe.sharding != "none" else nullcontext()
         with ranks, device_for(gpu, user_code=self.user_code) as device, _no_collection():

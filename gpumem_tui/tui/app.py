@@ -274,7 +274,7 @@ class GpuMemApp(App[int]):
         yield SystemCommand("Screenshot", "Save a picture of the screen (SVG) in the working directory", picture)
 
     def _save_picture(self) -> None:
-        """Textual's own way needs a folder for downloads, and fails without a word where there is none."""
+        """Textual's own way needs a folder for downloads, and fails silently where there is none."""
         try:
             path = self.save_screenshot(path=os.getcwd())
         except OSError as error:

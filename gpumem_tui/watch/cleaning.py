@@ -8,8 +8,8 @@ from __future__ import annotations
 import os
 import time
 from contextlib import suppress
-from pathlib import Path
 
+from gpumem_tui.probe.folder import Folder, WireError
 from gpumem_tui.watch.records import ProbedProcess, State
 
 KEEP_S = 7 * 24 * 3600.0
@@ -56,15 +56,9 @@ def _last_sign_s(process: ProbedProcess) -> float:
 def _remove(process: ProbedProcess) -> None:
     """Every file of a process, leftovers of interrupted writes included; the ring last, as it names the others."""
     files = process.files
-    name = f"{files.pid}-{files.start_ticks}."
-    beside = [path for path in _listed(files.directory) if path.name.lstrip(".").startswith(name)]
-    for path in sorted(beside, key=lambda path: path == files.ring):
-        with suppress(OSError):
-            path.unlink()
-
-
-def _listed(directory: Path) -> list[Path]:
-    try:
-        return [directory / name for name in os.listdir(directory)]
-    except OSError:
-        return []
+    begins = f"{files.pid}-{files.start_ticks}."
+    with suppress(OSError, WireError), Folder(files.directory, (process.uid,)) as folder:
+        beside = [name for name in folder.names() if name.lstrip(".").startswith(begins)]
+        for name in sorted(beside, key=lambda name: name == files.ring.name):
+            with suppress(OSError):
+                folder.remove(name)

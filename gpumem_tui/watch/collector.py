@@ -19,7 +19,7 @@ from gpumem_tui.watch.expected import FIXED, Expected, expect
 from gpumem_tui.watch.postmortem import Case, open_case
 from gpumem_tui.watch.published import Key, Placed, Published, WatchedProcess
 from gpumem_tui.watch.reader import Watcher
-from gpumem_tui.watch.records import ProbedProcess, State
+from gpumem_tui.watch.records import FOR_MEMORY, ProbedProcess
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Collector:
                 WatchedProcess(
                     process,
                     placed,
-                    hosts[process.pid] if process.pid is not None else Unknown(process.state.value),
+                    hosts[process.pid] if process.pid is not None else Unknown(process.standing),
                     self._expected(process),
                     self._case(process),
                     self._watcher.history(process) if process.key == followed else (),
@@ -74,7 +74,7 @@ class Collector:
     def _expected(self, process: ProbedProcess) -> Reading[Expected]:
         """Derived anew when the document or the bytes change, which is seldom."""
         if not process.is_running:
-            return Unknown(process.state.value)
+            return Unknown(process.standing)
         found = fixed_bytes(process)
         try:
             version = (process.files.model.stat().st_mtime_ns, found)
@@ -86,7 +86,7 @@ class Collector:
         return known.expected
 
     def _case(self, process: ProbedProcess) -> Case | None:
-        if process.state is not State.OUT_OF_MEMORY:
+        if process.state not in FOR_MEMORY:
             return None
         if process.key not in self._cases:
             try:

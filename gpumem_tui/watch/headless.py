@@ -6,6 +6,7 @@ import json
 import shutil
 import sys
 import time
+from collections.abc import Iterable
 from typing import Any
 
 from gpumem_tui.watch import report
@@ -14,6 +15,8 @@ from gpumem_tui.watch.reader import Watcher
 from gpumem_tui.watch.records import ProbedProcess
 
 _HEADER_EVERY = 30
+ENDED_LATELY_S = 1800.0
+"""How long a process that has ended stays listed."""
 
 
 def show_last(process: ProbedProcess, *, as_json: bool) -> None:
@@ -21,6 +24,16 @@ def show_last(process: ProbedProcess, *, as_json: bool) -> None:
     writer = _Json() if as_json else _Table()
     writer.begun(process)
     writer.samples(process)
+    if as_json:
+        writer.ended(process)
+
+
+def _show_ended(processes: Iterable[ProbedProcess], writer: _Json | _Table) -> None:
+    """Those that have ended lately, the last one last."""
+    since_s = time.time() - ENDED_LATELY_S
+    lately = [process for process in processes if process.end is not None and process.end.time_s >= since_s]
+    for process in sorted(lately, key=lambda process: process.end.time_s if process.end is not None else 0.0):
+        writer.ended(process)
 
 
 def watch(watcher: Watcher, pid: int | None, interval_s: float, *, as_json: bool) -> ProbedProcess | None:
@@ -33,6 +46,8 @@ def watch(watcher: Watcher, pid: int | None, interval_s: float, *, as_json: bool
     clean(watcher.processes())
     for refused in watcher.read().refused:
         print(f"gpumem-tui: not read: {refused.reason}", file=sys.stderr)
+    if pid is None:
+        _show_ended(watcher.processes(), writer)
     shown: dict[tuple[int, int], int] = {}
     running: set[tuple[int, int]] = set()
     if pid is None and not any(process.is_running for process in watcher.processes()):

@@ -70,8 +70,10 @@ class WatchedProcess:
 
     @property
     def ended_s(self) -> float | None:
-        """When memory ran out, seconds since the epoch; None if it did not."""
-        return None if self.case is None else self.case.post_mortem.wall_ns / 1e9
+        """When it ended, seconds since the epoch; None while it runs. Where memory ran out, when it did."""
+        if self.case is not None:
+            return self.case.post_mortem.wall_ns / 1e9
+        return None if self.process.end is None else self.process.end.time_s
 
 
 @dataclass(frozen=True)
@@ -131,9 +133,11 @@ class ProbeSource(Protocol):
 
 def _out_of_memory(watched: WatchedProcess) -> OutOfMemory:
     assert watched.case is not None
+    from gpumem_tui.watch.postmortem import fate  # imported already, with what made the case
+
     found = watched.case.post_mortem
     asked = "" if found.requested_bytes is None else f" asking for {format_bytes(found.requested_bytes)}"
     where = f" at {found.source}" if found.source else ""
     who, bracket, command = watched.process.title.partition(" (")
-    message = f"{who} ran out of memory{asked}{where}{bracket}{command}"
+    message = f"{who} {fate(watched.case)}{asked}{where}{bracket}{command}"
     return OutOfMemory(found.device_uuid, found.wall_ns / 1e9, message)

@@ -93,7 +93,8 @@ def probe_report(published: Published) -> ProbeReport:
 
 
 def ended_json(process: ProbedProcess) -> dict[str, Any]:
-    """A process that publishes no more."""
+    """A process that publishes no more, and how it ended; what of that was not seen is null."""
+    end = process.end
     return {
         "event": "ended",
         "schema": SCHEMA,
@@ -101,6 +102,13 @@ def ended_json(process: ProbedProcess) -> dict[str, Any]:
         "rank": process.process.rank,
         "step": process.step,
         "state": process.state.value,
+        "how": process.standing,
+        "time_s": None if end is None else end.time_s,
+        "exit_code": None if end is None else end.exit_code,
+        "signal": None if end is None else end.signal or None,
+        "resident_bytes": None if end is None else end.resident_bytes,
+        "limit_bytes": None if end is None else end.limit_bytes,
+        "limit_owner": None if end is None else end.limit_owner or None,
     }
 
 
@@ -206,7 +214,7 @@ def process_line(process: ProbedProcess, now_s: float | None = None) -> str:
     begun = ago((time.time() if now_s is None else now_s) - who.started_ns / 1e9)
     line = f"{process.title.replace(f', rank {who.rank}', rank, 1)}, torch {who.torch}, by {who.entry} {begun}"
     if not process.is_running:
-        line += f": {process.state.value} at step {process.step:,}"
+        line += f": {process.standing}; its last step was {process.step:,}"
     elif isinstance(process.age_s, Unknown):
         line += f": {process.age_s.reason}"
     return printable(f"{line} ({process.problem})" if process.problem else line)

@@ -18,8 +18,9 @@ from gpumem_tui.search.events import TraceDone, TraceRequest
 from gpumem_tui.search.trial import trace
 from gpumem_tui.simulator.allocator import CachingAllocator
 from gpumem_tui.simulator.blocks import Block
+from gpumem_tui.simulator.finder import BatchFinder
 from gpumem_tui.simulator.profile import profile_for
-from gpumem_tui.simulator.replay import BatchFinder, replay
+from gpumem_tui.simulator.replay import replay
 from gpumem_tui.workload.spec import WorkloadSpec
 
 pytestmark = pytest.mark.bench

@@ -13,8 +13,8 @@ from gpumem_tui.search.classify import is_out_of_memory
 from gpumem_tui.search.cuda_recorder import CudaRecorder
 from gpumem_tui.search.events import TraceDone, TraceRequest
 from gpumem_tui.search.trial import trace
+from gpumem_tui.simulator.finder import BatchFinder
 from gpumem_tui.simulator.profile import profile_for
-from gpumem_tui.simulator.replay import BatchFinder
 from gpumem_tui.simulator.settings import memory_fraction
 from gpumem_tui.workload.errors import located
 from gpumem_tui.workload.run import Recorder, StepRun

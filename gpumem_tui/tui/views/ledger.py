@@ -69,7 +69,7 @@ class LedgerView:
 
 
 def ledger_view(state: SearchState) -> LedgerView:
-    """The table for the trial that is shown, or for the foretold batch size before there is one."""
+    """The table for the trial that is shown, or for the predicted batch size before there is one."""
     batch_size, shown = state.shown_batch_size, state.shown
     gpu = state.config.device.gpu
     formula = _formula_column(state.formula.at(batch_size))

@@ -62,11 +62,15 @@ def probed_rows(watched: WatchedProcess, sample: Sample | None) -> list[Row]:
         rows.append(fact("rank", f"{who.rank}{of}"))
     if sample is None:
         return rows
+    return [*rows, *sample_rows(watched, sample), [], *_prediction(watched, sample)]
+
+
+def sample_rows(watched: WatchedProcess, sample: Sample) -> list[Row]:
+    """One sample of it: the step, the allocator, and the buckets."""
     step_s = sample.step_s
     pace = step_s.reason if isinstance(step_s, Unknown) else f"{seconds(step_s)} each"
-    rows.append(fact("step", f"{sample.record.step:,}, {pace}"))
-    rows.append(fact("allocator", "; ".join(_allocator(sample))))
-    return [*rows, [], *_table(watched, sample), [], *_prediction(watched, sample)]
+    step = fact("step", f"{sample.record.step:,}, {pace}")
+    return [step, fact("allocator", "; ".join(_allocator(sample))), [], *_table(watched, sample)]
 
 
 def fact(title: str, said: str, style: str = "") -> Row:

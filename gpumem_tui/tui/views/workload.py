@@ -46,7 +46,7 @@ def workload_lines(config: SearchConfig) -> Iterator[tuple[str, str]]:
 
 
 def strategy_lines(state: SearchState) -> Iterator[tuple[str, str]]:
-    """How it is searched, and the largest batch each prediction foretells."""
+    """How it is searched, and the largest batch by each prediction."""
     config = state.config
     yield "strategy", config.strategy
     yield "steps", f"{config.steps} a trial"
