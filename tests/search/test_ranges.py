@@ -121,7 +121,7 @@ class TestWords:
         ("fit", "free", "words"),
         [
             ("fits", Range(GIB, 2 * GIB), "1.00–2.00 GiB of it left"),
-            ("may fit", Range(-GIB, 2 * GIB), "1.00 GiB missing to 2.00 GiB of it left"),
+            ("may fit", Range(-GIB, 2 * GIB), "-1.00 GiB to 2.00 GiB of it left"),
             ("does not fit", Range(-2 * GIB, -GIB), "1.00–2.00 GiB missing"),
         ],
     )
