@@ -80,7 +80,7 @@ class TestRange:
             (GIB, GIB + GIB // 2, "1.00–1.50 GiB"),
             (1 << 20, GIB, "1.0 MiB–1.00 GiB"),
             (GIB, GIB + 1, "1.00 GiB"),
-            (0, 3, "0–3 B"),
+            (0, GIB, "0–1.00 GiB"),
         ],
     )
     def test_as_a_person_reads_it(self, low: int, high: int, text: str) -> None:
