@@ -12,7 +12,7 @@ from gpumem_tui.formula.predict import DEFAULT_HEADROOM, FormulaPrediction, max_
 from gpumem_tui.memory import Range, Unknown
 from gpumem_tui.search.events import Ready, TraceDone
 from gpumem_tui.simulator.finder import BatchFinder
-from gpumem_tui.simulator.replay import AffineTrace, NotAffine, Replay, replay
+from gpumem_tui.simulator.replay import UNLIMITED_BYTES, AffineTrace, NotAffine, Replay, replay
 from gpumem_tui.simulator.settings import AllocatorSettings
 from gpumem_tui.simulator.timeline import Held
 from gpumem_tui.snapshots.recording import Recording, record
@@ -206,8 +206,9 @@ class Traced:
             found.append(KnownUnknown("CUDA context", self._context, self.context_source))
         if not self._total.is_exact:
             found.append(KnownUnknown("CUDA's total", self._total, "less what the driver keeps, by driver"))
-        reserved = self._reserved_range(batch_size)
-        if self.trace.is_open and not reserved.is_exact:
+        without_limit = Range(UNLIMITED_BYTES, UNLIMITED_BYTES)
+        reserved = self._finder.reserved_range(batch_size, UNLIMITED_BYTES, without_limit)
+        if not reserved.is_exact:
             more = Range(0, reserved.high_bytes - reserved.low_bytes)
             found.append(KnownUnknown("cuDNN workspaces", more, _WORKSPACES))
         return tuple(found)

@@ -64,7 +64,9 @@ class BatchFinder:
         """
         allocated, reserved = self.peaks_within(batch_size, expected_bytes, allowed_bytes)
         _, roomy = self.peaks_within(batch_size, capacity.high_bytes, allowed_bytes)
-        most_allocated, most = self.peaks_within(batch_size, capacity.low_bytes, allowed_bytes, at_most=True)
+        rooms = (capacity.low_bytes, expected_bytes, capacity.high_bytes)
+        room = next((one for one in rooms if self.fits(batch_size, one, allowed_bytes, at_most=True)), rooms[0])
+        most_allocated, most = self.peaks_within(batch_size, room, allowed_bytes, at_most=True)
         if self.trace.is_open:
             most = max(most, most_allocated + reserved - allocated)
         return Range.of((roomy, reserved, most))

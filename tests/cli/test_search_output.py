@@ -230,7 +230,7 @@ def test_predict_says_when_the_peak_is_and_of_what_it_is_not_sure(program: Progr
     assert "traced peak: in " in plain
     assert "assumed without scratch: aten.convolution" in plain
     assert "CUDA context " in plain
-    assert re.search(r"\ndevice used [\d.]+–[\d.]+ GiB: CUDA context .*, cuDNN workspaces 0–", plain)
+    assert re.search(r"\ndevice used [\d.]+–[\d.]+ GiB: CUDA context [\d.]+–[\d.]+ GiB", plain)
     (body,) = _lines(predicted)
     assert body["traced"]["peak"]["phase"] == "backward"
     assert body["traced"]["peak"]["operator"] == "aten._log_softmax_backward_data"
