@@ -11,7 +11,7 @@ from gpumem_tui.formula.extras import NO_EXTRAS, Extras
 from gpumem_tui.formula.predict import DEFAULT_HEADROOM, FormulaPrediction, max_batch_size, predict
 from gpumem_tui.memory import Range, Unknown
 from gpumem_tui.search.events import Ready, TraceDone
-from gpumem_tui.simulator.finder import BatchFinder
+from gpumem_tui.simulator.finder import BatchFinder, Level
 from gpumem_tui.simulator.replay import UNLIMITED_BYTES, AffineTrace, NotAffine, Replay, replay
 from gpumem_tui.simulator.settings import AllocatorSettings
 from gpumem_tui.simulator.timeline import Held
@@ -151,7 +151,7 @@ class Traced:
     def fit(self, batch_size: int) -> Fit:
         """Whether the step fits on this device, as far as is known."""
         finder, capacity = self._finder, self.capacity_range
-        if finder.fits(batch_size, capacity.low_bytes, self.allowed_bytes, at_most=True):
+        if finder.fits(batch_size, capacity.low_bytes, self.allowed_bytes, level="needed"):
             return "fits"
         return "may fit" if finder.fits(batch_size, capacity.high_bytes, self.allowed_bytes) else "does not fit"
 
@@ -222,7 +222,7 @@ class Traced:
     def max_batch_size(self) -> int | Unknown:
         """Largest batch size that fits by replay with the most that is known to be possible, or why that cannot be
         told."""
-        return self._largest(self.capacity_range.low_bytes, at_most=True)
+        return self._largest(self.capacity_range.low_bytes, "needed")
 
     @cached_property
     def may_fit_batch_size(self) -> int | Unknown:
@@ -238,11 +238,11 @@ class Traced:
     def _finder(self) -> BatchFinder:
         return self.finder or BatchFinder(self.trace, self.settings)
 
-    def _largest(self, capacity_bytes: int, *, at_most: bool = False) -> int | Unknown:
+    def _largest(self, capacity_bytes: int, level: Level = "least") -> int | Unknown:
         if self.only_at:
             return Unknown(self.not_affine)
         try:
-            return self._finder.largest(capacity_bytes, self.allowed_bytes, at_most=at_most)
+            return self._finder.largest(capacity_bytes, self.allowed_bytes, level=level)
         except NotAffine as error:
             return Unknown(str(error))
 

@@ -26,15 +26,16 @@ def _step(batch: int) -> Timeline:
     return training(sizes, layers=1)
 
 
-def _convolving(batch: int) -> Timeline:
-    """A step with a convolution, whose workspace takes up to what it reads and writes."""
+def _convolving(batch: int, tried_bytes: int = 0) -> Timeline:
+    """A step with a convolution, whose workspace takes up to what it reads and writes, or what is tried a sample."""
     recorder = TimelineRecorder()
     recorder.mark(0, Phase.BUILD)
     recorder.allocate(GIB, bucket=Bucket.PARAMETERS)
     recorder.mark(1, Phase.FORWARD)
     images = recorder.allocate(batch * 64 * MIB, bucket=Bucket.ACTIVATIONS)
     workspace = recorder.allocate(
-        Computed("convolution", 0, (batch * 64 * MIB, 0, batch * 64 * MIB, 1, 0)), bucket=Bucket.TEMPORARY
+        Computed("convolution", 0, (batch * 64 * MIB, 0, batch * 64 * MIB, 1, batch * tried_bytes)),
+        bucket=Bucket.TEMPORARY,
     )
     recorder.release(workspace)
     recorder.release(images)
@@ -97,6 +98,13 @@ class TestVerdict:
         room = _A100.cuda_total_bytes - CONTEXT_BYTES - GIB
         assert certain == room // (3 * 64 * MIB)
         assert may_fit == room // (64 * MIB)
+
+    def test_what_is_only_tried_is_done_without_where_there_is_no_room(self) -> None:
+        steps = [(batch, _convolving(batch, tried_bytes=GIB)) for batch in (2, 3)]
+        trying = traced(AffineTrace.fit(*steps), _A100)
+        [workspaces] = trying.unknowns(8)
+        assert workspaces.size == Range(0, 8 * GIB)
+        assert trying.max_batch_size == _CONVOLVING.max_batch_size
 
     def test_a_cap_on_reserved_bytes_leaves_the_context_out(self) -> None:
         certain, expected, may_fit = _sizes(replace(_UNSURE, allowed_bytes=10 * GIB))
