@@ -7,9 +7,13 @@ import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from gpumem_tui.probe.files import SITE_DIRECTORY, WireError, check_directory, default_directory
 from gpumem_tui.watch.supervising import Supervised
+from gpumem_tui.watch.terminal_command import TerminalCommand
+
+_T = TypeVar("_T")
 
 _PYTHON = re.compile(r"python(\d+(\.\d+)?t?)?|pypy\d*")
 _TAKES_VALUE = "WX"
@@ -60,10 +64,25 @@ def start(command: Sequence[str], tick: Callable[[], None] = lambda: None) -> Su
     Raises:
         CannotRun: there is no such command, or it may not be run.
     """
+    return _started(command, lambda: Supervised(command, environment(os.environ), default_directory(), tick))
+
+
+def start_in_terminal(command: Sequence[str]) -> TerminalCommand:
+    """Start the command in a terminal of its own, of the size of ours.
+
+    Raises:
+        CannotRun: as `start`.
+    """
+    columns, lines = shutil.get_terminal_size()
+    where = default_directory()
+    return _started(command, lambda: TerminalCommand(command, environment(os.environ), (columns, lines), where))
+
+
+def _started(command: Sequence[str], begin: Callable[[], _T]) -> _T:
     if shutil.which(command[0]) is None and os.sep not in command[0]:
         raise CannotRun(f"there is no command {command[0]} in PATH", 127)
     try:
-        return Supervised(command, environment(os.environ), default_directory(), tick)
+        return begin()
     except FileNotFoundError as error:
         raise CannotRun(f"{command[0]}: {error.strerror}", 127) from error
     except OSError as error:

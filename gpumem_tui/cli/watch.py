@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 import time
 from typing import TYPE_CHECKING
 
 import click
 
-from gpumem_tui.cli.common import complain
+from gpumem_tui.cli.common import complain, is_terminal
 from gpumem_tui.cli.numbers import Finite
 from gpumem_tui.exit_codes import EXIT_BAD_INPUT, EXIT_FAILED
 
@@ -22,17 +23,23 @@ PID = click.IntRange(min=1)
 SECONDS = Finite(min=0.05)
 _FIRST_SAMPLE_S = 5.0
 _POLL_S = 0.1
+_LAST_LINES = 24
+"""Of a command's output that was on a screen of ours, these stay on the terminal."""
 
 
 @click.command(context_settings={"allow_interspersed_args": False})
+@click.option("--tui", "on_screen", is_flag=True, help="On a screen: its output, and the Monitor on it.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="[--] COMMAND...")
-def run(command: tuple[str, ...]) -> int:
+def run(on_screen: bool, command: tuple[str, ...]) -> int:
     """Train under the probe: any launcher, no change to the code.
 
     The command keeps its output, its signals and its exit code; 127 if there is no such command, 126 if it cannot be
-    run.
+    run. With --tui it has a terminal of its own: Ctrl-C and what is typed into its pane go to it.
     """
+    if on_screen and not is_terminal():
+        return complain("--tui: there is no terminal to draw on; without it `run` needs none", EXIT_BAD_INPUT)
     from gpumem_tui.attach.launch import CannotRun, start, warnings
+    from gpumem_tui.attach.silence import RUN_AFTER_S, SilenceNote, silent_below
     from gpumem_tui.probe.files import default_directory
     from gpumem_tui.watch.cleaning import clean
     from gpumem_tui.watch.reader import Watcher
@@ -41,8 +48,15 @@ def run(command: tuple[str, ...]) -> int:
     clean(Watcher().processes())
     for warning in warnings(command, default_directory()):
         complain(warning, 0)
+
+    def reasons() -> list[str]:
+        return silent_below(started.pid, _publishing(Watcher()))
+
+    note = SilenceNote(RUN_AFTER_S, reasons, lambda line: complain(f"nothing is published yet: {line}", 0))
     try:
-        started = start(command)
+        if on_screen:
+            return _run_on_screen(command)
+        started = start(command, note.tick)
     except CannotRun as error:
         return complain(str(error), error.code)
     ended = started.wait()
@@ -140,6 +154,7 @@ def _attach(pid: int, yes: bool, timeout_s: float) -> int:
 @click.option("--json", "as_json", is_flag=True, help="JSON lines: one a sample.")
 def watch(pid: int | None, interval_s: float, post_mortem: bool, as_json: bool) -> int:
     """The processes that publish, a line a sample; of one that has ended, what its last moments were."""
+    from gpumem_tui.attach.silence import WATCH_AFTER_S, SilenceNote, silent_anywhere
     from gpumem_tui.watch import headless
     from gpumem_tui.watch.records import FOR_MEMORY
 
@@ -150,7 +165,10 @@ def watch(pid: int | None, interval_s: float, post_mortem: bool, as_json: bool) 
     if post_mortem:
         return _post_mortem(watcher, process, as_json=as_json)
     if process is None or process.is_running:
-        process = headless.watch(watcher, pid, interval_s, as_json=as_json)
+        note = SilenceNote(
+            WATCH_AFTER_S, lambda: silent_anywhere(_publishing(watcher)), lambda line: complain(f"silent: {line}", 0)
+        )
+        process = headless.watch(watcher, pid, interval_s, as_json=as_json, while_silent=note.tick)
     else:
         headless.show_last(process, as_json=as_json)
     if process is not None and process.state in FOR_MEMORY:
@@ -177,18 +195,41 @@ def find(watcher: Watcher, pid: int, *, ended: bool = False) -> ProbedProcess | 
     return next((process for process in processes if process.pid is None and process.files.pid == pid), None)
 
 
+def _publishing(watcher: Watcher) -> set[int]:
+    """The pids of those that publish now."""
+    return {process.pid for process in watcher.processes() if process.pid is not None and process.is_running}
+
+
 def does_not_publish(pid: int) -> int:
     """Say why there is nothing to read of a process; the exit code."""
-    from gpumem_tui.watch import hosts
+    from gpumem_tui.attach.silence import why_silent
+    from gpumem_tui.watch import hosts, programs
 
     host = hosts.find(pid)
     if host is None:
         return complain(f"there is no process {pid}, and none that ended has left anything", EXIT_BAD_INPUT)
-    return complain(
-        f"{host.title} does not publish (yet): it does with its first optimizer step under `gpumem-tui run`, "
-        f"or after `gpumem-tui attach {pid}`",
-        EXIT_FAILED,
-    )
+    children = ", ".join(str(child.pid) for child in programs.trainers(pid))
+    instead = f"; its children that may train: {children}" if children else ""
+    return complain(f"{host.title} does not publish (yet): {why_silent(host)}{instead}", EXIT_FAILED)
+
+
+def _run_on_screen(command: tuple[str, ...]) -> int:
+    """Run with `--tui`; afterwards the terminal has the last lines that the command printed.
+
+    Raises:
+        CannotRun: there is no such command, or it may not be run.
+    """
+    from gpumem_tui.attach.launch import start_in_terminal
+    from gpumem_tui.settings import load
+    from gpumem_tui.tui.start import open_run
+
+    settings = load()
+    started = start_in_terminal(command)
+    code, lines = open_run(started, shlex.join(command), settings)
+    for line in lines[-_LAST_LINES:]:
+        click.echo(line)
+    _tell_death(started.pid)
+    return code
 
 
 def _tell_death(pid: int) -> None:

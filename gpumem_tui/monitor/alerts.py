@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from gpumem_tui.memory import Unknown, format_bytes
-from gpumem_tui.monitor.probes import OutOfMemory, Probes
+from gpumem_tui.monitor.probes import Growing, OutOfMemory, Probes
 from gpumem_tui.monitor.snapshot import GpuProcess, GpuReading, Memory, Reading, Snapshot, State
 from gpumem_tui.monitor.trend import Trend
 from gpumem_tui.settings import Settings
@@ -35,7 +35,7 @@ class Severity(Enum):
     """How bad it is. The value is the key used in JSON."""
 
     NOTE = "note"
-    """Worth knowing, nothing to fix."""
+    """Worth knowing; nothing needs to be done."""
     WARNING = "warning"
     CRITICAL = "critical"
 
@@ -52,11 +52,19 @@ class AlertKind(Enum):
     ECC = "ecc"
     STALE = "stale"
     NEAR_FULL = "near_full"
+    GROWTH = "growth"
+    """A watched process's memory after each step rises steadily."""
     HOT = "hot"
     THROTTLED = "throttled"
 
 
-_HOLD_S = {AlertKind.OOM: 60.0, AlertKind.THROTTLED: 10.0, AlertKind.HOT: 5.0, AlertKind.NEAR_FULL: 3.0}
+_HOLD_S = {
+    AlertKind.OOM: 60.0,
+    AlertKind.THROTTLED: 10.0,
+    AlertKind.HOT: 5.0,
+    AlertKind.NEAR_FULL: 3.0,
+    AlertKind.GROWTH: 30.0,
+}
 """How long an alert outlives its cause, so that one that comes and goes does not flicker. Others end at once."""
 _DELAY_S = {AlertKind.THROTTLED: 5.0}
 """How long a cause must last before it is an alert. Others begin at once."""
@@ -163,13 +171,18 @@ class Alerts:
         self._time_s = 0.0
 
     def update(
-        self, snapshot: Snapshot, probes: Probes | None = None, ended: Sequence[OutOfMemory] = ()
+        self,
+        snapshot: Snapshot,
+        probes: Probes | None = None,
+        ended: Sequence[OutOfMemory] = (),
+        growing: Sequence[Growing] = (),
     ) -> tuple[Alert, ...]:
         """The alerts after one more snapshot: the worst first, of those in the order of their kinds, then the oldest.
 
         Args:
             probes: what the probes of watched processes say, if any does.
             ended: the watched processes that memory ran out under, however long ago.
+            growing: the watched processes whose memory rises.
         """
         now_s = snapshot.time_s
         if now_s < self._time_s:
@@ -187,6 +200,8 @@ class Alerts:
                 found[gpu.uuid, finding.instance, finding.kind] = finding
             unread |= set(_unread(gpu))
         for uuid, finding in _ended(snapshot, ended):
+            found[uuid, "", finding.kind] = finding
+        for uuid, finding in _growing(snapshot, growing):
             found[uuid, "", finding.kind] = finding
         scopes = {(gpu.uuid, scope.instance) for gpu in snapshot.gpus for scope in _scopes(gpu)}
         self._past = {key: past for key, past in self._past.items() if key in scopes}
@@ -320,6 +335,15 @@ def _ended(snapshot: Snapshot, ended: Sequence[OutOfMemory]) -> Iterator[tuple[s
             uuid = end.gpu_uuid if end.gpu_uuid in indices else ""
             where = f"GPU {indices[uuid]}: " if uuid else ""
             yield uuid, _Finding(AlertKind.OOM, Severity.CRITICAL, f"{where}{end.message}")
+
+
+def _growing(snapshot: Snapshot, growing: Sequence[Growing]) -> Iterator[tuple[str, _Finding]]:
+    """Of those of one GPU the one that fills it first, which comes last; with the GPU's uuid."""
+    indices = {gpu.uuid: gpu.index for gpu in snapshot.gpus}
+    for one in sorted(growing, key=lambda one: one.left_s, reverse=True):
+        uuid = one.gpu_uuid if one.gpu_uuid in indices else ""
+        where = f"GPU {indices[uuid]}: " if uuid else ""
+        yield uuid, _Finding(AlertKind.GROWTH, Severity.WARNING, f"{where}{one.message}")
 
 
 def _throttled(gpu: GpuReading, title: str) -> Iterator[_Finding]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from gpumem_tui.formula.accumulation import Accumulation, accumulation, tokens_per_global_batch
 from gpumem_tui.formula.changes import Setup
-from gpumem_tui.formula.plan import Accumulation, accumulation, tokens_per_global_batch
 from gpumem_tui.formula.predict import (
     FormulaPrediction,
     largest_obstacle,

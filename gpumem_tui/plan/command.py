@@ -11,8 +11,8 @@ from typing import Literal
 
 from gpumem_tui.catalog.loader import gpus
 from gpumem_tui.catalog.shapes import Gpu
+from gpumem_tui.formula.accumulation import Accumulation, accumulation
 from gpumem_tui.formula.changes import SHARED_BY_DEFAULT, STAGES
-from gpumem_tui.formula.plan import Accumulation, accumulation
 from gpumem_tui.formula.recipe import Sharding
 from gpumem_tui.memory import Breakdown, Bucket, Range, Unknown
 from gpumem_tui.plan.command_runs import WhatIf

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
 
+from gpumem_tui.formula.accumulation import Accumulation, accumulation
 from gpumem_tui.formula.changes import (
     MOST_TIMES_HALVED,
     STAGES,
@@ -19,7 +20,6 @@ from gpumem_tui.formula.changes import (
     smaller_sample,
 )
 from gpumem_tui.formula.optimizers import OPTIMIZER_RECORDS
-from gpumem_tui.formula.plan import Accumulation, accumulation
 from gpumem_tui.formula.predict import predict, usable_bytes
 from gpumem_tui.formula.price import Price
 from gpumem_tui.memory import Unknown, format_bytes

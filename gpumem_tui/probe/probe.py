@@ -109,7 +109,7 @@ class Probe:
 
     def _end(self) -> None:
         """The interpreter exits."""
-        self._guarded(self._last_words, though_off=True)
+        self._guarded(self._publish_end, though_off=True)
         self._due = math.inf
 
     def _begin_in_child(self) -> None:
@@ -119,6 +119,7 @@ class Probe:
         self._ring, self._last, self._control, self._answered = None, None, (0, 0), 0
         self._samples.clear()
         self._failures = self._errors = self._dropped = 0
+        self._queued_in = -1
         if self._look is not None:
             self._look.disarm()
             self._look = None
@@ -196,7 +197,7 @@ class Probe:
         self._finder.meet(optimizer)
         weakref.finalize(optimizer, self._steps.forget, id(optimizer)).atexit = False
 
-    def _last_words(self) -> None:
+    def _publish_end(self) -> None:
         if self._look is not None and not self._look.is_over:
             self._answer(self._look.abandon("the program ended before the step did"))
         if self._ring is not None:
@@ -357,6 +358,8 @@ class Probe:
 
 
 def _resident_bytes() -> int:
-    """What this process holds of the host's memory, as the kernel says (second field of /proc/PID/statm, in pages)."""
+    """What this process holds of the host's memory, without pages of files, which the kernel takes back at will: of
+    /proc/PID/statm the second field less the third, in pages. A data set that is mapped fills those."""
     with open("/proc/self/statm", "rb") as file:
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        resident, shared = map(int, file.read().split()[1:3])
+    return (resident - shared) * os.sysconf("SC_PAGE_SIZE")

@@ -7,8 +7,8 @@ from collections import Counter
 from dataclasses import asdict
 from typing import Any
 
+from gpumem_tui.formula.accumulation import Accumulation, accumulation, tokens_per_global_batch
 from gpumem_tui.formula.parameters import count_parameters
-from gpumem_tui.formula.plan import Accumulation, accumulation, tokens_per_global_batch
 from gpumem_tui.formula.predict import FormulaPrediction
 from gpumem_tui.formula.recipe import Recipe, Sharding
 from gpumem_tui.memory import ALLOCATED_BUCKETS, Bucket, Unknown, format_bytes, format_range

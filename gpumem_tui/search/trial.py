@@ -34,7 +34,7 @@ from gpumem_tui.search.events import (
     encode,
 )
 from gpumem_tui.simulator.growth import growth_line
-from gpumem_tui.simulator.profile import Profile, profile_for, too_old
+from gpumem_tui.simulator.profile import Profile, newer_than_checked, profile_for, too_old
 from gpumem_tui.simulator.uncompiled import exclude_nothing, leave_compiler_unloaded, stay_eager
 
 if TYPE_CHECKING:
@@ -102,7 +102,8 @@ def _serve(events_fd: int) -> None:
 
             leave_compiler_unloaded(torch)
             register()
-            notes: dict[str, None] = {}
+            newer = newer_than_checked(torch.__version__)
+            notes: dict[str, None] = {newer: None} if newer else {}
             rows = AssumedRows(request.workload.assumed_rows, notes)
             stay_eager(notes.setdefault)
             if isinstance(request, TraceRequest):
@@ -323,7 +324,7 @@ def trace(request: TraceRequest, profile: Profile, report: Report, rows: Assumed
             found = replace(found, apart=((1, one),))
     except NotAffine as error:
         if request.batch_size is None:
-            return Failed("trace", str(error))
+            return Failed("trace", str(error), tracer.peaks(error.sizes))
         only_at, not_affine = request.batch_size, str(error)
         found = AffineTrace.constant(tracer.at(only_at))
     reasons = tuple((operator, times, assumption(operator)) for operator, times in sorted(assumed.items()))

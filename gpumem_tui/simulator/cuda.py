@@ -20,7 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _device as default_devices
 from torch.utils._python_dispatch import _push_mode
 
-from gpumem_tui.simulator import host, recurrent, runtime, transfer
+from gpumem_tui.simulator import hooks, host, recurrent, runtime, transfer
 from gpumem_tui.simulator.backend import Backend
 from gpumem_tui.simulator.device import DEVICE_TYPE, SimulatedGpu, backend, simulate
 from gpumem_tui.simulator.loading import Loading
@@ -33,10 +33,11 @@ from gpumem_tui.simulator.names import (
     by_number,
     is_here,
     presented,
+    simulated,
     text_of,
 )
 from gpumem_tui.simulator.streams import SimulatedEvent, SimulatedStream, StreamContext
-from gpumem_tui.simulator.subclasses import become, make_subclass
+from gpumem_tui.simulator.subclasses import become, known_length, make_subclass
 
 _CUDA_VERSION = "12.8"
 _CUDNN_VERSION = 91002
@@ -219,6 +220,13 @@ def _follow_devices_in_python(replacements: _Replacements, gpu: SimulatedGpu) ->
         return make_subclass(make, *args, **kwargs)
 
     replacements.set(torch.Tensor, "_make_subclass", staticmethod(subclass))
+    wrap: Any = torch.Tensor._make_wrapper_subclass
+
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        return wrap(*map(simulated, args), **{name: simulated(value) for name, value in kwargs.items()})
+
+    replacements.set(torch.Tensor, "_make_wrapper_subclass", staticmethod(wrapper))
+    replacements.set(torch.Tensor, "nested_int_memo", property(known_length))
     replacements.set(nn.Module, "_apply", _apply_keeping_parameters)
     module_to = nn.Module.to
 
@@ -300,6 +308,8 @@ def _follow_threads(replacements: _Replacements, gpu: SimulatedGpu, names: CudaN
             raise
 
     replacements.set(function, "apply", apply)
+    for (owner, name), answer in hooks.answers(gpu.on_backward_error).items():
+        replacements.set(owner, name, answer)
     autograd: Any = torch.autograd
     run_backward = autograd._engine_run_backward
 

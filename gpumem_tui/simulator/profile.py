@@ -12,13 +12,27 @@ from gpumem_tui.memory import KIB, MIB, Range
 OLDEST_TORCH = (2, 10)
 """The first version whose Python backends of a device type the simulated GPU is one of."""
 
+NEWEST_TORCH = (2, 13)
+"""The newest version that the simulated GPU was compared with recordings on; it relies on torch's internals."""
+
 
 def too_old(torch_version: str) -> str:
     """Why a version of torch cannot simulate a GPU; "" where it can."""
-    version = tuple(int(part) for part in re.findall(r"\d+", torch_version)[:2])
-    if version >= OLDEST_TORCH:
+    if _minor(torch_version) >= OLDEST_TORCH:
         return ""
     return f"is too old to simulate a GPU: {'.'.join(map(str, OLDEST_TORCH))} or newer is needed"
+
+
+def newer_than_checked(torch_version: str) -> str:
+    """What to know of a trace by a version of torch that came out later; "" where it was checked."""
+    if _minor(torch_version) <= NEWEST_TORCH:
+        return ""
+    newest = ".".join(map(str, NEWEST_TORCH))
+    return f"torch {torch_version} is newer than {newest}, the last one that the simulated GPU was checked with"
+
+
+def _minor(torch_version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", torch_version)[:2])
 
 
 @dataclass(frozen=True, slots=True)

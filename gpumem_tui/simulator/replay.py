@@ -29,7 +29,21 @@ TRACED_BATCH_SIZES, CHECKED_BATCH_SIZE = (2, 3), 5
 
 
 class NotAffine(ValueError):
-    """The traces differ in more than sizes that grow evenly with the batch."""
+    """The traces differ in more than sizes that grow evenly with the batch.
+
+    Attributes:
+        sizes: two batch sizes from which on they may.
+    """
+
+    def __init__(self, reason: str, sizes: tuple[int, int] = TRACED_BATCH_SIZES) -> None:
+        super().__init__(reason)
+        self.sizes = sizes
+
+    @classmethod
+    def in_parts(cls, rows: int) -> NotAffine:
+        """That of a step which cuts its batch into parts of so many rows (see `parts`)."""
+        reason = f"the step works on {rows} samples at a time: its memory is no straight line in the batch size"
+        return cls(reason, (2 * rows + 1, 4 * rows + 1))
 
 
 def _same_program(one: Timeline, other: Timeline) -> bool:

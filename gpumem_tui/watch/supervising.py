@@ -175,10 +175,15 @@ def bound_to_us() -> Callable[[], None]:
     return bind
 
 
+def exit_code(ended: Exit) -> int:
+    """What a shell would say: the exit code, or 128 and the number of the signal."""
+    return 128 + ended.signal if ended.signal is not None else ended.exit_code or 0
+
+
 def leave_as(ended: Exit) -> int:
     """End as a command did: its exit code, or by the signal that ended it, with no core file of our own."""
     if ended.signal is None:
-        return ended.exit_code or 0
+        return exit_code(ended)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
@@ -187,4 +192,4 @@ def leave_as(ended: Exit) -> int:
         signal.signal(ended.signal, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {ended.signal})
     os.kill(os.getpid(), ended.signal)
-    return 128 + ended.signal  # one that does not end us
+    return exit_code(ended)  # it was one that does not end us

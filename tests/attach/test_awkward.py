@@ -66,7 +66,9 @@ def reason(pid: int, timeout_s: float = loops.DEADLINE_S) -> AttachFailed | Refu
     """Why a process cannot be attached to."""
     with pytest.raises((AttachFailed, Refused)) as caught:
         attach(inspect(pid), timeout_s)
+    assert isinstance(caught.value, AttachFailed | Refused)
     assert str(caught.value).isprintable()
+    assert isinstance(caught.value, (AttachFailed, Refused))
     return caught.value
 
 

@@ -158,6 +158,17 @@ def test_a_torch_that_is_too_old_is_said(program: Program, tmp_path: Path, versi
     )
 
 
+def test_a_torch_that_came_out_later_is_said(program: Program, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import torch\ntorch.__version__ = '2.99.1'\n")
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path} exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    options = ("--model", "mlp", "--batch-size", "4", "--gpu", "sim:t4-16gb")
+    done = program("predict", *options, "--python", str(python))
+    assert done.code == 0
+    assert "torch 2.99.1 is newer than 2.13, the last one that the simulated GPU was checked with" in done.out
+
+
 def test_a_configuration_beyond_all_bounds_is_refused_at_once(program: Program, tmp_path: Path) -> None:
     config = {"model_type": "llama", "num_hidden_layers": 10**12, "hidden_size": 64, "num_attention_heads": 4}
     config |= {"intermediate_size": 128, "vocab_size": 100, "max_position_embeddings": 128}

@@ -133,7 +133,7 @@ def test_attach_and_watch(program: Program, folder: Path) -> None:
         done = program("watch", str(pid), env=env)
         assert done.code == 4
         assert "does not publish (yet)" in done.err
-        assert f"or after `gpumem-tui attach {pid}`" in done.err
+        assert f"it was not started by `gpumem-tui run`: `gpumem-tui attach {pid}`" in done.err
         asked = program("attach", str(pid), env=env)
         hint = f"there is no terminal to ask on: `gpumem-tui attach {pid} --yes`"
         assert (asked.code, asked.err) == (2, f"gpumem-tui: {hint}\n")

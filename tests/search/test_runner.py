@@ -270,6 +270,44 @@ def test_a_batch_of_one_is_traced_and_not_extrapolated(tmp_path: Path) -> None:
     assert one.at(1).peak_allocated_bytes > four.at(4).peak_allocated_bytes
 
 
+IN_PARTS = """
+def make_batch(batch_size, device):
+    return torch.ones(batch_size, 1 << 20, 8, device=device)
+
+
+def train_step(net, optimizer, batch):
+    for {parts}:
+        net(part).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        "part in batch.split(16)",
+        "part in (batch[start : start + 16] for start in range(0, len(batch), 16))",
+    ],
+)
+def test_a_step_in_parts_is_told_and_tried_near_where_it_stops_to_fit(parts: str, tmp_path: Path) -> None:
+    searched = config(workload(tmp_path, IN_PARTS.format(parts=parts)))
+    predicted = predict(searched)
+    assert isinstance(predicted.prediction.traced, Unknown)
+    assert predicted.prediction.traced.reason.startswith("the step works on 16 samples at a time")
+    capacity = searched.device.gpu.cuda_total_bytes - predicted.ready.context_bytes
+    largest = (capacity - 16 * 2 * (32 * MIB)) // (32 * MIB)  # a sample has 32 MiB, and so has what is made of it
+    assert predicted.guess == pytest.approx(largest, abs=17)
+    at_40 = predict(searched, batch_size=40).prediction.traced
+    assert isinstance(at_40, Traced)
+    assert at_40.only_at == 40
+
+
+def test_a_step_that_asks_for_no_more_than_it_has_is_not_traced_again(tmp_path: Path) -> None:
+    whole = predict(config(workload(tmp_path, IN_PARTS.format(parts="part in (batch[:len(batch)],)"))))
+    assert isinstance(whole.prediction.best_max_batch_size, int)
+
+
 def test_an_interpreter_without_torch_is_named(bare_python: str, tmp_path: Path) -> None:
     with pytest.raises(Unusable, match="cannot import torch") as caught:
         next(search(config(MLP, python=bare_python)))

@@ -155,11 +155,16 @@ class MonitorScreen(ProcessActions):
     def on_resize(self, event: Resize) -> None:
         """A tiny terminal gets one line that says what is needed."""
         width, height = event.size
-        self.set_class(width < SMALLEST[0] or height < SMALLEST[1], "-tiny")
-        needed, given = "×".join(map(str, SMALLEST)), f"{width}×{height}"
+        self.set_class(width < self.smallest[0] or height < self.smallest[1], "-tiny")
+        needed, given = "×".join(map(str, self.smallest)), f"{width}×{height}"
         self.query_one("#too-small", Lines).show_rows([[(f"needs {needed}, this is {given}", "")]])
         if event.size != self._drawn_size:
             self._draw()
+
+    @property
+    def smallest(self) -> tuple[int, int]:
+        """Columns and rows below which the screen only says so."""
+        return SMALLEST
 
     # What comes in
 

@@ -57,6 +57,9 @@ def probed_rows(watched: WatchedProcess, sample: Sample | None) -> list[Row]:
     ]
     if watched.process.problem:
         rows.append(fact("", watched.process.problem, "$warning"))
+    for growth in watched.growth:
+        rows.append(fact("grows", growth.phrase, "$warning"))
+        rows.append(fact("", "a look at it (l) names what every step leaves behind", MUTED))
     if who.rank is not None:
         of = "" if who.world_size is None else f" of {who.world_size}"
         rows.append(fact("rank", f"{who.rank}{of}"))
