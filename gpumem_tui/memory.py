@@ -188,7 +188,8 @@ def format_range(found: Range) -> str:
     if low == high:
         return low
     number, unit = low.rsplit(" ", 1)
-    return f"{number}–{high}" if high.endswith(f" {unit}") else f"{low}–{high}"
+    needs_unit = found.low_bytes != 0 and not high.endswith(f" {unit}")
+    return f"{low}–{high}" if needs_unit else f"{number}–{high}"
 
 
 def format_count(count: int) -> str:

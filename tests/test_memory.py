@@ -6,7 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpumem_tui.memory import ALLOCATED_BUCKETS, Breakdown, Bucket, Unknown, format_bytes, format_count
+from gpumem_tui.memory import (
+    ALLOCATED_BUCKETS,
+    GIB,
+    Breakdown,
+    Bucket,
+    Range,
+    Unknown,
+    format_bytes,
+    format_count,
+    format_range,
+)
 
 sizes = st.dictionaries(st.sampled_from(ALLOCATED_BUCKETS), st.integers(0, 1 << 36))
 
@@ -47,3 +57,31 @@ def test_bytes_as_a_person_reads_them(value: int | Unknown | None, text: str) ->
 )
 def test_counts_as_a_person_reads_them(count: int, text: str) -> None:
     assert format_count(count) == text
+
+
+class TestRange:
+    def test_both_ends_belong_to_it(self) -> None:
+        found = Range(2, 4)
+        assert [size in found for size in (1, 2, 4, 5)] == [False, True, True, False]
+        with pytest.raises(ValueError, match="between 4 and 2"):
+            Range(4, 2)
+
+    @given(st.lists(st.integers(0, 100), min_size=2, max_size=2), st.lists(st.integers(0, 100), min_size=2, max_size=2))
+    def test_what_is_left_is_least_when_most_is_taken(self, whole: list[int], part: list[int]) -> None:
+        left = Range.of(whole) - Range.of(part)
+        assert all(one - other in left for one in whole for other in part)
+        assert {left.low_bytes, left.high_bytes} <= {one - other for one in whole for other in part}
+        total = Range.of(whole) + Range.of(part)
+        assert all(one + other in total for one in whole for other in part)
+
+    @pytest.mark.parametrize(
+        ("low", "high", "text"),
+        [
+            (GIB, GIB + GIB // 2, "1.00–1.50 GiB"),
+            (1 << 20, GIB, "1.0 MiB–1.00 GiB"),
+            (GIB, GIB + 1, "1.00 GiB"),
+            (0, GIB, "0–1.00 GiB"),
+        ],
+    )
+    def test_as_a_person_reads_it(self, low: int, high: int, text: str) -> None:
+        assert format_range(Range(low, high)) == text

@@ -16,7 +16,7 @@ from gpumem_tui.formula.predict import (
 from gpumem_tui.memory import Breakdown, Range, Unknown
 from gpumem_tui.plan.plan import Plan
 from gpumem_tui.search.prediction import Fit, KnownUnknown, Traced
-from gpumem_tui.simulator.replay import BatchFinder
+from gpumem_tui.simulator.finder import BatchFinder
 from gpumem_tui.step import Phase
 
 

@@ -20,8 +20,9 @@ from gpumem_tui.plan.injected import OFFLOADED, CommandChange, sharded_over
 from gpumem_tui.search.config import SearchConfig
 from gpumem_tui.search.predicting import Predicted
 from gpumem_tui.search.prediction import Fit, Traced
+from gpumem_tui.simulator.finder import BatchFinder
 from gpumem_tui.simulator.profile import CUBLAS_WORKSPACE, profile_for
-from gpumem_tui.simulator.replay import AffineTrace, BatchFinder
+from gpumem_tui.simulator.replay import AffineTrace
 from gpumem_tui.simulator.timeline import Timeline
 
 _SHARDED: dict[Sharding, tuple[Bucket, ...]] = {

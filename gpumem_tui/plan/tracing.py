@@ -25,7 +25,8 @@ from gpumem_tui.search.control import Cancelled, Control, Unusable
 from gpumem_tui.search.predicting import Predicted
 from gpumem_tui.search.prediction import Traced
 from gpumem_tui.search.process import ChildDied
-from gpumem_tui.simulator.replay import BatchFinder, NotAffine
+from gpumem_tui.simulator.finder import BatchFinder
+from gpumem_tui.simulator.replay import NotAffine
 from gpumem_tui.simulator.settings import AllocatorSettings
 from gpumem_tui.workload.spec import WorkloadSpec
 

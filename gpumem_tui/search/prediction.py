@@ -10,7 +10,8 @@ from gpumem_tui.catalog.shapes import Gpu
 from gpumem_tui.formula.extras import NO_EXTRAS, Extras
 from gpumem_tui.formula.predict import DEFAULT_HEADROOM, FormulaPrediction, max_batch_size, predict
 from gpumem_tui.memory import Range, Unknown
-from gpumem_tui.simulator.replay import AffineTrace, BatchFinder, NotAffine, Replay, replay
+from gpumem_tui.simulator.finder import BatchFinder, Level
+from gpumem_tui.simulator.replay import UNLIMITED_BYTES, AffineTrace, NotAffine, Replay, replay
 from gpumem_tui.simulator.settings import AllocatorSettings
 from gpumem_tui.simulator.timeline import Held
 from gpumem_tui.snapshots.recording import Recording, record
@@ -150,7 +151,7 @@ class Traced:
     def fit(self, batch_size: int) -> Fit:
         """Whether the step fits on this device, as far as is known."""
         finder, capacity = self._finder, self.capacity_range
-        if finder.fits(batch_size, capacity.low_bytes, self.allowed_bytes, at_most=True):
+        if finder.fits(batch_size, capacity.low_bytes, self.allowed_bytes, level="needed"):
             return "fits"
         return "may fit" if finder.fits(batch_size, capacity.high_bytes, self.allowed_bytes) else "does not fit"
 
@@ -205,8 +206,9 @@ class Traced:
             found.append(KnownUnknown("CUDA context", self._context, self.context_source))
         if not self._total.is_exact:
             found.append(KnownUnknown("CUDA's total", self._total, "less what the driver keeps, by driver"))
-        reserved = self._reserved_range(batch_size)
-        if self.trace.is_open and not reserved.is_exact:
+        without_limit = Range(UNLIMITED_BYTES, UNLIMITED_BYTES)
+        reserved = self._finder.reserved_range(batch_size, UNLIMITED_BYTES, without_limit)
+        if not reserved.is_exact:
             more = Range(0, reserved.high_bytes - reserved.low_bytes)
             found.append(KnownUnknown("cuDNN workspaces", more, _WORKSPACES))
         return tuple(found)
@@ -220,7 +222,7 @@ class Traced:
     def max_batch_size(self) -> int | Unknown:
         """Largest batch size that fits by replay with the most that is known to be possible, or why that cannot be
         told."""
-        return self._largest(self.capacity_range.low_bytes, at_most=True)
+        return self._largest(self.capacity_range.low_bytes, "needed")
 
     @cached_property
     def may_fit_batch_size(self) -> int | Unknown:
@@ -236,11 +238,11 @@ class Traced:
     def _finder(self) -> BatchFinder:
         return self.finder or BatchFinder(self.trace, self.settings)
 
-    def _largest(self, capacity_bytes: int, *, at_most: bool = False) -> int | Unknown:
+    def _largest(self, capacity_bytes: int, level: Level = "least") -> int | Unknown:
         if self.only_at:
             return Unknown(self.not_affine)
         try:
-            return self._finder.largest(capacity_bytes, self.allowed_bytes, at_most=at_most)
+            return self._finder.largest(capacity_bytes, self.allowed_bytes, level=level)
         except NotAffine as error:
             return Unknown(str(error))
 

@@ -24,7 +24,7 @@ def room_words(fit: Fit, free: Range, of: str = "") -> str:
     if fit == "fits":
         return f"{format_range(Range.of(left))}{of} left"
     if fit == "may fit":
-        return f"{format_bytes(missing.high_bytes)} missing to {format_bytes(max(left))}{of} left"
+        return f"{format_bytes(free.low_bytes)} to {format_bytes(free.high_bytes)}{of} left"
     return f"{format_range(missing)} missing"
 
 

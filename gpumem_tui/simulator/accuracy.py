@@ -23,6 +23,7 @@ from gpumem_tui.catalog.loader import find_gpu
 from gpumem_tui.catalog.shapes import Gpu
 from gpumem_tui.formula.predict import predict
 from gpumem_tui.memory import Range, format_bytes, format_range
+from gpumem_tui.simulator.finder import BatchFinder
 from gpumem_tui.simulator.measurements import (
     DEFAULT_PUBLISHED,
     DEFAULT_RECORDINGS,
@@ -40,7 +41,7 @@ from gpumem_tui.simulator.measurements import (
     load_recordings,
 )
 from gpumem_tui.simulator.profile import profile_for
-from gpumem_tui.simulator.replay import UNLIMITED_BYTES, AffineTrace, BatchFinder
+from gpumem_tui.simulator.replay import UNLIMITED_BYTES, AffineTrace
 from gpumem_tui.workload.spec import WorkloadSpec
 
 if TYPE_CHECKING:

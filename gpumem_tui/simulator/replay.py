@@ -11,7 +11,7 @@ from functools import cached_property
 from itertools import pairwise, repeat
 from operator import itemgetter
 
-from gpumem_tui.memory import Breakdown, Range
+from gpumem_tui.memory import Breakdown
 from gpumem_tui.simulator.allocator import CachingAllocator, OutOfMemory
 from gpumem_tui.simulator.blocks import Block
 from gpumem_tui.simulator.rules import Computed
@@ -23,7 +23,6 @@ from gpumem_tui.step import Phase, Site
 UNLIMITED_BYTES = 1 << 70
 _EMPTY_CACHE = 0
 """Among the numbers of allocations, which count from 1."""
-
 
 TRACED_BATCH_SIZES, CHECKED_BATCH_SIZE = (2, 3), 5
 """A step is traced at two sizes for the form through them, and at a third one to check it."""
@@ -363,93 +362,3 @@ def _end(timeline: Timeline) -> int:
     while end > last_phase and timeline.events[end - 1] < 0:
         end -= 1
     return end
-
-
-@dataclass(frozen=True)
-class BatchFinder:
-    """Finds largest batch sizes from one trace, for any number of devices.
-
-    What a batch size takes without limit is kept: it settles most questions on the next device too. With `at_most`,
-    allocations whose size is known as a range take the most of it, else the least.
-    """
-
-    trace: AffineTrace
-    settings: AllocatorSettings = field(default_factory=AllocatorSettings)
-    _peaks: dict[tuple[int, bool], tuple[int, int]] = field(default_factory=dict, repr=False, compare=False)
-
-    def peaks(self, batch_size: int, *, at_most: bool = False) -> tuple[int, int]:
-        """The highest (allocated, reserved) bytes where there is no limit."""
-        key = batch_size, at_most and self.trace.is_open
-        if key not in self._peaks:
-            unlimited = replay(self._timeline(batch_size, at_most=at_most), settings=self.settings)
-            self._peaks[key] = unlimited.peak_allocated_bytes, unlimited.peak_reserved_bytes
-        return self._peaks[key]
-
-    def fits(
-        self, batch_size: int, capacity_bytes: int, allowed_bytes: int | None = None, *, at_most: bool = False
-    ) -> bool:
-        """Whether the whole run fits in `capacity_bytes`, and a memory fraction's `allowed_bytes`."""
-        allocated, reserved = self.peaks(batch_size, at_most=at_most)
-        limit = capacity_bytes if allowed_bytes is None else min(capacity_bytes, allowed_bytes)
-        if reserved <= limit and not self.settings.garbage_collection_threshold:
-            return True
-        # Between the two, cached segments are given back on the way, and only a replay on this device can tell.
-        return allocated <= limit and self._within(batch_size, capacity_bytes, allowed_bytes, at_most=at_most).fits
-
-    def peaks_within(
-        self, batch_size: int, capacity_bytes: int, allowed_bytes: int | None = None, *, at_most: bool = False
-    ) -> tuple[int, int]:
-        """The highest (allocated, reserved) bytes on a device; without limit where the run does not fit there."""
-        allocated, reserved = self.peaks(batch_size, at_most=at_most)
-        limit = capacity_bytes if allowed_bytes is None else min(capacity_bytes, allowed_bytes)
-        if allocated > limit or (reserved <= limit and not self.settings.garbage_collection_threshold):
-            return allocated, reserved
-        found = self._within(batch_size, capacity_bytes, allowed_bytes, at_most=at_most)
-        return (found.peak_allocated_bytes, found.peak_reserved_bytes) if found.fits else (allocated, reserved)
-
-    def reserved_range(
-        self, batch_size: int, expected_bytes: int, capacity: Range, allowed_bytes: int | None = None
-    ) -> Range:
-        """The highest reserved bytes with the least and the most of what is known as a range only.
-
-        Workspaces also change which cached block serves whom: with the most of them as much may lie idle as without.
-
-        Args:
-            expected_bytes: what the device is expected to give, within `capacity`.
-        """
-        allocated, reserved = self.peaks_within(batch_size, expected_bytes, allowed_bytes)
-        _, roomy = self.peaks_within(batch_size, capacity.high_bytes, allowed_bytes)
-        most_allocated, most = self.peaks_within(batch_size, capacity.low_bytes, allowed_bytes, at_most=True)
-        if self.trace.is_open:
-            most = max(most, most_allocated + reserved - allocated)
-        return Range.of((roomy, reserved, most))
-
-    def _within(self, batch_size: int, capacity_bytes: int, allowed_bytes: int | None, *, at_most: bool) -> Replay:
-        timeline = self._timeline(batch_size, at_most=at_most)
-        return replay(timeline, capacity_bytes, self.settings, allowed_bytes)
-
-    def largest(self, capacity_bytes: int, allowed_bytes: int | None = None, *, at_most: bool = False) -> int:
-        """The largest batch size that fits; 0 if not even one sample does.
-
-        Raises:
-            NotAffine: memory does not grow with the batch.
-        """
-
-        def fits(batch_size: int) -> bool:
-            return self.fits(batch_size, capacity_bytes, allowed_bytes, at_most=at_most)
-
-        if not fits(1):
-            return 0
-        if not any(self.trace.slopes):
-            raise NotAffine("no allocation grows with the batch size")
-        low, high = 1, 2
-        while fits(high):
-            low, high = high, 2 * high
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if fits(middle) else (low, middle)
-        return low
-
-    def _timeline(self, batch_size: int, *, at_most: bool) -> Timeline:
-        timeline = self.trace.at(batch_size)
-        return timeline.at_most() if at_most else timeline

@@ -41,6 +41,11 @@ class Computed:
         return sizes_at_most(self.rule, self.arguments)[self.position]
 
     @property
+    def needed_bytes(self) -> int:
+        """The same, without what is only tried and done without where there is no room for it."""
+        return NEEDED.get(self.rule, sizes_at_most)(self.rule, self.arguments)[self.position]
+
+    @property
     def is_open(self) -> bool:
         """Whether its size is known as a range only."""
         return self.rule in AT_MOST
@@ -261,3 +266,12 @@ RULES: dict[str, Callable[..., tuple[int, ...]]] = {
 
 AT_MOST: dict[str, Callable[..., tuple[int, ...]]] = {"convolution": convolution_at_most}
 """Of the rules that give the least of a range: what gives the most."""
+
+
+def _without_tried(rule: str, arguments: tuple[int, ...]) -> tuple[int, ...]:
+    return sizes_at_most(rule, (*arguments[:-1], 0))
+
+
+NEEDED: dict[str, Callable[[str, tuple[int, ...]], tuple[int, ...]]] = {"convolution": _without_tried}
+"""Of these rules the last argument is what is only tried: where there is no room for an algorithm's workspace, PyTorch
+takes the next one (aten/src/ATen/native/cudnn/Conv_v8.cpp, `generate_and_filter_plans` and `try_plans`)."""

@@ -77,11 +77,16 @@ class Timeline:
         """The stream in whose pool an allocation is."""
         return self.streams[number - 1] if self.streams else 0
 
-    def at_most(self) -> Timeline:
-        """The same run, with the most of every size that is known as a range only."""
-        most = {number: size.most_bytes for number, size in self.computed if size.is_open}
-        if not most:
+    def at_most(self, *, with_tried: bool = True) -> Timeline:
+        """The same run, with the most of every size that is known as a range only.
+
+        Args:
+            with_tried: of what is only tried, too (see `Computed.needed_bytes`).
+        """
+        open_sizes = [(number, size) for number, size in self.computed if size.is_open]
+        if not open_sizes:
             return self
+        most = {number: size.most_bytes if with_tried else size.needed_bytes for number, size in open_sizes}
         return replace(self, sizes=tuple(most.get(number, size) for number, size in enumerate(self.sizes, 1)))
 
     def held_after(self, event: int) -> list[Held]:

@@ -16,8 +16,9 @@ from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.memory import MIB
 from gpumem_tui.simulator.allocator import CachingAllocator
 from gpumem_tui.simulator.blocks import Block
+from gpumem_tui.simulator.finder import BatchFinder
 from gpumem_tui.simulator.profile import profile_for
-from gpumem_tui.simulator.replay import BatchFinder, replay
+from gpumem_tui.simulator.replay import replay
 from gpumem_tui.trial.events import TraceDone, TraceRequest
 from gpumem_tui.trial.main import trace
 from gpumem_tui.workload.spec import WorkloadSpec

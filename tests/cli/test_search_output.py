@@ -213,12 +213,24 @@ def test_predict_prints_the_contract(predicted: Finished) -> None:
     assert body["accumulation"] == {"steps": 32, "global_batch_size": 256, "target_batch": 256}
 
 
+def test_predict_has_the_ends_of_what_is_not_known_beside_what_is_expected(predicted: Finished) -> None:
+    (body,) = _lines(predicted)
+    traced = body["traced"]
+    used, context = traced["device_used_range"], traced["unknowns"][0]
+    assert used["low_bytes"] < traced["device_used_bytes"] < used["high_bytes"]
+    assert context["name"] == "CUDA context"
+    assert used["high_bytes"] - used["low_bytes"] == context["high_bytes"] - context["low_bytes"]
+    assert (traced["fit"], traced["fits"]) == ("fits", True)
+    assert 0 < traced["max_batch_size"] <= traced["may_fit_batch_size"]
+
+
 def test_predict_says_when_the_peak_is_and_of_what_it_is_not_sure(program: Program, predicted: Finished) -> None:
     plain = program("predict", "--batch-size", "2", "--model", "resnet-18", "--limit", "20GiB").out
     assert "limited to 20.00 GiB" in plain
     assert "traced peak: in " in plain
     assert "assumed without scratch: aten.convolution" in plain
     assert "CUDA context " in plain
+    assert re.search(r"\ndevice used [\d.]+–[\d.]+ GiB: CUDA context [\d.]+–[\d.]+ GiB", plain)
     (body,) = _lines(predicted)
     assert body["traced"]["peak"]["phase"] == "backward"
     assert body["traced"]["peak"]["operator"] == "aten._log_softmax_backward_data"
@@ -233,7 +245,7 @@ def test_predict_says_in_figures_why_the_formula_predicts_a_larger_batch(program
         plain,
     )
     assert said is not None
-    assert f", traced {said[2]}\n" in plain
+    assert re.search(rf", traced {said[2]}( \(up to \d+ may fit\))?\n", plain)
     assert float(said[4]) > max(float(said[1]), float(said[3]))
     assert "formula counts" not in program("predict", "--batch-size", "8", "--headroom", "0.5", *SMALL).out
 

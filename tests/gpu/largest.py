@@ -9,8 +9,8 @@ import msgspec
 import torch
 
 from gpumem_tui.catalog.shapes import Gpu
+from gpumem_tui.simulator.finder import BatchFinder
 from gpumem_tui.simulator.profile import profile_for
-from gpumem_tui.simulator.replay import BatchFinder
 from gpumem_tui.simulator.settings import memory_fraction
 from gpumem_tui.step.run import Recorder, StepRun
 from gpumem_tui.trial.classify import is_out_of_memory

@@ -12,7 +12,7 @@ from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.memory import GIB, MIB, Bucket, Unknown
 from gpumem_tui.plan.answers import answer, traced_answer
 from gpumem_tui.plan.plan import Plan
-from gpumem_tui.simulator.replay import BatchFinder
+from gpumem_tui.simulator.finder import BatchFinder
 from tests.plan.plans import GPT2, TRACED, plans
 from tests.search.traces import CONTEXT_BYTES
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from gpumem_tui.catalog.loader import find_gpu, gpus
-from gpumem_tui.memory import GIB, MIB, Bucket, Unknown
+from gpumem_tui.memory import GIB, MIB, Bucket, Range, Unknown
 from gpumem_tui.plan.command import CommandAnswers, CommandPlan, gpu_rows
 from gpumem_tui.plan.command_report import batch_note, command_plan_json, command_plan_markdown, ranks_line
 from gpumem_tui.plan.command_runs import WhatIf
@@ -36,13 +36,18 @@ def test_every_gpu_of_the_catalog_is_answered_by_replay() -> None:
     rows = gpu_rows(plan)
     assert {row.gpu.name for row in rows} == set(gpus())
     for row in rows:
-        capacity = row.gpu.cuda_total_bytes - profile_for("2.13.0", row.gpu).context_bytes
-        assert row.fits == replay(affine().at(8), capacity).fits
-        assert isinstance(row.largest, int)
-        assert (row.largest >= 8) == row.fits
-        if row.largest:
-            assert replay(affine().at(row.largest), capacity).fits
-        assert not replay(affine().at(row.largest + 1), capacity).fits
+        capacity = row.gpu.cuda_total_range - profile_for("2.13.0", row.gpu).context_range
+        if row.gpu == plan.config.device.gpu:  # the scene's trace says nothing of ranges
+            capacity = Range(plan.base.capacity_bytes, plan.base.capacity_bytes)
+        fits = row.fits, row.fit != "does not fit"
+        largest = row.largest, row.may_fit
+        for capacity_bytes, is_fit, most in zip((capacity.low_bytes, capacity.high_bytes), fits, largest, strict=True):
+            assert is_fit == replay(affine().at(8), capacity_bytes).fits
+            assert isinstance(most, int)
+            assert (most >= 8) == is_fit
+            if most:
+                assert replay(affine().at(most), capacity_bytes).fits
+            assert not replay(affine().at(most + 1), capacity_bytes).fits
 
 
 def test_only_gpus_of_the_same_kind_are_called_exact() -> None:

@@ -71,7 +71,9 @@ def check_the_trace_predicted(fit: TrialDone, first: SearchEvent, gpu: Gpu) -> N
     traced = first.prediction.traced
     assert isinstance(traced, Traced)
     at_largest = traced.at(fit.batch_size)
-    assert traced.max_batch_size == fit.batch_size
+    assert traced.expected_batch_size == fit.batch_size
+    assert traced.max_batch_size <= fit.batch_size <= traced.may_fit_batch_size  # type: ignore[operator]
+    assert traced.max_batch_size != traced.may_fit_batch_size
     assert at_largest.peak_allocated_bytes == fit.peak_allocated_bytes
     assert at_largest.breakdown == fit.breakdown
     assert fit.device_used_bytes == fit.peak_reserved_bytes + traced.context_bytes

@@ -17,7 +17,8 @@ from gpumem_tui.formula.recipe import Recipe, Recompute
 from gpumem_tui.memory import ALLOCATED_BUCKETS, GIB, MIB, Bucket
 from gpumem_tui.simulator.allocator import CachingAllocator
 from gpumem_tui.simulator.device import SimulatedGpu, simulate
-from gpumem_tui.simulator.replay import AffineTrace, BatchFinder, NotAffine, replay
+from gpumem_tui.simulator.finder import BatchFinder
+from gpumem_tui.simulator.replay import AffineTrace, NotAffine, replay
 from gpumem_tui.simulator.settings import AllocatorSettings
 from gpumem_tui.simulator.timeline import Mark, Timeline, TimelineRecorder
 from gpumem_tui.step import Phase

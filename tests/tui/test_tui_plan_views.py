@@ -9,7 +9,7 @@ import pytest
 
 from gpumem_tui.catalog.loader import find_gpu, find_model, models
 from gpumem_tui.formula.recipe import Recipe
-from gpumem_tui.memory import GIB, Unknown
+from gpumem_tui.memory import GIB, Range, Unknown
 from gpumem_tui.plan.answers import answer, traced_answer
 from gpumem_tui.plan.curves import Curve, Mark, Series, curves
 from gpumem_tui.plan.judgement import judgements, throughput
@@ -70,6 +70,18 @@ def test_the_verdict_says_by_how_much() -> None:
     assert "tracing one step" in lines[2]
     assert "– no torch" in said(verdict_rows(now, Failed(LLAMA, "no torch"), ROOMY))[2]
     assert "✓ fits" in said(verdict_rows(answer(GPT2), traced(GPT2), NARROW))[2]
+
+
+def test_what_may_fit_is_neither_green_nor_red() -> None:
+    unsure = replace(traced_of(GPT2), context_range=Range(GIB // 4, 70 * GIB))
+    known = Ready(GPT2, traced_answer(GPT2, unsure), unsure)
+    assert re.fullmatch(
+        r"traced   \? may fit · -[\d.]+ GiB to [\d.]+ GiB left", said(verdict_rows(answer(GPT2), known, 80))[2]
+    )
+    shown = header_row(answer(GPT2), known, "", "12:00", 80)
+    assert "? may fit  12:00" in shown.text
+    largest = next(line for line in said(fact_rows(answer(GPT2), known, ROOMY)) if line.startswith("largest batch"))
+    assert re.search(r"by formula, \d–\d\d traced$", largest)
 
 
 @pytest.mark.parametrize("width", [1, 7, NARROW, ROOMY])

@@ -1,0 +1,154 @@
+"""What a trace does not know exactly: ranges of the device total, and verdicts of three kinds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from gpumem_tui.catalog.loader import find_gpu
+from gpumem_tui.memory import GIB, MIB, Bucket, Range
+from gpumem_tui.search.prediction import Traced
+from gpumem_tui.search.ranges import found_line, largest_words, range_json, range_line, room_words, up_to
+from gpumem_tui.simulator.replay import AffineTrace
+from gpumem_tui.simulator.rules import Computed
+from gpumem_tui.simulator.timeline import Timeline, TimelineRecorder
+from gpumem_tui.step import Phase
+from tests.search.traces import CONTEXT_BYTES, traced, training
+
+_A100 = find_gpu("a100-40gb")
+_H100 = find_gpu("h100-80gb")
+_CONTEXT = Range(CONTEXT_BYTES - 100 * MIB, CONTEXT_BYTES + 200 * MIB)
+
+
+def _step(batch: int) -> Timeline:
+    sizes = {Bucket.PARAMETERS: GIB, Bucket.ACTIVATIONS: batch * 64 * MIB, Bucket.GRADIENTS: GIB}
+    return training(sizes, layers=1)
+
+
+def _convolving(batch: int, tried_bytes: int = 0) -> Timeline:
+    """A step with a convolution, whose workspace takes up to what it reads and writes, or what is tried a sample."""
+    recorder = TimelineRecorder()
+    recorder.mark(0, Phase.BUILD)
+    recorder.allocate(GIB, bucket=Bucket.PARAMETERS)
+    recorder.mark(1, Phase.FORWARD)
+    images = recorder.allocate(batch * 64 * MIB, bucket=Bucket.ACTIVATIONS)
+    workspace = recorder.allocate(
+        Computed("convolution", 0, (batch * 64 * MIB, 0, batch * 64 * MIB, 1, batch * tried_bytes)),
+        bucket=Bucket.TEMPORARY,
+    )
+    recorder.release(workspace)
+    recorder.release(images)
+    return recorder.finish()
+
+
+_TRACE = AffineTrace.fit((2, _step(2)), (3, _step(3)))
+_EXACT = traced(_TRACE, _A100)
+_UNSURE = replace(_EXACT, context_range=_CONTEXT)
+_CONVOLVING = traced(AffineTrace.fit((2, _convolving(2)), (3, _convolving(3))), _A100)
+
+
+def _sizes(found: Traced) -> tuple[int, int, int]:
+    sizes = found.max_batch_size, found.expected_batch_size, found.may_fit_batch_size
+    certain, expected, may_fit = (size for size in sizes if isinstance(size, int))
+    return certain, expected, may_fit
+
+
+class TestDeviceTotal:
+    def test_what_is_known_exactly_has_no_range(self) -> None:
+        assert _EXACT.device_used_range(8) == Range(_EXACT.device_used_bytes(8), _EXACT.device_used_bytes(8))
+        assert _EXACT.unknowns(8) == ()
+        assert range_line(_EXACT.device_used_range(8), _EXACT.unknowns(8)) == ""
+        assert len(set(_sizes(_EXACT))) == 1
+
+    def test_the_contexts_range_is_the_totals(self) -> None:
+        expected = _UNSURE.device_used_bytes(8)
+        assert _UNSURE.device_used_range(8) == Range(expected - 100 * MIB, expected + 200 * MIB)
+        [context] = _UNSURE.unknowns(8)
+        assert (context.name, context.size) == ("CUDA context", _CONTEXT)
+
+    def test_a_reserve_that_moves_with_the_driver_takes_of_what_is_free(self) -> None:
+        """Published reserves of the H100: 328 to 454 MiB, and that of the catalog's own figure."""
+        on_h100 = replace(traced(_TRACE, _H100), total_range=_H100.cuda_total_range)
+        assert on_h100.device_used_range(8).is_exact
+        free = on_h100.free_range(8)
+        reserves = [_H100.reserve_bytes, *dict(_H100.reserves).values()]
+        assert free.high_bytes - free.low_bytes == max(reserves) - min(reserves) > 100 * MIB
+        assert [one.name for one in on_h100.unknowns(8)] == ["CUDA's total"]
+
+    def test_a_workspace_is_none_to_what_is_known(self) -> None:
+        [workspaces] = _CONVOLVING.unknowns(8)
+        assert workspaces.name == "cuDNN workspaces"
+        assert workspaces.size == Range(0, 2 * 8 * 64 * MIB)
+        expected = _CONVOLVING.device_used_bytes(8)
+        assert _CONVOLVING.device_used_range(8) == Range(expected, expected + workspaces.size.high_bytes)
+        assert _CONVOLVING.at(8).peak_allocated_bytes == GIB + 8 * 64 * MIB
+
+
+class TestVerdict:
+    def test_of_three_kinds(self) -> None:
+        certain, expected, may_fit = _sizes(_UNSURE)
+        assert certain < expected < may_fit
+        fits = [_UNSURE.fit(size) for size in (1, certain, certain + 1, may_fit, may_fit + 1)]
+        assert fits == ["fits", "fits", "may fit", "may fit", "does not fit"]
+        assert [_UNSURE.fits(size) for size in (certain, certain + 1)] == [True, False]
+
+    def test_workspaces_are_counted_for_what_fits_for_certain(self) -> None:
+        certain, _, may_fit = _sizes(_CONVOLVING)
+        room = _A100.cuda_total_bytes - CONTEXT_BYTES - GIB
+        assert certain == room // (3 * 64 * MIB)
+        assert may_fit == room // (64 * MIB)
+
+    def test_what_is_only_tried_is_done_without_where_there_is_no_room(self) -> None:
+        steps = [(batch, _convolving(batch, tried_bytes=GIB)) for batch in (2, 3)]
+        trying = traced(AffineTrace.fit(*steps), _A100)
+        [workspaces] = trying.unknowns(8)
+        assert workspaces.size == Range(0, 8 * GIB)
+        assert trying.max_batch_size == _CONVOLVING.max_batch_size
+
+    def test_a_cap_on_reserved_bytes_leaves_the_context_out(self) -> None:
+        certain, expected, may_fit = _sizes(replace(_UNSURE, allowed_bytes=10 * GIB))
+        assert certain == expected == may_fit
+
+    def test_one_batch_size_alone_has_a_verdict_too(self) -> None:
+        alone = replace(_UNSURE, trace=AffineTrace.constant(_step(8)), only_at=8, not_affine="it jumps")
+        assert alone.fit(8) == "fits"
+        assert alone.device_used_range(8) == _UNSURE.device_used_range(8)
+        with pytest.raises(ValueError, match="at batch size 8 only"):
+            alone.device_used_range(9)
+
+
+class TestWords:
+    def test_the_largest_batch_is_one_number_or_two(self) -> None:
+        assert largest_words(34, 34) == "34"
+        assert largest_words(1034, 1040) == "1,034–1,040"
+        assert up_to(34, 34) == ""
+        assert up_to(34, 38) == " (up to 38 may fit)"
+
+    @pytest.mark.parametrize(
+        ("fit", "free", "words"),
+        [
+            ("fits", Range(GIB, 2 * GIB), "1.00–2.00 GiB of it left"),
+            ("may fit", Range(-GIB, 2 * GIB), "-1.00 GiB to 2.00 GiB of it left"),
+            ("does not fit", Range(-2 * GIB, -GIB), "1.00–2.00 GiB missing"),
+        ],
+    )
+    def test_what_is_left_or_missing(self, fit: str, free: Range, words: str) -> None:
+        assert room_words(fit, free, of=" of it") == words  # type: ignore[arg-type]
+
+    def test_the_ledgers_line_names_what_is_not_known(self) -> None:
+        line = range_line(_UNSURE.device_used_range(8), _UNSURE.unknowns(8))
+        assert line == "device used 2.82–3.11 GiB: CUDA context 0.32–0.61 GiB"
+
+    def test_a_simulated_search_says_what_it_is_worth_on_a_real_gpu(self) -> None:
+        certain, expected, may_fit = _sizes(_UNSURE)
+        assert found_line(_EXACT, expected) == ""
+        assert found_line(_UNSURE, expected).startswith(
+            f"on a real one batch {certain} fits for certain, {may_fit} may: device used "
+        )
+
+    def test_json_has_both_ends_beside_what_it_had(self) -> None:
+        body = range_json("may fit", Range(1, 2), 7, _UNSURE.unknowns(8))
+        assert (body["fits"], body["fit"], body["may_fit_batch_size"]) == (False, "may fit", 7)
+        assert body["device_used_range"] == {"low_bytes": 1, "high_bytes": 2}
+        assert body["unknowns"][0]["low_bytes"] == _CONTEXT.low_bytes
