@@ -15,12 +15,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch._higher_order_ops.utils import registered_hop_fake_fns
 from torch._ops import HigherOrderOperator
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, UnsupportedOperatorException
+from torch._subclasses.fake_tensor import (
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+    UnsupportedOperatorException,
+)
 from torch.utils._mode_utils import no_dispatch
 
 from gpumem_tui.errors import in_one_line, named
 from gpumem_tui.memory import Bucket
-from gpumem_tui.simulator import host, recurrent
+from gpumem_tui.simulator import attention, host, kernels, recurrent
 from gpumem_tui.simulator.answers import COPIES, COPY, TO_COPY, UNTOLD, Answers
 from gpumem_tui.simulator.blocks import Block
 from gpumem_tui.simulator.conversion import HostConverter
@@ -30,7 +35,7 @@ from gpumem_tui.simulator.parts import CUTS, rows_asked_for
 from gpumem_tui.simulator.profile import CUBLAS_WORKSPACE, CUBLASLT_WORKSPACE
 from gpumem_tui.simulator.rules import GivenBack
 from gpumem_tui.simulator.scratch import MATRIX_PRODUCTS, is_assumed, scratch, takes_cublaslt
-from gpumem_tui.simulator.shaped import PACK, TAKEN_FROM_VALUES, Shapes, by_assumption
+from gpumem_tui.simulator.shaped import PACK, TAKEN_FROM_VALUES, Shapes, by_assumption, can_be_assumed
 from gpumem_tui.simulator.sparse import SPARSE_PRODUCT, SparseTensors
 from gpumem_tui.simulator.storages import Storages, in_backward, size_bytes_of
 from gpumem_tui.simulator.subclasses import nested_length
@@ -51,10 +56,13 @@ _FILLS = frozenset(
 )  # fmt: skip
 """What initializes weights: gives back its argument, and torch's own way to say so loads much else."""
 
+_SHAPES = {**recurrent.SHAPES, **kernels.GIVEN}
+
 _COMPOSED = frozenset(("to", "linear", "matmul"))
 """Operators made of others, which autograd takes apart, but not what a tensor of another kind, as a jagged one, asks of
 the parts that it is made of."""
 
+_ADD, _ADD_IN_PLACE = torch.ops.aten.add.Tensor, torch.ops.aten.add_.Tensor
 _NONZERO: Any = torch.ops.aten.nonzero.default
 
 
@@ -163,6 +171,8 @@ class DeviceMode(Storages, FakeTensorMode):
             return self._follow_sparse(func, types, args, kwargs)
         if func is TO_COPY and _is_to_host(args[0], kwargs):
             return self.values.copied_to_host(args[0], kwargs.get("dtype"))
+        if func is _ADD and attention.adds_in_place():
+            return self._added_in_place(args, kwargs)
         if kwargs.get("generator") is not None:
             kwargs = {**kwargs, "generator": None}
         if in_backward():
@@ -183,6 +193,15 @@ class DeviceMode(Storages, FakeTensorMode):
         if func in COPIES and _holds_values(args):
             self._note_copy_from_host(args[0] if func is COPY else result)
         self._use_scratch(func, args)
+        return result
+
+    def _added_in_place(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.Tensor:
+        """The mask added to the scores of attention, where a GPU adds it to them."""
+        scores = args[0]
+        result = self.view_of(
+            scores.untyped_storage(), scores.dtype, scores.shape, scores.stride(), scores.storage_offset()
+        )
+        self.values.follow(_ADD_IN_PLACE, args, kwargs, result)
         return result
 
     def _follow_sparse(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -229,9 +248,9 @@ class DeviceMode(Storages, FakeTensorMode):
                 return args[0]
             if func in TAKEN_FROM_VALUES:
                 return self._shaped_by_values(func, types, args, kwargs)
-            if func in recurrent.SHAPES:
+            if func in _SHAPES:
                 with no_dispatch():
-                    return self._shaped_as(recurrent.SHAPES[func](args, self._gpu.profile))
+                    return self._shaped_as(_SHAPES[func](args, self._gpu.profile))
             return self._shaped_by_torch(func, types, args, kwargs)
         except Exception as error:
             raise self._failed(func, args, error) from error
@@ -242,7 +261,7 @@ class DeviceMode(Storages, FakeTensorMode):
 
     def _failed(self, func: Any, args: tuple[Any, ...], error: Exception) -> Exception:
         """The error as it is raised; in backward the program ends here, as it would not reach the program."""
-        line = self._gpu.sites.calling_line()
+        line = self._gpu.sites.place()
         if not line:
             forward = self._gpu.sites.forward_line()
             line = (
@@ -263,6 +282,12 @@ class DeviceMode(Storages, FakeTensorMode):
         """A result by torch's shape function, or where there is none by an example."""
         try:
             return _fake_dispatch(self, func, types, args, kwargs)
+        except DynamicOutputShapeException:
+            share = self._gpu.assumed_rows.at(self._gpu.sites.calling_line(), func) if can_be_assumed(func) else None
+            if share is None:
+                raise
+            with no_dispatch():
+                return self._shaped_as(by_assumption(func, args, share))
         except (NotImplementedError, UnsupportedOperatorException):
             with suppress(NoExample), no_dispatch():
                 return self._shaped_as(result_by_example(func, args, kwargs))
