@@ -96,7 +96,7 @@ def predicting(
             raise
         traced = Unknown(f"tracing failed: {death}")
     if ready is None:
-        raise _no_python(config, "without a word")
+        raise _no_python(config, "without saying why")
     guess = _extrapolated(peaks, config, ready) if peaks else None
     yield Predicted(Prediction(config.formula, traced), ready, guess)
 

@@ -21,7 +21,7 @@ from torch.utils import _device as default_devices
 from torch.utils._python_dispatch import _push_mode
 
 from gpumem_tui.simulator import hooks, host, recurrent, runtime, transfer
-from gpumem_tui.simulator.backend import Backend, SimulatedEvent, SimulatedStream
+from gpumem_tui.simulator.backend import Backend
 from gpumem_tui.simulator.device import DEVICE_TYPE, SimulatedGpu, backend, simulate
 from gpumem_tui.simulator.loading import Loading
 from gpumem_tui.simulator.names import (
@@ -36,6 +36,7 @@ from gpumem_tui.simulator.names import (
     simulated,
     text_of,
 )
+from gpumem_tui.simulator.streams import SimulatedEvent, SimulatedStream, StreamContext
 from gpumem_tui.simulator.subclasses import become, known_length, make_subclass
 
 _CUDA_VERSION = "12.8"
@@ -119,7 +120,7 @@ def _answer_for_cuda(replacements: _Replacements, backend: Backend) -> None:
         is_current_stream_capturing=lambda: False,
         device=_Guard,
         device_of=_Guard,
-        StreamContext=_Guard,
+        StreamContext=StreamContext,
         current_blas_handle=lambda: 0,
         set_sync_debug_mode=lambda mode: None,
         get_sync_debug_mode=lambda: 0,
@@ -148,12 +149,12 @@ def _answer_for_cuda(replacements: _Replacements, backend: Backend) -> None:
     if version.cuda is None:
         replacements.set(version, "cuda", _CUDA_VERSION)
     replacements.set(torch, "Generator", CudaGenerator)
-    for (owner, name), answer in runtime.answers(backend.device_count, backend.memory_stats).items():
+    for (owner, name), answer in runtime.answers(backend).items():
         replacements.set(owner, name, answer)
 
 
 class _Guard:
-    """`torch.cuda.device` and `torch.cuda.stream` as contexts: there is one device, with one stream."""
+    """`torch.cuda.device` as a context: there is one device."""
 
     def __init__(self, *_: object) -> None: ...
 
@@ -212,7 +213,7 @@ def _follow_devices_in_python(replacements: _Replacements, gpu: SimulatedGpu) ->
     construct = default_devices.DeviceContext.__init__
     replacements.set(default_devices.DeviceContext, "__init__", lambda c, device: make_default(construct, c, device))
     replacements.wrap(torch, "get_default_device", lambda read: presented(read()))
-    replacements.set(torch.Tensor, "record_stream", lambda tensor, stream: None)
+    replacements.set(torch.Tensor, "record_stream", lambda tensor, stream: gpu.mode.record_stream(tensor, stream))
     make: Any = torch.Tensor._make_subclass
 
     def subclass(*args: Any, **kwargs: Any) -> Any:

@@ -23,6 +23,7 @@ from gpumem_tui.simulator.backend import Backend
 from gpumem_tui.simulator.profile import Profile
 from gpumem_tui.simulator.settings import AllocatorSettings
 from gpumem_tui.simulator.shaped import AssumedRows
+from gpumem_tui.simulator.streams import Streams
 from gpumem_tui.simulator.timeline import Timeline, TimelineRecorder
 from gpumem_tui.simulator.trace import DeviceMode
 from gpumem_tui.sites import SiteFinder
@@ -73,6 +74,7 @@ class SimulatedGpu:
         capacity = 1 << 60 if unlimited else gpu.cuda_total_bytes - profile.context_bytes
         self.allocator = CachingAllocator(capacity, AllocatorSettings.from_environment(), limit_bytes)
         self.recorder = TimelineRecorder()
+        self.streams = Streams(self.recorder, self.allocator)
         self.sites = SiteFinder()
         self.mode = DeviceMode(DEVICE_TYPE, self)
 
@@ -139,6 +141,7 @@ def simulate(gpu: SimulatedGpu) -> Iterator[torch.device]:
     """Within the context, `gpu` is device ``simgpu:0``; tensors on it have shapes and storages but no values."""
     register()
     previous, backend.current = backend.current, gpu
+    previous_streams, Streams.active = Streams.active, gpu.streams
     autograd: Any = torch.autograd
     engine, formatted = autograd._engine_run_backward, FakeTensor.__format__
     resize, pin = torch.UntypedStorage.resize_, torch.Tensor.pin_memory
@@ -171,6 +174,7 @@ def simulate(gpu: SimulatedGpu) -> Iterator[torch.device]:
         torch.Tensor.pin_memory = pin  # type: ignore[method-assign]
         internals._conv_determine_backend_memory_format = layout
         backend.current = previous
+        Streams.active = previous_streams
 
 
 def _already_pinned(tensor: torch.Tensor, device: object = None) -> torch.Tensor:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from gpumem_tui.simulator import recurrent, sorting
+from gpumem_tui.simulator import convolution, recurrent, sorting
 from gpumem_tui.simulator.profile import Profile
 from gpumem_tui.simulator.rules import NOT_EXAMINED, Buffer, Computed, GivenBack, Taken, sizes
 
@@ -305,6 +305,8 @@ def _ctc_backward(args: Sequence[Any], profile: Profile) -> list[Buffer]:
 
 _SCRATCH: dict[str, Callable[[Sequence[Any], Profile], Sequence[Taken]]] = {
     **dict.fromkeys(("mm", "addmm", "bmm", "baddbmm"), _product),
+    **dict.fromkeys(("convolution", "convolution_overrideable"), convolution.forward),
+    **dict.fromkeys(("convolution_backward", "convolution_backward_overrideable"), convolution.backward),
     "sort": sorting.sort,
     "topk": sorting.topk,
     **dict.fromkeys(("cumsum", "cumprod"), sorting.scan),

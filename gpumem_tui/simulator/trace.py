@@ -6,7 +6,6 @@ import os
 import sys
 import threading
 import weakref
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from types import FrameType
@@ -26,18 +25,15 @@ from torch.utils._mode_utils import no_dispatch
 from gpumem_tui.errors import in_one_line, named
 from gpumem_tui.memory import Bucket
 from gpumem_tui.simulator import attention, host, kernels, recurrent
-from gpumem_tui.simulator.answers import COPIES, COPY, TO_COPY, UNTOLD, Answers
-from gpumem_tui.simulator.blocks import Block
+from gpumem_tui.simulator.answers import COPIES, COPY, MISS, TO_COPY, Answers
 from gpumem_tui.simulator.conversion import HostConverter
 from gpumem_tui.simulator.engine import in_place
 from gpumem_tui.simulator.example import NoExample, result_by_example
+from gpumem_tui.simulator.kernel_memory import KernelMemory
 from gpumem_tui.simulator.parts import CUTS, rows_asked_for
-from gpumem_tui.simulator.profile import CUBLAS_WORKSPACE, CUBLASLT_WORKSPACE
-from gpumem_tui.simulator.rules import GivenBack
-from gpumem_tui.simulator.scratch import MATRIX_PRODUCTS, is_assumed, scratch, takes_cublaslt
 from gpumem_tui.simulator.shaped import PACK, TAKEN_FROM_VALUES, Shapes, by_assumption, can_be_assumed
 from gpumem_tui.simulator.sparse import SPARSE_PRODUCT, SparseTensors
-from gpumem_tui.simulator.storages import Storages, in_backward, size_bytes_of
+from gpumem_tui.simulator.storages import in_backward
 from gpumem_tui.simulator.subclasses import nested_length
 from gpumem_tui.simulator.untraceable import Untraceable, in_words
 from gpumem_tui.simulator.values import Unknown, Values
@@ -71,7 +67,7 @@ _fake_dispatch = getattr(_fake_dispatch, "__wrapped__", _fake_dispatch)
 """Without the wrapper that keeps torch.compile out of it, which costs each operator more than remembered answers do."""
 
 
-class DeviceMode(Storages, FakeTensorMode):
+class DeviceMode(KernelMemory, FakeTensorMode):
     """Fake tensors on the simulated device, real tensors on the CPU.
 
     Data loading and step counters keep their values; only what lives on the device is without data. Every storage an
@@ -82,10 +78,8 @@ class DeviceMode(Storages, FakeTensorMode):
     def __init__(self, device_type: str, gpu: SimulatedGpu) -> None:
         FakeTensorMode.__init__(self, allow_fallback_kernels=False, allow_non_fake_inputs=True)
         self.fake_tensor_converter = HostConverter(copy_data=False, export=False)
-        Storages.__init__(self, device_type, gpu)
+        KernelMemory.__init__(self, device_type, gpu)
         self._depth = 0
-        self.assumed: Counter[str] = Counter()
-        self._workspaces: set[tuple[str, bool]] = set()
         self._answers = Answers(self, device_type)
         self._thread = threading.local()
         self._turn = threading.RLock()
@@ -157,8 +151,10 @@ class DeviceMode(Storages, FakeTensorMode):
         if not in_backward():
             self.raise_if_full()
         if func is torch.ops.aten._local_scalar_dense.default:
+            self._gpu.streams.synchronize()
             return self.values.read(args[0])
         if func is COPY and not isinstance(args[0], FakeTensor):
+            self._wait_for_copy(args, kwargs)
             return args[0].copy_(self.values.copied_to_host(args[1]))
         if self._depth:
             if func in TAKEN_FROM_VALUES:
@@ -170,6 +166,7 @@ class DeviceMode(Storages, FakeTensorMode):
         if self._sparse.concern(func, args):
             return self._follow_sparse(func, types, args, kwargs)
         if func is TO_COPY and _is_to_host(args[0], kwargs):
+            self._wait_for_copy(args, kwargs)
             return self.values.copied_to_host(args[0], kwargs.get("dtype"))
         if func is _ADD and attention.adds_in_place():
             return self._added_in_place(args, kwargs)
@@ -179,8 +176,8 @@ class DeviceMode(Storages, FakeTensorMode):
             func = in_place(func, args, self.made_in, caller)
         self._operator = f"aten.{func._opname}"
         key = self._answers.key(func, args, kwargs)
-        result = self._answers.recall(key, args) if key is not None else UNTOLD
-        if result is UNTOLD:
+        result = self._answers.recall(key, args) if key is not None else MISS
+        if result is MISS:
             result = self._work_out(func, types, args, kwargs)
             if key is not None:
                 self._answers.learn(key, func, args, result)
@@ -192,7 +189,9 @@ class DeviceMode(Storages, FakeTensorMode):
             self._assumed = None
         if func in COPIES and _holds_values(args):
             self._note_copy_from_host(args[0] if func is COPY else result)
-        self._use_scratch(func, args)
+            self._wait_for_copy(args, kwargs)
+        self._use_scratch(func, args, self._index_bytes)
+        self._index_bytes = []
         return result
 
     def _added_in_place(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.Tensor:
@@ -359,6 +358,11 @@ class DeviceMode(Storages, FakeTensorMode):
         device = kwargs.get("device")
         return device is not None and torch.device(device).type == self._device_type
 
+    def _wait_for_copy(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """A copy between host and device waits for it to end, unless asked not to (`copy_kernel_cuda` in Copy.cu)."""
+        if not (kwargs.get("non_blocking") or (len(args) > 2 and args[2])):  # copy_(self, src, non_blocking)
+            self._gpu.streams.synchronize()
+
     def _note_copy_from_host(self, tensor: torch.Tensor) -> None:
         """A copy that no module makes brings data; the model's own tensors are known by name as well."""
         number = self.allocation_of(tensor)
@@ -374,45 +378,6 @@ class DeviceMode(Storages, FakeTensorMode):
         elif isinstance(result, (list, tuple)):
             for item in result:
                 self._record(item)
-
-    def _use_scratch(self, func: Any, args: tuple[Any, ...]) -> None:
-        """What the kernel takes and gives back while it runs; at its end, when its results exist too."""
-        if is_assumed(func, args, self._gpu.gpu.compute_capability):
-            self.assumed[func._opname] += 1
-        buffers = scratch(func, args, self._gpu.profile)
-        if self._index_bytes:
-            buffers, self._index_bytes = [*buffers, *self._index_bytes], []
-        taken: dict[int, tuple[int, Block | None]] = {}
-        for position, buffer in enumerate(buffers):
-            if isinstance(buffer, GivenBack):
-                if buffer.position in taken:
-                    self.free(*taken.pop(buffer.position))
-            elif self._gpu.unlimited:
-                taken[position] = self._allocate(buffer, bucket=Bucket.TEMPORARY)
-            elif size := size_bytes_of(buffer):
-                taken[position] = self._allocate(size, bucket=Bucket.TEMPORARY)
-        if func._opname in MATRIX_PRODUCTS:
-            self._take_workspaces(func, args)
-        for allocation in reversed(taken.values()):  # as C++ ends the life of what a function holds
-            self.free(*allocation)
-
-    def _take_workspaces(self, func: Any, args: tuple[Any, ...]) -> None:
-        """A thread's cuBLAS handle gets its workspace at the first product, once the result has its memory."""
-        profile = self._gpu.profile
-        self._take_workspace(CUBLAS_WORKSPACE, profile.cublas_workspace_bytes)
-        if profile.cublaslt_workspace_bytes and takes_cublaslt(func, args):
-            self._take_workspace(CUBLASLT_WORKSPACE, profile.cublaslt_workspace_bytes, profile.keeps_cublaslt_workspace)
-
-    def _take_workspace(self, name: str, size_bytes: int, is_kept: bool = True) -> None:
-        """One for the forward and one for the autograd thread, unless a product gives it back at its end."""
-        key = name, in_backward()
-        if key in self._workspaces or not size_bytes:
-            return
-        number, block = self._allocate(size_bytes, name, Bucket.TEMPORARY)
-        if is_kept:
-            self._workspaces.add(key)
-        else:
-            self.free(number, block)
 
 
 def _fresh_turn(mode: weakref.ref[DeviceMode]) -> Callable[[], None]:
