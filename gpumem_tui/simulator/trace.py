@@ -23,7 +23,6 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._mode_utils import no_dispatch
 
 from gpumem_tui.errors import in_one_line, named
-from gpumem_tui.memory import Bucket
 from gpumem_tui.simulator import attention, host, kernels, recurrent
 from gpumem_tui.simulator.answers import COPIES, COPY, MISS, TO_COPY, Answers
 from gpumem_tui.simulator.conversion import HostConverter
