@@ -62,18 +62,24 @@ class Shapes:
     def _connectionist_loss(self, args: tuple[Any, ...]) -> Any:
         """The losses, and the table of paths that its backward needs, as wide as the longest target.
 
-        Arguments are (log probabilities, targets, input lengths, target lengths, …).
+        Arguments are (log probabilities, targets, input lengths, target lengths, …). Lengths that are not known are
+        taken for the longest there can be: of the inputs none makes the table smaller (`log_alpha` in
+        aten/src/ATen/native/cuda/LossCTC.cu).
         """
-        inputs, targets = (self._numbers(lengths) for lengths in args[2:4])
-        return _CTC[0](_without_data(args[0]), _without_data(args[1]), inputs, targets, *args[4:])
+        values, targets, *lengths = args[:4]
+        inputs = self._numbers(lengths[0], values.shape[0])
+        wanted = self._numbers(lengths[1], targets.shape[1] if targets.dim() == 2 else None)
+        return _CTC[0](_without_data(values), _without_data(targets), inputs, wanted, *args[4:])
 
-    def _numbers(self, lengths: Any) -> list[int]:
+    def _numbers(self, lengths: Any, most: int | None) -> list[int]:
         if not isinstance(lengths, torch.Tensor):
             return list(lengths)
         known = self._values.of(lengths) if lengths.device.type != "cpu" else lengths
-        if known is None:
+        if known is not None:
+            return [int(length) for length in known]
+        if most is None:
             raise Unknown
-        return [int(length) for length in known]
+        return [most] * lengths.numel()
 
 
 @dataclass

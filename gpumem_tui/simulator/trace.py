@@ -306,7 +306,7 @@ class DeviceMode(KernelMemory, FakeTensorMode):
         try:
             known = self._shapes.of_result(func, args, kwargs)
         except Unknown:
-            share = self._gpu.assumed_rows.at(self._gpu.sites.calling_line(), func)
+            share = self._gpu.assumed_rows.at(self._gpu.sites.calling_line(), func) if can_be_assumed(func) else None
             if share is None:
                 return super().__torch_dispatch__(func, types, args, kwargs)
             with no_dispatch():
