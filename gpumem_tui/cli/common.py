@@ -6,7 +6,8 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from gpumem_tui.exit_codes import EXIT_FAILED
+from gpumem_tui.exit_codes import EXIT_BAD_INPUT, EXIT_FAILED
+from gpumem_tui.memory import Unknown
 
 if TYPE_CHECKING:
     from gpumem_tui.search.config import SearchConfig
@@ -42,8 +43,12 @@ def predict_or_exit(config: SearchConfig, batch_size: int, *, quiet: bool = Fals
     from gpumem_tui.search.process import ChildDied
 
     try:
-        return predict(config, batch_size=batch_size, watch=CommandLog(config, quiet=quiet).show)
+        predicted = predict(config, batch_size=batch_size, watch=CommandLog(config, quiet=quiet).show)
     except Unusable as error:
         raise SystemExit(complain(str(error), error.exit_code)) from error
     except ChildDied as error:
         raise SystemExit(complain(f"tracing failed: {error}", EXIT_FAILED)) from error
+    traced, formula = predicted.prediction.traced, predicted.prediction.formula
+    if isinstance(traced, Unknown) and isinstance(formula.at(batch_size), Unknown):
+        raise SystemExit(complain(traced.reason, EXIT_BAD_INPUT))
+    return predicted

@@ -6,6 +6,7 @@ first whose constraints the inputs meet.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -13,6 +14,7 @@ import torch
 
 Kernel = Literal["flash", "efficient", "math"]
 _libraries: list[torch.library.Library] = []
+_state = threading.local()
 
 
 def register(compute_capability: Callable[[], tuple[int, int]]) -> None:
@@ -35,13 +37,26 @@ def register(compute_capability: Callable[[], tuple[int, int]]) -> None:
             return _flash(query, key, value, dropout_p, is_causal, scale)
         if kernel == "efficient":
             return _efficient(query, key, value, attn_mask, dropout_p, is_causal, scale)
-        result: torch.Tensor = torch.ops.aten._scaled_dot_product_attention_math(
-            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
-        )[0]
+        before, _state.adds_in_place = adds_in_place(), True
+        try:
+            result: torch.Tensor = torch.ops.aten._scaled_dot_product_attention_math(
+                query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+            )[0]
+        finally:
+            _state.adds_in_place = before
         return result
 
     aten.impl("scaled_dot_product_attention", attention, "AutogradPrivateUse1")
     _libraries.append(aten)
+
+
+def adds_in_place() -> bool:
+    """Whether this thread composes attention, of which the only sum is that of scores and mask.
+
+    On a GPU that is in place (`attn.add_(*attn_mask)` in aten/src/ATen/native/transformers/attention.cpp); where a
+    Python mode is active, torch makes another tensor of scores, in the wider type of the two.
+    """
+    return getattr(_state, "adds_in_place", False)
 
 
 def choose(

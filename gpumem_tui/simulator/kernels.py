@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch._prims_common import suggest_memory_format
+
+from gpumem_tui.simulator.profile import Profile
 
 _ONE_KERNEL = ("silu_backward", "mish_backward")
 """ops with both a composite and a CUDA kernel of their own (native_functions.yaml, `CompositeImplicitAutograd` beside
@@ -113,6 +115,26 @@ _SHAPES: dict[str, Callable[..., Any]] = {
     "_thnn_fused_gru_cell_backward": _gru_cell_backward,
 }
 """What CUDA's kernels give where torch has no shape function of theirs."""
+
+
+def grouped_product(args: Sequence[Any], profile: Profile) -> torch.Tensor:
+    """`_grouped_mm`: (matrix, matrix, offsets or none, bias, result's type).
+
+    CUDA multiplies what is not bfloat16 group by group, which torch's own shape function refuses; rows begin at whole
+    16 bytes (`_grouped_mm_fallback` and `create_grouped_gemm_output_tensor` in aten/src/ATen/native/GroupedMMUtils.h).
+    """
+    left, right, offsets = (*args, None)[:3]
+    dtype = (args[4] if len(args) > 4 else None) or left.dtype
+    rows, columns = left.shape[-2], right.shape[-1]
+    padded = -(-columns // (16 // dtype.itemsize)) * (16 // dtype.itemsize)
+    if left.dim() == right.dim():
+        groups = left.shape[0] if left.dim() == 3 else offsets.shape[0]
+        return torch.empty_strided((groups, rows, columns), (rows * padded, padded, 1), dtype=dtype, device="meta")
+    return torch.empty_strided((rows, columns), (padded, 1), dtype=dtype, device="meta")
+
+
+GIVEN: dict[Any, Callable[[Sequence[Any], Profile], Any]] = {torch.ops.aten._grouped_mm.default: grouped_product}
+"""Operators of which torch's own shape function gives something else than CUDA."""
 
 
 def _whole(op: torch._ops.OpOverload[..., Any]) -> Callable[..., Any]:

@@ -200,6 +200,60 @@ def row_sort(rows: int, length: int, key_bytes: int, is_strided: int) -> tuple[i
     return (*copies, count * 8, count * 8, count * key_bytes, *by_value, *by_row)
 
 
+def row_topk(
+    rows: int, length: int, wanted: int, key_bytes: int, is_strided: int, multiprocessors: int
+) -> tuple[int, ...]:
+    """The `wanted` largest values of each row (aten/src/ATen/native/cuda/TensorTopK.cpp and .cu, 2.10 and later).
+
+    A few long rows are sorted whole (`should_use_sort`): their values and where these come from, and what the sort
+    takes. Else a copy of what is not contiguous; and where many blocks search a row together (`mbtopk::launch`): of
+    each row its value, counts and digits, of each block its counts. More than 4,096 found values are sorted elsewhere
+    with a sort of their own, and where they come from is picked once more. What CUB takes to scan the blocks' counts,
+    about a kilobyte, is left out.
+    """
+    count = rows * length
+    copy = 0
+    blocks: tuple[int, ...] = (0,) * 7
+    whole: tuple[int, ...] = (0,) * 10
+    again: tuple[int, ...] = (0,) * 11
+    if rows <= _TOPK_SORTED[0] and length >= _TOPK_SORTED[1]:
+        whole = (count * key_bytes, count * 8, *row_sort(rows, length, key_bytes, is_strided))
+    else:
+        copy = is_strided * count * key_bytes
+        if length >= next((least for most, least in _TOPK_MANY_BLOCKS if rows <= most), _TOPK_SHORTEST):
+            blocks = _topk_blocks(rows, length, key_bytes, multiprocessors)
+
+    if wanted > SORTED_IN_PLACE:
+        found = rows * wanted
+        again = (found * 8, found * key_bytes, *row_sort(rows, wanted, key_bytes, 0), found * 8)
+    return (copy, *blocks, *whole, *again)
+
+
+def _topk_blocks(rows: int, length: int, key_bytes: int, multiprocessors: int) -> tuple[int, ...]:
+    """Buffers of `mbtopk::launch`, for blocks of as many values as `get_items_per_thread` gives each thread."""
+    resident = multiprocessors * (_REGISTERS // (_TOPK_REGISTERS * _TOPK_THREADS)) * _TOPK_THREADS
+    a_thread = max(4, min(64, -(-rows * length // resident)))
+    blocks = rows * -(-length // (a_thread * _TOPK_THREADS))
+    digits = 1 << _RADIX_BITS
+    radix_bytes = max(4, key_bytes)
+    return (
+        rows * key_bytes, 2 * rows * 4, 2 * rows * radix_bytes, blocks * digits * 2, rows * digits * 4, blocks * 4,
+        blocks * 4,
+    )  # fmt: skip
+
+
+_TOPK_SORTED = 10, 100_000
+"""At most so many rows of at least so many values."""
+
+_TOPK_MANY_BLOCKS = ((20, 20_000), (40, 10_000), (80, 8_000), (199, 5_000), (799, 3_000), (4_000, 800))
+_TOPK_SHORTEST = 400
+"""Up to so many rows, how many values a row must have for many blocks; beyond, `_TOPK_SHORTEST`
+(`should_use_multiblock`)."""
+
+_TOPK_THREADS, _TOPK_REGISTERS, _REGISTERS = 256, 40, 65536
+"""Threads of a block, what each takes, and what a multiprocessor has of them (CUDA C++ Programming Guide)."""
+
+
 def row_scan(rows: int, length: int, value_bytes: int) -> tuple[int, ...]:
     """What the tiles of CUB's scan of a single row tell each other (cub/device/dispatch/dispatch_scan.cuh)."""
     if rows != 1:
@@ -261,6 +315,7 @@ RULES: dict[str, Callable[..., tuple[int, ...]]] = {
     "radix_sort": radix_sort,
     "row_scan": row_scan,
     "row_sort": row_sort,
+    "row_topk": row_topk,
     "convolution": _nothing,
 }
 

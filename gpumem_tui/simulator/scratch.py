@@ -29,7 +29,6 @@ _UNKNOWN = {
     "native_batch_norm": "cuDNN's reserve depends on layout and version",
     "native_batch_norm_backward": "cuDNN's reserve depends on layout and version",
     "sparse mm": "cuSPARSE's workspace, and that of sorting the indices, are not known",
-    "topk": "many blocks search a long row together, and take memory that is not known",
     **dict.fromkeys(sorting.INDEX_PUTS, "sorts what a mask picks, and only its values tell how much that is"),
     "_scaled_dot_product_flash_attention": "PyTorch prefers cuDNN's kernel on Hopper and Blackwell; counted as flash",
     "_scaled_dot_product_efficient_attention": "PyTorch may prefer cuDNN's kernel on Hopper and Blackwell",

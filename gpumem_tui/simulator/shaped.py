@@ -15,6 +15,7 @@ _aten: Any = torch.ops.aten
 _EQUAL, _CLOSE, _MASKED_SELECT = _aten.equal.default, _aten.allclose.default, _aten.masked_select.default
 _NONZERO = _aten.nonzero.default
 _UNIQUE_CONSECUTIVE = _aten.unique_consecutive.default
+_INDEXED = (_aten.index.Tensor, _aten.index_put.default, _aten.index_put_.default, _aten._index_put_impl_.default)
 _UNIQUE = (_aten._unique2.default, _UNIQUE_CONSECUTIVE)
 PACK = _aten._pack_padded_sequence.default
 _CTC = (_aten._ctc_loss.default, _aten._ctc_loss.Tensor)
@@ -61,18 +62,24 @@ class Shapes:
     def _connectionist_loss(self, args: tuple[Any, ...]) -> Any:
         """The losses, and the table of paths that its backward needs, as wide as the longest target.
 
-        Arguments are (log probabilities, targets, input lengths, target lengths, …).
+        Arguments are (log probabilities, targets, input lengths, target lengths, …). Lengths that are not known are
+        taken for the longest there can be: of the inputs none makes the table smaller (`log_alpha` in
+        aten/src/ATen/native/cuda/LossCTC.cu).
         """
-        inputs, targets = (self._numbers(lengths) for lengths in args[2:4])
-        return _CTC[0](_without_data(args[0]), _without_data(args[1]), inputs, targets, *args[4:])
+        values, targets, *lengths = args[:4]
+        inputs = self._numbers(lengths[0], values.shape[0])
+        wanted = self._numbers(lengths[1], targets.shape[1] if targets.dim() == 2 else None)
+        return _CTC[0](_without_data(values), _without_data(targets), inputs, wanted, *args[4:])
 
-    def _numbers(self, lengths: Any) -> list[int]:
+    def _numbers(self, lengths: Any, most: int | None) -> list[int]:
         if not isinstance(lengths, torch.Tensor):
             return list(lengths)
         known = self._values.of(lengths) if lengths.device.type != "cpu" else lengths
-        if known is None:
+        if known is not None:
+            return [int(length) for length in known]
+        if most is None:
             raise Unknown
-        return [int(length) for length in known]
+        return [most] * lengths.numel()
 
 
 @dataclass
@@ -107,10 +114,12 @@ def by_assumption(func: Any, args: tuple[Any, ...], share: float) -> Any:
         return torch.empty(
             _kept(torch.broadcast_shapes(args[0].shape, args[1].shape), share), dtype=args[0].dtype, device="cpu"
         )
+    if _is_selection(func):
+        return _spread(args[0].shape[:1], share)
     if func is _NONZERO:
         shape = args[0].shape
-        kept = _kept(shape, share)
-        flat = (torch.arange(kept, device="cpu") * (math.prod(shape) / max(1, kept))).long()
+        flat = _spread(shape, share)
+        kept = len(flat)
         if not shape:
             return flat.new_empty((kept, 0))
         return torch.stack(torch.unravel_index(flat, shape), dim=1)
@@ -121,6 +130,22 @@ def by_assumption(func: Any, args: tuple[Any, ...], share: float) -> Any:
         none = numbers.new_empty(0)
         return values, none.new_empty(args[0].shape) if inverse else none, numbers if counts else none
     raise Unknown
+
+
+def can_be_assumed(func: Any) -> bool:
+    """Whether `by_assumption` knows what an operator keeps, or one that it is made of."""
+    return func in (_MASKED_SELECT, _NONZERO, *_UNIQUE, *_INDEXED) or _is_selection(func)
+
+
+def _is_selection(func: Any) -> bool:
+    """Whether an operator gives the numbers of those boxes that do not overlap a better one."""
+    return bool(func._opname == "nms" and func.namespace == "torchvision")
+
+
+def _spread(shape: tuple[int, ...], share: float) -> torch.Tensor:
+    """The numbers of a share of all elements, evenly spread."""
+    kept = _kept(shape, share)
+    return (torch.arange(kept, device="cpu") * (math.prod(shape) / max(1, kept))).long()
 
 
 def _kept(shape: tuple[int, ...], share: float) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from gpumem_tui.simulator.profile import Profile
-from gpumem_tui.simulator.rules import SORTED_IN_PLACE, Buffer, Computed, GivenBack, Taken
+from gpumem_tui.simulator.rules import Buffer, Computed, GivenBack, Taken
 
 _INDEX_BYTES = 8
 
@@ -56,30 +56,33 @@ def sort(args: Sequence[Any], profile: Profile) -> list[Taken]:
     length = tensor.shape[dimension]
     arguments = (tensor.numel() // length, length, tensor.element_size(), int(tensor.stride(dimension) != 1))
     buffers = [Computed("row_sort", position, arguments) for position in range(8)]
-    return [*buffers[:7], GivenBack(6), GivenBack(5), buffers[7]]
-
-
-def is_topk_of_one_block(args: Sequence[Any]) -> bool:
-    """Whether `topk` (tensor, count, dimension, …) searches each row in one block, which takes nothing.
-
-    TensorTopK.cu, `should_use_multiblock`; what is found is sorted where it lies if it is not too much.
-    """
-    tensor, count = args[:2]
-    dimension = args[2] if len(args) > 2 else -1
-    length = tensor.shape[dimension] if tensor.dim() else 1
-    rows = tensor.numel() // max(1, length)
-    shortest = next((least for most, least in _TOPK_MANY_BLOCKS if rows <= most), _TOPK_SHORTEST)
-    return length < shortest and count <= SORTED_IN_PLACE
-
-
-_TOPK_MANY_BLOCKS = ((20, 20_000), (40, 10_000), (80, 8_000), (199, 5_000), (799, 3_000), (4_000, 800))
-_TOPK_SHORTEST = 400
-"""Up to so many rows, the values a row must have for many blocks; beyond, `_TOPK_SHORTEST`."""
+    return _sorted_rows(buffers, 0)
 
 
 def topk(args: Sequence[Any], profile: Profile) -> list[Taken]:
-    """A copy of what is not contiguous. Many blocks take more, of a size that is not known."""
-    return [] if args[0].is_contiguous() else [args[0].nbytes]
+    """(tensor, count, dimension, …); see the rule."""
+    tensor, count = args[:2]
+    if not tensor.numel() or not tensor.dim() or not count:
+        return []
+    dimension = args[2] if len(args) > 2 else -1
+    length = tensor.shape[dimension]
+    arguments = (
+        tensor.numel() // length, length, count, tensor.element_size(), int(not tensor.is_contiguous()),
+        profile.multiprocessors,
+    )  # fmt: skip
+    buffers = [Computed("row_topk", position, arguments) for position in range(29)]
+    taken: list[Taken] = [*buffers[:8], *(GivenBack(position) for position in reversed(range(8)))]
+    for first in (8, 18):  # whole rows, and what was found: two buffers, and what sorting them takes
+        taken += buffers[first : first + 2]
+        start = len(taken)
+        taken += _sorted_rows(buffers[first + 2 : first + 10], start)
+        taken += [GivenBack(start + offset) for offset in (9, 4, 3, 2, 1, 0)]
+    return [*taken, buffers[28]]
+
+
+def _sorted_rows(buffers: Sequence[Buffer], start: int) -> list[Taken]:
+    """Those of the rule `row_sort`, from entry number `start` on: two of them are given back before the last."""
+    return [*buffers[:7], GivenBack(start + 6), GivenBack(start + 5), buffers[7]]
 
 
 def scan(args: Sequence[Any], profile: Profile) -> list[Taken]:
@@ -116,7 +119,7 @@ def is_without_mask(args: Sequence[Any]) -> bool:
 
 INDEX_PUTS = ("index_put", "index_put_", "_index_put_impl_")
 
-SETTLED = {"topk": is_topk_of_one_block, **dict.fromkeys(INDEX_PUTS, is_without_mask)}
+SETTLED = dict.fromkeys(INDEX_PUTS, is_without_mask)
 """Operators of which not all is known, and whether it is for some arguments."""
 
 

@@ -6,7 +6,6 @@ import os
 import sys
 import threading
 import weakref
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from types import FrameType
@@ -15,24 +14,25 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch._higher_order_ops.utils import registered_hop_fake_fns
 from torch._ops import HigherOrderOperator
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, UnsupportedOperatorException
+from torch._subclasses.fake_tensor import (
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+    UnsupportedOperatorException,
+)
 from torch.utils._mode_utils import no_dispatch
 
 from gpumem_tui.errors import in_one_line, named
-from gpumem_tui.memory import Bucket
-from gpumem_tui.simulator import host, recurrent
+from gpumem_tui.simulator import attention, host, kernels, recurrent
 from gpumem_tui.simulator.answers import COPIES, COPY, MISS, TO_COPY, Answers
-from gpumem_tui.simulator.blocks import Block
 from gpumem_tui.simulator.conversion import HostConverter
 from gpumem_tui.simulator.engine import in_place
 from gpumem_tui.simulator.example import NoExample, result_by_example
+from gpumem_tui.simulator.kernel_memory import KernelMemory
 from gpumem_tui.simulator.parts import CUTS, rows_asked_for
-from gpumem_tui.simulator.profile import CUBLAS_WORKSPACE, CUBLASLT_WORKSPACE
-from gpumem_tui.simulator.rules import GivenBack
-from gpumem_tui.simulator.scratch import MATRIX_PRODUCTS, is_assumed, scratch, takes_cublaslt
-from gpumem_tui.simulator.shaped import PACK, TAKEN_FROM_VALUES, Shapes, by_assumption
+from gpumem_tui.simulator.shaped import PACK, TAKEN_FROM_VALUES, Shapes, by_assumption, can_be_assumed
 from gpumem_tui.simulator.sparse import SPARSE_PRODUCT, SparseTensors
-from gpumem_tui.simulator.storages import Storages, in_backward, size_bytes_of
+from gpumem_tui.simulator.storages import in_backward
 from gpumem_tui.simulator.subclasses import nested_length
 from gpumem_tui.simulator.untraceable import Untraceable, in_words
 from gpumem_tui.simulator.values import Unknown, Values
@@ -51,10 +51,13 @@ _FILLS = frozenset(
 )  # fmt: skip
 """What initializes weights: gives back its argument, and torch's own way to say so loads much else."""
 
+_SHAPES = {**recurrent.SHAPES, **kernels.GIVEN}
+
 _COMPOSED = frozenset(("to", "linear", "matmul"))
 """Operators made of others, which autograd takes apart, but not what a tensor of another kind, as a jagged one, asks of
 the parts that it is made of."""
 
+_ADD, _ADD_IN_PLACE = torch.ops.aten.add.Tensor, torch.ops.aten.add_.Tensor
 _NONZERO: Any = torch.ops.aten.nonzero.default
 
 
@@ -63,7 +66,7 @@ _fake_dispatch = getattr(_fake_dispatch, "__wrapped__", _fake_dispatch)
 """Without the wrapper that keeps torch.compile out of it, which costs each operator more than remembered answers do."""
 
 
-class DeviceMode(Storages, FakeTensorMode):
+class DeviceMode(KernelMemory, FakeTensorMode):
     """Fake tensors on the simulated device, real tensors on the CPU.
 
     Data loading and step counters keep their values; only what lives on the device is without data. Every storage an
@@ -74,10 +77,8 @@ class DeviceMode(Storages, FakeTensorMode):
     def __init__(self, device_type: str, gpu: SimulatedGpu) -> None:
         FakeTensorMode.__init__(self, allow_fallback_kernels=False, allow_non_fake_inputs=True)
         self.fake_tensor_converter = HostConverter(copy_data=False, export=False)
-        Storages.__init__(self, device_type, gpu)
+        KernelMemory.__init__(self, device_type, gpu)
         self._depth = 0
-        self.assumed: Counter[str] = Counter()
-        self._workspaces: set[tuple[str, bool]] = set()
         self._answers = Answers(self, device_type)
         self._thread = threading.local()
         self._turn = threading.RLock()
@@ -166,6 +167,8 @@ class DeviceMode(Storages, FakeTensorMode):
         if func is TO_COPY and _is_to_host(args[0], kwargs):
             self._wait_for_copy(args, kwargs)
             return self.values.copied_to_host(args[0], kwargs.get("dtype"))
+        if func is _ADD and attention.adds_in_place():
+            return self._added_in_place(args, kwargs)
         if kwargs.get("generator") is not None:
             kwargs = {**kwargs, "generator": None}
         if in_backward():
@@ -186,7 +189,17 @@ class DeviceMode(Storages, FakeTensorMode):
         if func in COPIES and _holds_values(args):
             self._note_copy_from_host(args[0] if func is COPY else result)
             self._wait_for_copy(args, kwargs)
-        self._use_scratch(func, args)
+        self._use_scratch(func, args, self._index_bytes)
+        self._index_bytes = []
+        return result
+
+    def _added_in_place(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.Tensor:
+        """The mask added to the scores of attention, where a GPU adds it to them."""
+        scores = args[0]
+        result = self.view_of(
+            scores.untyped_storage(), scores.dtype, scores.shape, scores.stride(), scores.storage_offset()
+        )
+        self.values.follow(_ADD_IN_PLACE, args, kwargs, result)
         return result
 
     def _follow_sparse(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -233,9 +246,9 @@ class DeviceMode(Storages, FakeTensorMode):
                 return args[0]
             if func in TAKEN_FROM_VALUES:
                 return self._shaped_by_values(func, types, args, kwargs)
-            if func in recurrent.SHAPES:
+            if func in _SHAPES:
                 with no_dispatch():
-                    return self._shaped_as(recurrent.SHAPES[func](args, self._gpu.profile))
+                    return self._shaped_as(_SHAPES[func](args, self._gpu.profile))
             return self._shaped_by_torch(func, types, args, kwargs)
         except Exception as error:
             raise self._failed(func, args, error) from error
@@ -246,7 +259,7 @@ class DeviceMode(Storages, FakeTensorMode):
 
     def _failed(self, func: Any, args: tuple[Any, ...], error: Exception) -> Exception:
         """The error as it is raised; in backward the program ends here, as it would not reach the program."""
-        line = self._gpu.sites.calling_line()
+        line = self._gpu.sites.place()
         if not line:
             forward = self._gpu.sites.forward_line()
             line = (
@@ -267,6 +280,12 @@ class DeviceMode(Storages, FakeTensorMode):
         """A result by torch's shape function, or where there is none by an example."""
         try:
             return _fake_dispatch(self, func, types, args, kwargs)
+        except DynamicOutputShapeException:
+            share = self._gpu.assumed_rows.at(self._gpu.sites.calling_line(), func) if can_be_assumed(func) else None
+            if share is None:
+                raise
+            with no_dispatch():
+                return self._shaped_as(by_assumption(func, args, share))
         except (NotImplementedError, UnsupportedOperatorException):
             with suppress(NoExample), no_dispatch():
                 return self._shaped_as(result_by_example(func, args, kwargs))
@@ -287,7 +306,7 @@ class DeviceMode(Storages, FakeTensorMode):
         try:
             known = self._shapes.of_result(func, args, kwargs)
         except Unknown:
-            share = self._gpu.assumed_rows.at(self._gpu.sites.calling_line(), func)
+            share = self._gpu.assumed_rows.at(self._gpu.sites.calling_line(), func) if can_be_assumed(func) else None
             if share is None:
                 return super().__torch_dispatch__(func, types, args, kwargs)
             with no_dispatch():
@@ -358,45 +377,6 @@ class DeviceMode(Storages, FakeTensorMode):
         elif isinstance(result, (list, tuple)):
             for item in result:
                 self._record(item)
-
-    def _use_scratch(self, func: Any, args: tuple[Any, ...]) -> None:
-        """What the kernel takes and gives back while it runs; at its end, when its results exist too."""
-        if is_assumed(func, args, self._gpu.gpu.compute_capability):
-            self.assumed[func._opname] += 1
-        buffers = scratch(func, args, self._gpu.profile)
-        if self._index_bytes:
-            buffers, self._index_bytes = [*buffers, *self._index_bytes], []
-        taken: dict[int, tuple[int, Block | None]] = {}
-        for position, buffer in enumerate(buffers):
-            if isinstance(buffer, GivenBack):
-                if buffer.position in taken:
-                    self.free(*taken.pop(buffer.position))
-            elif self._gpu.unlimited:
-                taken[position] = self._allocate(buffer, bucket=Bucket.TEMPORARY)
-            elif size := size_bytes_of(buffer):
-                taken[position] = self._allocate(size, bucket=Bucket.TEMPORARY)
-        if func._opname in MATRIX_PRODUCTS:
-            self._take_workspaces(func, args)
-        for allocation in reversed(taken.values()):  # as C++ ends the life of what a function holds
-            self.free(*allocation)
-
-    def _take_workspaces(self, func: Any, args: tuple[Any, ...]) -> None:
-        """A thread's cuBLAS handle gets its workspace at the first product, once the result has its memory."""
-        profile = self._gpu.profile
-        self._take_workspace(CUBLAS_WORKSPACE, profile.cublas_workspace_bytes)
-        if profile.cublaslt_workspace_bytes and takes_cublaslt(func, args):
-            self._take_workspace(CUBLASLT_WORKSPACE, profile.cublaslt_workspace_bytes, profile.keeps_cublaslt_workspace)
-
-    def _take_workspace(self, name: str, size_bytes: int, is_kept: bool = True) -> None:
-        """One for the forward and one for the autograd thread, unless a product gives it back at its end."""
-        key = name, in_backward()
-        if key in self._workspaces or not size_bytes:
-            return
-        number, block = self._allocate(size_bytes, name, Bucket.TEMPORARY)
-        if is_kept:
-            self._workspaces.add(key)
-        else:
-            self.free(number, block)
 
 
 def _fresh_turn(mode: weakref.ref[DeviceMode]) -> Callable[[], None]:

@@ -10,6 +10,7 @@ from torch._subclasses.fake_tensor import (
     UnsupportedOperatorException,
 )
 
+from gpumem_tui.simulator.shaped import can_be_assumed
 from gpumem_tui.simulator.sparse import is_sparse
 
 
@@ -31,10 +32,10 @@ def in_words(func: Any, args: tuple[Any, ...], error: Exception, line: str) -> E
             "embedding, sparse=False), or run on a real GPU"
         )
     elif isinstance(error, (DataDependentOutputException, DynamicOutputShapeException)):
+        share = "say what share of the rows it keeps (--assume-rows 0.5), " if can_be_assumed(func) else ""
         problem = (
             "gives a result whose shape depends on what the GPU computes, and nothing is computed here: take it "
-            "from data of the CPU, keep the shape fixed (torch.where, a mask as factor), say what share of the rows "
-            "it keeps (--assume-rows 0.5), or run on a real GPU"
+            f"from data of the CPU, keep the shape fixed (torch.where, a mask as factor), {share}or run on a real GPU"
         )
     elif "NestedInt" in str(error) or func._opname.startswith("_nested_"):
         problem = (

@@ -7,6 +7,7 @@ process speaks it.
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -30,6 +31,8 @@ _NOT_THE_PROGRAM = (
     "<",
 )
 _NOBODY = ("", "")
+_INSTALLED = re.compile(r"[/\\](site|dist)-packages[/\\]|[/\\]lib[/\\]python3")
+"""Where libraries lie, Python's own among them."""
 
 
 class SiteFinder:
@@ -88,6 +91,18 @@ class SiteFinder:
     def calling_line(self) -> str:
         """``file:line`` of the innermost frame that is the program's own."""
         return self._caller()[0]
+
+    def place(self) -> str:
+        """`calling_line`, and where that is an installed library's the line of the program that called it."""
+        line = self.calling_line()
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None:
+            path = frame.f_code.co_filename
+            if is_own(path) and not _INSTALLED.search(path):
+                own = f"{os.path.basename(path)}:{frame.f_lineno}"
+                return line if line in ("", own) else f"{line}, called from {own}"
+            frame = frame.f_back
+        return line
 
     def forward_line(self) -> str:
         """``file:line`` of the forward operator that backward is differentiating; empty where that is not known."""

@@ -184,3 +184,26 @@ def test_a_terminal_that_lacks_characters_gets_others(program: Program) -> None:
     done = program("predict", *options, env={"PYTHONIOENCODING": "ascii"})
     assert (done.code, done.err) == (0, "")
     assert done.out.startswith("mlp ? ")
+
+
+_SHAPED_BY_VALUES = """
+import torch
+def build(device):
+    model = torch.nn.Linear(8, 8, device=device)
+    return model, torch.optim.SGD(model.parameters(), lr=0.1)
+def make_batch(batch_size, device):
+    return torch.ones(batch_size, 8, device=device)
+def train_step(model, optimizer, batch):
+    made = model(batch)
+    made[made.sum(1) > 0].sum().backward()
+"""
+
+
+@pytest.mark.parametrize("json", [(), ("--json",)])
+def test_a_prediction_of_nothing_is_an_error(program: Program, tmp_path: Path, json: tuple[str, ...]) -> None:
+    path = tmp_path / "step.py"
+    path.write_text(_SHAPED_BY_VALUES)
+    done = program("predict", "--workload", str(path), "--batch-size", "8", *json)
+    assert (done.code, done.out) == (2, "")
+    assert done.err.startswith("gpumem-tui: aten.index.Tensor gives a result whose shape depends on")
+    assert done.err.endswith("(step.py:10)\n")

@@ -56,6 +56,90 @@ def test_a_place_that_is_another(project_with_experts: Project) -> None:
     assert done.code == 2
 
 
+DETECTOR = """
+import torch
+from torch import nn
+
+torchvision = torch.library.Library("torchvision", "DEF")
+torchvision.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+
+
+@torch.library.register_fake("torchvision::nms")
+def nms(boxes, scores, threshold):
+    return boxes.new_empty(torch._custom_ops.get_ctx().create_unbacked_symint(), dtype=torch.long)
+
+
+net = nn.Linear(64, 256).cuda()
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+anchors = torch.rand(10_000, 4).cuda()
+for _ in range(5):
+    features = net(torch.randn(10_000, 64).cuda())
+    kept = torch.ops.torchvision.nms(anchors, features.mean(1), 0.5)
+    near = features[kept].square()
+    near[anchors[kept].sum(1) > 2].sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_boxes_that_overlap_no_better_one(project: Project) -> None:
+    project.write("train.py", DETECTOR)
+    refused = project.predict("python", "train.py")
+    assert refused.code == 2
+    assert refused.complaint.startswith("gpumem-tui: torchvision.nms.default gives a result whose shape depends on")
+    assert refused.complaint.endswith("(train.py:19)")
+    shares = [project.predict("python", "train.py", options=("--assume-rows", share)).json for share in ("0.1", "0.2")]
+    few, more = (found["traced"]["buckets"]["activations"] for found in shares)
+    kept = 1000 * 256 * 4
+    assert kept <= more - few <= 4 * kept  # what `square` has picked, for its backward, and what follows
+
+
+def test_what_no_share_can_be_assumed_of_does_not_advise_one(project: Project) -> None:
+    project.write(
+        "train.py",
+        """
+        import torch
+
+        net = torch.nn.Linear(16, 16).cuda()
+        made = net(torch.randn(50, 16).cuda())
+        made.repeat_interleave(made.sum(1).abs().long(), dim=0)
+        """,
+    )
+    done = project.predict("python", "train.py", options=("--assume-rows", "0.5"))
+    assert done.code == 2
+    assert done.complaint.startswith("gpumem-tui: aten.repeat_interleave.Tensor gives a result whose shape depends")
+    assert "--assume-rows" not in done.complaint
+    assert done.complaint.endswith("(train.py:6)")
+
+
+def test_lengths_that_the_gpu_computes_are_the_longest_for_the_ctc_loss(project: Project) -> None:
+    project.write(
+        "train.py",
+        """
+        import torch
+        from torch import nn
+
+        net = nn.Linear(16, 30).cuda()
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        for _ in range(5):
+            made = net(torch.randn(500, 64, 16).cuda())
+            lengths = (made.sum(2) > 0).sum(0)
+            targets = torch.randint(1, 30, (64, 100)).cuda()
+            before = torch.cuda.memory_allocated()
+            loss = nn.functional.ctc_loss(made.log_softmax(2), targets, lengths, (made[:64, :, 0] > 0).sum(0))
+            print("holds", torch.cuda.memory_allocated() - before)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        """,
+    )
+    done = project.predict("python", "train.py")
+    assert done.code == 0, done.stderr
+    held = next(int(line.split()[-1]) for line in done.stderr.splitlines() if "holds" in line)
+    paths = 64 * 500 * (2 * 100 + 1) * 4
+    assert paths + 500 * 64 * 30 * 4 <= held <= 1.05 * (paths + 500 * 64 * 30 * 4)
+
+
 @pytest.mark.parametrize("option", ["2", "half", "train.py=0.5", "nan"])
 def test_what_is_no_share(project: Project, option: str) -> None:
     done = project.predict("python", "train.py", options=("--assume-rows", option))

@@ -119,3 +119,22 @@ def test_a_head_that_flash_must_pad_gives_a_result_of_its_own_width() -> None:
         output.sum().backward()
         assert query.grad is not None
         assert query.grad.shape == query.shape
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, FP16, FP32])
+def test_the_math_kernel_adds_its_mask_in_place(dtype: torch.dtype) -> None:
+    """`attn.add_(*attn_mask)`: scores stay in their type, and there is one tensor of them until the softmax."""
+    with on() as (device, _), sdpa_kernel(SDPBackend.MATH):
+        gpu = torch.get_device_module(device)._gpu
+        query = torch.randn(BATCH, HEADS, TOKENS, WIDTH, dtype=FP16, device=device, requires_grad=True)
+        mask = torch.zeros(TOKENS, TOKENS, dtype=dtype, device=device)
+        made = []
+        for given in (None, mask):
+            before = gpu.recorder.allocations
+            result = F.scaled_dot_product_attention(query, query, query, attn_mask=given)
+            scores = BATCH * HEADS * TOKENS * TOKENS * 4
+            sizes = [gpu.recorder.size_bytes(number) for number in range(before + 1, gpu.recorder.allocations + 1)]
+            made.append(sizes.count(scores))
+        assert made[0] == made[1] > 0
+        result.sum().backward()
+        assert query.grad is not None

@@ -244,9 +244,30 @@ def test_a_mask_is_summed_as_int64_from_a_copy() -> None:
     assert not any(taken(aten.cumsum.default, mask.float(), 1))
 
 
-@pytest.mark.parametrize(("rows", "length", "assumed"), [(4096, 8, False), (8, 50_257, True), (200, 2_999, False)])
-def test_topk_of_long_rows_is_assumed(rows: int, length: int, assumed: bool) -> None:
-    assert is_assumed(aten.topk.default, (torch.empty(rows, length, device="meta"), 2), (8, 0)) is assumed
+@pytest.mark.parametrize(
+    ("shape", "count", "buffers"),
+    [
+        ((4096, 8), 2, []),
+        ((200, 2_999), 2, []),
+        # 108 multiprocessors, 6 blocks of 256 threads on each, 4 values a thread: 50 blocks a row
+        ((8, 50_257), 2, [8 * 4, 8 * 8, 8 * 8, 400 * 256 * 2, 8 * 256 * 4, 400 * 4, 400 * 4]),
+        ((8, 128_000), 2, [8 * 128_000 * 4, 8 * 128_000 * 8, *sizes("row_sort", (8, 128_000, 4, 0))]),
+        ((300, 2_000), 1_000, []),
+        ((21, 9_999), 5_000, [21 * 5_000 * 8, 21 * 5_000 * 4, *sizes("row_sort", (21, 5_000, 4, 0)), 21 * 5_000 * 8]),
+    ],
+)
+def test_topk_takes_by_the_length_of_rows_and_by_how_much_is_wanted(
+    shape: tuple[int, ...], count: int, buffers: list[int]
+) -> None:
+    found = taken(aten.topk.default, torch.empty(shape, device="meta"), count, -1)
+    assert [size for size in found if size] == [size for size in buffers if size]
+
+
+def test_topk_gives_back_what_it_took_on_the_way() -> None:
+    recorded = scratch(aten.topk.default, (torch.empty(8, 50_257, device="meta"), 2), A100)
+    given_back = [one.position for one in recorded if isinstance(one, GivenBack)]
+    assert len(given_back) == len(set(given_back))
+    assert all(not isinstance(recorded[position], GivenBack) for position in given_back)
 
 
 def test_adding_up_by_a_mask_is_assumed() -> None:
@@ -326,3 +347,17 @@ def test_the_cublas_workspace_is_called_by_its_name() -> None:
     operators = {site.operator for site in gpu.finish().site_table}
     assert "cuBLAS workspace" in operators
     assert "aten.device" not in operators
+
+
+def test_grouped_products_of_any_type_give_rows_of_whole_16_bytes() -> None:
+    """As mixtures of experts multiply: tokens sorted by expert, with where each one's end."""
+    with on() as (device, _):
+        for dtype in (torch.float32, torch.bfloat16):
+            tokens = torch.randn(64, 32, device=device, dtype=dtype, requires_grad=True)
+            experts = torch.randn(4, 32, 48, device=device, dtype=dtype, requires_grad=True)
+            ends = torch.tensor([16, 32, 48, 64], dtype=torch.int32, device=device)
+            result = torch._grouped_mm(tokens, experts, offs=ends)
+            assert (result.shape, result.dtype, result.stride()) == ((64, 48), dtype, (48, 1))
+            result.sum().backward()
+            assert experts.grad is not None
+            assert experts.grad.shape == experts.shape
