@@ -163,6 +163,8 @@ class OutOfMemoryDocument(TypedDict):
         buckets: parameters, gradients, optimizer on that device, at that moment.
         allocated_bytes, reserved_bytes, ...: the allocator's figures at that moment; None without an allocator. What
             `allocated_bytes` exceeds the buckets by is activations, batch data, temporary and other.
+        resident_bytes, limit_bytes, limit_owner: of an error of host memory: what the process held of it (``VmRSS``),
+            by how much it is bound, and whose limit that is, as `gpumem_tui.host_memory.Limit`.
         fatal: whether the error ended the process (True), or was seen when it was raised and may have been caught.
         samples: the last records, oldest first, as `wire.Record.as_json`.
     """
@@ -188,8 +190,39 @@ class OutOfMemoryDocument(TypedDict):
     ooms: int | None
     inactive_split_bytes: int | None
     requested_live_bytes: int | None
+    resident_bytes: int | None
+    limit_bytes: int | None
+    limit_owner: str
     fatal: bool
     samples: list[dict[str, Any]]
+
+
+class ErrorDocument(TypedDict):
+    """``.error.json``: the exception that nobody caught. `error` is its class, `source` the line as above."""
+
+    step: int
+    wall_ns: int
+    error: str
+    message: str
+    source: str
+
+
+class ExitDocument(TypedDict):
+    """``.exit.json``: how the process ended, written by `gpumem-tui run`, not by the probe.
+
+    Attributes:
+        exit_code, signal: the one that is not None tells; both are None where that could not be learned.
+        killed_for_memory: the kernel killed it because memory ran out.
+        resident_bytes, limit_bytes, limit_owner: as in `OutOfMemoryDocument`, at the end or shortly before.
+    """
+
+    wall_ns: int
+    exit_code: int | None
+    signal: int | None
+    killed_for_memory: bool
+    resident_bytes: int | None
+    limit_bytes: int | None
+    limit_owner: str
 
 
 # How it is written and read

@@ -6,6 +6,7 @@ import atexit
 import logging
 import math
 import os
+import sys
 import threading
 import time
 import weakref
@@ -22,6 +23,7 @@ from gpumem_tui.probe import allocator, wire
 from gpumem_tui.probe.compiler import invisible, uncompiled
 from gpumem_tui.probe.documents import (
     MAX_REQUEST_BYTES,
+    ErrorDocument,
     LookDocument,
     ModelDocument,
     OutOfMemoryDocument,
@@ -56,7 +58,8 @@ class Probe:
     """Lives in the training process. Never waits, never raises into the program, has no thread.
 
     All that happens, happens in the hook that torch calls after an optimizer's step, at the program's exit and when
-    memory runs out. After `MOST_FAILURES` failures in a row the probe switches itself off. In a forked child it is off.
+    memory runs out. After `MOST_FAILURES` failures in a row the probe switches itself off. A forked child publishes for
+    itself, once it steps an optimizer; those that load data never do.
 
     Args:
         entry: as `wire.Process.entry`.
@@ -71,7 +74,7 @@ class Probe:
         self._ring: Ring | None = None
         self._look: Look | None = None
         self._queued_in = -1
-        self._black_box = BlackBox(self._look_around, self._publish_out_of_memory, self._guarded)
+        self._black_box = BlackBox(self._look_around, self._publish_out_of_memory, self._publish_error, self._guarded)
         self._samples: deque[wire.Record] = deque(maxlen=KEPT_SAMPLES)
         self._lock = threading.Lock()
         self._due = 0.0
@@ -84,6 +87,7 @@ class Probe:
         self._is_off = False
         self._errors = 0
         self._dropped = 0
+        self._is_child = False
         self._pid = os.getpid()
 
     def install(self) -> None:
@@ -98,7 +102,7 @@ class Probe:
         self._finder.follow(self._late)
         register_optimizer_step_post_hook(invisible(after_step))
         self._black_box.arm()
-        os.register_at_fork(after_in_child=self._leave_child)
+        os.register_at_fork(after_in_child=self._begin_in_child)
         atexit.register(self._end)
 
     # What torch, the interpreter and the allocator call
@@ -109,14 +113,21 @@ class Probe:
 
     def _end(self) -> None:
         """The interpreter exits."""
-        self._guarded(self._last_words, though_off=True)
+        self._guarded(self._publish_end, though_off=True)
         self._due = math.inf
 
-    def _leave_child(self) -> None:
-        """This is a forked child. What is published is the parent's, and so are the files."""
-        self._due = math.inf
+    def _begin_in_child(self) -> None:
+        """This is a forked child. What has been published is the parent's, and so are the files and a look."""
+        self._lock = threading.Lock()  # another thread of the parent's may have held the other one
+        self._pid, self._is_child = os.getpid(), True
+        self._ring, self._last, self._control, self._answered = None, None, (0, 0), 0
+        self._samples.clear()
+        self._failures = self._errors = self._dropped = 0
+        self._queued_in = -1
         if self._look is not None:
             self._look.disarm()
+            self._look = None
+        self._due = math.inf if self._is_off else 0.0
 
     def _guarded(self, work: Callable[[], _T], though_off: bool = False) -> _T | None:
         """Do something, of which no failure reaches the program; skip it if another thread is at it, or in a child."""
@@ -167,7 +178,7 @@ class Probe:
                 self._end_look(self._look, optimizer)
         elif backward == -1:
             self._sample()
-            self._obey(optimizer)
+            self._follow_commands(optimizer)
         elif backward != self._queued_in:
             self._queued_in = backward
             self._queue_after_backward(optimizer)
@@ -180,7 +191,7 @@ class Probe:
             optimizer = stepped()
             if optimizer is not None and self._look is None:
                 self._sample()
-                self._obey(optimizer, in_backward=True)
+                self._follow_commands(optimizer, in_backward=True)
 
         callback = uncompiled(lambda: self._guarded(at_end))
         torch.autograd.Variable._execution_engine.queue_callback(callback)
@@ -190,7 +201,7 @@ class Probe:
         self._finder.meet(optimizer)
         weakref.finalize(optimizer, self._steps.forget, id(optimizer)).atexit = False
 
-    def _last_words(self) -> None:
+    def _publish_end(self) -> None:
         if self._look is not None and not self._look.is_over:
             self._answer(self._look.abandon("the program ended before the step did"))
         if self._ring is not None:
@@ -276,6 +287,13 @@ class Probe:
     def _publish_out_of_memory(self, document: OutOfMemoryDocument) -> None:
         write_document(self._open_ring().files.oom, encode_document(dict(document)))
 
+    def _publish_error(self, error: str, message: str, source: str) -> None:
+        if self._ring is not None:  # else it never trained, and nobody would look for it
+            document = ErrorDocument(
+                step=self._steps.steps, wall_ns=time.time_ns(), error=error, message=message, source=source
+            )
+            write_document(self._ring.files.error, encode_document(dict(document)))
+
     def _look_around(self) -> State:
         if self._finder.stale:
             self._finder.update()
@@ -284,11 +302,14 @@ class Probe:
     def _open_ring(self) -> Ring:
         if self._ring is None:
             self._ring = Ring(self._entry)
+            processes = sys.modules.get("multiprocessing.util")
+            if self._is_child and processes is not None:  # its children end without the interpreter's own exit
+                processes.Finalize(None, self._end, exitpriority=0)
         return self._ring
 
     # A viewer's requests
 
-    def _obey(self, optimizer: torch.optim.Optimizer, in_backward: bool = False) -> None:
+    def _follow_commands(self, optimizer: torch.optim.Optimizer, in_backward: bool = False) -> None:
         """Do what a viewer asks for, if that is new."""
         path = self._open_ring().files.control
         try:
@@ -344,6 +365,8 @@ class Probe:
 
 
 def _resident_bytes() -> int:
-    """What this process holds of the host's memory, as the kernel says (second field of /proc/PID/statm, in pages)."""
+    """What this process holds of the host's memory, without pages of files, which the kernel takes back at will: of
+    /proc/PID/statm the second field less the third, in pages. A data set that is mapped fills those."""
     with open("/proc/self/statm", "rb") as file:
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        resident, shared = map(int, file.read().split()[1:3])
+    return (resident - shared) * os.sysconf("SC_PAGE_SIZE")

@@ -153,6 +153,8 @@ class PostMortem:
         buckets: parameters, gradients and optimizer state on that device at that moment.
         fatal: whether the error ended the process.
         device_name, compute_capability: what kind of GPU it was; empty and None where the probe did not say.
+        resident_bytes, limit_bytes, limit_owner: of host memory, what the process held, how much it may hold, and
+            whose limit that is; None and empty where that is not known.
     """
 
     step: Count
@@ -176,6 +178,9 @@ class PostMortem:
     fatal: bool
     device_name: str = ""
     compute_capability: tuple[Count, Count] | None = None
+    resident_bytes: Count | None = None
+    limit_bytes: Count | None = None
+    limit_owner: str = ""
 
     @property
     def breakdown(self) -> Breakdown:
@@ -183,7 +188,31 @@ class PostMortem:
         return Breakdown.from_json(self.buckets)
 
 
-Document = TypeVar("Document", Trained, Look, PostMortem)
+@dataclass(frozen=True)
+class UncaughtError:
+    """The exception that nobody caught; see `gpumem_tui.probe.documents.ErrorDocument`. `message`: its first line."""
+
+    step: Count
+    wall_ns: Count
+    error: str
+    message: str
+    source: str
+
+
+@dataclass(frozen=True)
+class Exit:
+    """How a process ended, seen from outside; see `gpumem_tui.probe.documents.ExitDocument`."""
+
+    wall_ns: Count
+    exit_code: int | None
+    signal: int | None
+    killed_for_memory: bool
+    resident_bytes: Count | None
+    limit_bytes: Count | None
+    limit_owner: str
+
+
+Document = TypeVar("Document", Trained, Look, PostMortem, UncaughtError, Exit)
 
 
 def read_trained(files: Files, uid: int) -> Trained | None:
@@ -221,6 +250,24 @@ def read_post_mortem(files: Files, uid: int) -> PostMortem | None:
     if found is not None:
         _total(found.buckets, files.oom)
     return found
+
+
+def read_error(files: Files, uid: int) -> UncaughtError | None:
+    """The exception that ended the process; None if its probe saw none.
+
+    Raises:
+        WireError: as `read_trained`.
+    """
+    return _read(UncaughtError, files.error, uid)
+
+
+def read_exit(files: Files, uid: int) -> Exit | None:
+    """How the process ended, where `gpumem-tui run` saw it.
+
+    Raises:
+        WireError: as `read_trained`.
+    """
+    return _read(Exit, files.exit, uid)
 
 
 def _read(kind: type[Document], path: Path, uid: int) -> Document | None:
