@@ -166,7 +166,7 @@ def test_steps_count_once_when_torch_comes_to_hook_the_parents_step_too(tmp_path
 @pytest.mark.parametrize(("script", "steps"), [("compiled", 10), ("nano_gpt", 20)])
 def test_nothing_is_compiled_for_the_probe(script: str, steps: int, tmp_path: Path) -> None:
     """Nor does it break a graph in two: frames and graphs are those of a run without it."""
-    program = [HERE / "counted.py", SCRIPTS / f"{script}.py", "--compile"]
+    program: list[str | Path] = [HERE / "counted.py", SCRIPTS / f"{script}.py", "--compile"]
     unwatched = run(program, tmp_path / "none", watched=False)
     watched = _counted(script, tmp_path / "published", arguments=("--compile",))
     assert watched.counts == unwatched.counts
