@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
@@ -137,6 +138,23 @@ def test_a_training_that_keeps_nothing() -> None:
     optimizer = torch.optim.AdamW(model.parameters())
     _, document = _look_through(lambda: train_step(model, optimizer), optimizer, model)
     assert document["kept"] == []
+
+
+def test_a_step_of_very_many_operators_is_not_followed_further(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpumem_tui.probe.look._MOST_FOLLOWED", 10)
+    model = small_model()
+    optimizer = torch.optim.AdamW(model.parameters())
+    finder = Finder()
+    finder.scan([*model.modules(), optimizer])
+    look = Look(1, 1, optimizer, finder.trained)
+    assert look.start([model]) == ""
+    train_step(model, optimizer)
+    document = look.step_ended(2)
+    assert look.is_over
+    assert_nothing_left()
+    assert document is not None
+    assert only_device(document)["buckets"]["activations"] > 0
+    assert (document["kept"], list(document["unavailable"])) == (None, ["allocator", "kept"])
 
 
 def test_the_closures_of_lbfgs() -> None:
