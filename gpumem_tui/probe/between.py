@@ -18,13 +18,14 @@ class BetweenSteps:
     """Records nothing, and knows what is there between two steps, by bucket and module.
 
     Attributes:
-        method, active, unavailable: as in `operators.OperatorRecorder`.
+        method, active, unavailable, events: as in `operators.OperatorRecorder`.
     """
 
     method = "tensors found after the step"
+    events = 0
 
     def __init__(self, reason: str) -> None:
-        self.unavailable = dict.fromkeys(("peak", "phases", "account of kept memory"), reason)
+        self.unavailable = dict.fromkeys(("peak", "phases", "kept"), reason)
         self.active = False
         self._history = StepHistory(phases_known=False)
         self._numbers: dict[int, int] = {}

@@ -47,7 +47,7 @@ class HistoryRecorder:
     which would be compiled anew for them.
 
     Attributes:
-        method, active, unavailable: as in `operators.OperatorRecorder`.
+        method, active, unavailable, events: as in `operators.OperatorRecorder`.
     """
 
     method = "allocator history"
@@ -92,6 +92,11 @@ class HistoryRecorder:
             self.active = self._recording = False
             torch.cuda.memory._record_memory_history(None)
         return True
+
+    @property
+    def events(self) -> int:
+        """Allocations and releases so far, on the device that has most."""
+        return max((self._position(device) for device in self._devices), default=0)
 
     def enter(self, phase: Phase) -> None:
         """A phase begins."""

@@ -29,8 +29,9 @@ from gpumem_tui.step.sites import SiteFinder
 _LONGEST_S = 600.0
 _STEPS = 3
 """The first is the one that is looked at. What it and the second leave behind is told by the end of the third."""
+_MOST_FOLLOWED = 200_000
+"""Allocations and releases of a step, up to which the steps after it are followed too: reading them takes seconds."""
 _COMPILED = "code compiled by torch.compile would be compiled anew to be followed"
-_NOT_SEEN = "account of kept memory"
 
 
 class Look:
@@ -180,6 +181,8 @@ class Look:
         self.is_over = self._steps == _STEPS or isinstance(recorder, BetweenSteps)
         if self._answer is None:
             self._answer = self._document(recorder.result(), dict(recorder.unavailable))
+            if recorder.events > _MOST_FOLLOWED:
+                return self.abandon(f"two more steps of {recorder.events:,} allocations and releases are too much")
         if self.is_over:
             self._answer = {**self._answer, "kept": recorder.kept()}
             self.disarm()
@@ -192,7 +195,7 @@ class Look:
         self.is_over = True
         self.stop()
         if self._answer is not None:
-            return {**self._answer, "unavailable": {**self._answer["unavailable"], _NOT_SEEN: reason}}
+            return {**self._answer, "unavailable": {**self._answer["unavailable"], "kept": reason}}
         return self._document([], {"look": reason})
 
     def stop(self) -> bool:

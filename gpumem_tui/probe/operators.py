@@ -72,6 +72,11 @@ class OperatorRecorder(TorchDispatchMode):
             self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
         return not self._entered
 
+    @property
+    def events(self) -> int:
+        """Allocations and releases so far."""
+        return self._history.events
+
     def enter(self, phase: Phase) -> None:
         """A phase begins."""
         self._history.enter(phase, self._now())

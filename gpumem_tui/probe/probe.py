@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from gpumem_tui.host_memory import resident_bytes
 from gpumem_tui.probe import allocator, wire
 from gpumem_tui.probe.compiler import invisible, uncompiled
 from gpumem_tui.probe.documents import (
@@ -44,6 +45,9 @@ INTERVAL_S = 0.5
 SAMPLE_SHARE = 1 / 400
 """Samples take at most this share of the training's time: where one takes long, they become rarer."""
 SCAN_SHARE = 1 / 1000
+SCAN_ALLOWANCE_S = 0.25
+"""Putting modules in order takes at most this share of the time since the first, and this much beyond it: a program
+that makes some now and then has them found at the next sample, one that makes some in each step is not held up."""
 MOST_FAILURES = 5
 KEPT_SAMPLES = 32
 
@@ -75,7 +79,8 @@ class Probe:
         self._samples: deque[wire.Record] = deque(maxlen=KEPT_SAMPLES)
         self._lock = threading.Lock()
         self._due = 0.0
-        self._next_scan = 0.0
+        self._scanned_since = time.monotonic()
+        self._scan_s = 0.0
         self._last: tuple[float, int] | None = None
         self._control = (0, 0)
         self._answered = 0
@@ -213,7 +218,7 @@ class Probe:
         try:
             ring = self._open_ring()
             with torch._C.DisableTorchFunction():  # the program's own modes need not see what is read here
-                if self._finder.stale and started >= self._next_scan:
+                if self._finder.stale and self._may_scan(started, phase):
                     self._scan(ring)
                 started = time.monotonic()  # the ring and the scan are no part of what a sample takes
                 records = self._records(started, phase)
@@ -231,8 +236,11 @@ class Probe:
         started = time.monotonic()
         self._finder.update()
         self._publish_model(ring)
-        now = time.monotonic()
-        self._next_scan = now + (now - started) / SCAN_SHARE
+        self._scan_s += time.monotonic() - started
+
+    def _may_scan(self, now: float, phase: str) -> bool:
+        """Whether there is time for it; as the program ends (no phase) there is."""
+        return not phase or self._scan_s <= SCAN_ALLOWANCE_S + SCAN_SHARE * (now - self._scanned_since)
 
     def _publish_model(self, ring: Ring) -> None:
         document = ModelDocument(
@@ -253,7 +261,7 @@ class Probe:
         step_s = (now - before[0]) / (steps - before[1]) if before and steps > before[1] else math.nan
         wall_ns, monotonic_ns = time.time_ns(), time.monotonic_ns()
         cuda = allocator.devices_in_use(holdings)
-        host_bytes = _resident_bytes()
+        host_bytes = resident_bytes()
         return [
             wire.Record(
                 sequence=0,
@@ -270,7 +278,7 @@ class Probe:
                 **asdict(allocator.figures(device) if device in cuda else allocator.UNKNOWN),
                 dropped=self._dropped,
                 errors=self._errors,
-                host_bytes=host_bytes,
+                host_bytes=-1 if host_bytes is None else host_bytes,
             )
             for device in sorted({*holdings, *cuda} or {wire.CPU})  # where nothing is left, that is said
         ]
@@ -355,11 +363,3 @@ class Probe:
         ring = self._open_ring()
         write_document(ring.files.look, encode_document(dict(document)))
         ring.looking(0)
-
-
-def _resident_bytes() -> int:
-    """What this process holds of the host's memory, without pages of files, which the kernel takes back at will: of
-    /proc/PID/statm the second field less the third, in pages. A data set that is mapped fills those."""
-    with open("/proc/self/statm", "rb") as file:
-        resident, shared = map(int, file.read().split()[1:3])
-    return (resident - shared) * os.sysconf("SC_PAGE_SIZE")
