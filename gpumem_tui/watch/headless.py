@@ -74,7 +74,7 @@ def watch(
                 if process.key not in running:
                     writer.begun(process)
                     running.add(process.key)
-            elif process.key not in running:
+            elif process.key not in running and process.known_pid != pid:
                 continue
             newest = max((sample.record.sequence for sample in process.samples), default=0)
             if newest > shown.get(process.key, 0):
