@@ -6,10 +6,15 @@ A probe does not remove its own: viewers show how its process ended. The next `r
 from __future__ import annotations
 
 import os
+import re
 import time
+from collections.abc import Iterable
 from contextlib import suppress
+from pathlib import Path
 
+from gpumem_tui.probe.files import start_ticks
 from gpumem_tui.probe.folder import Folder, WireError
+from gpumem_tui.watch import hosts
 from gpumem_tui.watch.records import ProbedProcess, State
 
 KEEP_S = 7 * 24 * 3600.0
@@ -18,13 +23,23 @@ KEEP_ENDED_S = 3600.0
 KEEP_PROCESSES = 20
 
 
-def clean(processes: tuple[ProbedProcess, ...], now_s: float | None = None) -> int:
+_ATTACH_S = 600.0
+"""An attach that takes longer has been given up; its answer may still come."""
+_OF_PROCESS = re.compile(r"\.?(\d+)-(\d+)\.")
+_OF_ATTACH = re.compile(r"\.(attach|probe)(-[0-9a-f]+)?\.(json|zip)$")
+_OLDER_ARCHIVE = re.compile(r"probe-.*\.zip")
+"""As earlier versions named it."""
+
+
+def clean(processes: tuple[ProbedProcess, ...], now_s: float | None = None, directories: Iterable[Path] = ()) -> int:
     """Remove our own files of processes that ended: as they should, an hour later; otherwise, a week later.
 
-    Of more than twenty that ended, the last twenty are kept at most.
+    Of more than twenty that ended, the last twenty are kept at most. What attaching has left goes once its process has,
+    and an answer that nobody waits for any more.
 
     Args:
         processes: as a `Watcher` found them.
+        directories: where to look for what attaching has left; besides those of the processes.
         now_s: seconds since the epoch; now by default.
 
     Returns:
@@ -40,7 +55,36 @@ def clean(processes: tuple[ProbedProcess, ...], now_s: float | None = None) -> i
     ]
     for process in old:
         _remove(process)
+    own = {process.files.directory for process in processes if process.uid == os.geteuid()}
+    for directory in own | set(directories):
+        _remove_left_by_attaching(directory, now_s)
     return len(old)
+
+
+def _remove_left_by_attaching(directory: Path, now_s: float) -> None:
+    with suppress(OSError, WireError), Folder(directory, (os.geteuid(),)) as folder:
+        for name in folder.names():
+            named = _OF_PROCESS.match(name)
+            is_old = now_s - folder.status(name).st_mtime > _ATTACH_S
+            is_archive = name.endswith(".zip")
+            if is_archive and _OLDER_ARCHIVE.fullmatch(name):
+                gone = is_old
+            elif named is not None and _OF_ATTACH.search(name):
+                gone = is_old and (not is_archive or not _lives(int(named[1]), int(named[2])))
+            else:
+                continue
+            if gone:
+                folder.remove(name)
+
+
+def _lives(pid: int, ticks: int) -> bool:
+    """Whether that process is there, in a container too: an archive is what it imports the probe from."""
+    try:
+        if start_ticks(pid) == ticks:
+            return True
+    except (OSError, WireError):
+        pass
+    return any((host.inner_pid, host.start_ticks) == (pid, ticks) for host in hosts.every())
 
 
 def _keep_s(process: ProbedProcess) -> float:

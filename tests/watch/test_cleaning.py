@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
+from gpumem_tui.probe.files import start_ticks
 from gpumem_tui.watch.cleaning import KEEP_ENDED_S, KEEP_PROCESSES, KEEP_S, clean
 from gpumem_tui.watch.reader import Watcher
 from tests.watch.rings import RECORD, RingFile, gone, out_of_memory, this_process
@@ -59,3 +61,26 @@ def test_a_process_whose_number_begins_alike_keeps_its_files(tmp_path: Path) -> 
     alike = ended(folder, 22, 60)
     clean(Watcher([folder]).processes(), NOW_S)
     assert left(folder) == {alike.path.name, alike.files.oom.name}
+
+
+def test_what_attaching_left_goes_with_its_process(tmp_path: Path) -> None:
+    folder = tmp_path / "probes"
+    folder.mkdir(mode=0o700)
+    lives = f"{os.getpid()}-{start_ticks()}"
+    names = {
+        "3999999-7.probe-00ff00ff.zip": False,  # its process is gone
+        "3999999-7.attach-00ff00ff.json": False,
+        "probe-1.2.3.zip": False,
+        f"{lives}.attach-00ff00ff.json": False,  # nobody waits for the answer any more
+        f"{lives}.probe-00ff00ff.zip": True,  # the process imports the probe from it
+        "notes.json": True,
+        "3999999-7.model.json": True,
+    }
+    for name in names:
+        (folder / name).touch()
+        os.utime(folder / name, (NOW_S - 3600, NOW_S - 3600))
+    young = folder / "3999998-7.attach-00ff00ff.json"
+    young.touch()
+    os.utime(young, (NOW_S, NOW_S))
+    clean((), NOW_S, [folder])
+    assert left(folder) == {young.name, *(name for name, stays in names.items() if stays)}
