@@ -46,7 +46,7 @@ def run(on_screen: bool, command: tuple[str, ...]) -> int:
     from gpumem_tui.watch.reader import Watcher
     from gpumem_tui.watch.supervising import leave_as
 
-    clean(Watcher().processes(), directories=[default_directory()])
+    clean(Watcher().processes())
     for warning in warnings(command, default_directory()):
         complain(warning, 0)
 

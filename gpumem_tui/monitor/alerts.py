@@ -117,7 +117,7 @@ class _Finding:
 
 
 @dataclass
-class _Standing:
+class _Lasting:
     """A cause that was seen lately: an alert once it has lasted."""
 
     finding: _Finding
@@ -164,7 +164,7 @@ class Alerts:
 
     def __init__(self, settings: Settings | None = None) -> None:
         self._settings = settings or Settings()
-        self._standing: dict[Key, _Standing] = {}
+        self._lasting: dict[Key, _Lasting] = {}
         self._past: dict[tuple[str, str], _Past] = {}
         self._probes: Probes = {}
         self._watched: frozenset[int] = frozenset()
@@ -212,20 +212,20 @@ class Alerts:
 
     def _follow(self, found: dict[Key, _Finding], unread: set[Key], now_s: float) -> None:
         for key, finding in found.items():
-            if key in self._standing:
-                self._standing[key].finding, self._standing[key].seen_s = finding, now_s
+            if key in self._lasting:
+                self._lasting[key].finding, self._lasting[key].seen_s = finding, now_s
             elif finding.begins:
-                self._standing[key] = _Standing(finding, now_s, now_s)
-        for key, standing in list(self._standing.items()):
-            patience_s = _PATIENCE_S if key in unread else _HOLD_S.get(standing.finding.kind, 0.0)
-            if now_s - standing.seen_s > patience_s:
-                del self._standing[key]
+                self._lasting[key] = _Lasting(finding, now_s, now_s)
+        for key, lasting in list(self._lasting.items()):
+            patience_s = _PATIENCE_S if key in unread else _HOLD_S.get(lasting.finding.kind, 0.0)
+            if now_s - lasting.seen_s > patience_s:
+                del self._lasting[key]
 
     def _alerts(self) -> tuple[Alert, ...]:
         alerts = [
-            Alert(standing.finding.severity, uuid, kind, standing.finding.message, standing.since_s, instance)
-            for (uuid, instance, kind), standing in self._standing.items()
-            if standing.seen_s - standing.since_s >= _DELAY_S.get(kind, 0.0)
+            Alert(lasting.finding.severity, uuid, kind, lasting.finding.message, lasting.since_s, instance)
+            for (uuid, instance, kind), lasting in self._lasting.items()
+            if lasting.seen_s - lasting.since_s >= _DELAY_S.get(kind, 0.0)
         ]
         worst_first, kinds = list(reversed(Severity)), list(AlertKind)
 
@@ -236,8 +236,8 @@ class Alerts:
 
     def _set_back(self, now_s: float) -> None:
         """The clock went back: nothing may have begun in the future."""
-        for standing in self._standing.values():
-            standing.since_s, standing.seen_s = min(standing.since_s, now_s), min(standing.seen_s, now_s)
+        for lasting in self._lasting.values():
+            lasting.since_s, lasting.seen_s = min(lasting.since_s, now_s), min(lasting.seen_s, now_s)
         self._past.clear()
 
     def _findings(self, gpu: GpuReading, now_s: float, probes: Probes) -> Iterator[_Finding]:

@@ -109,7 +109,7 @@ class Probe:
 
     def _end(self) -> None:
         """The interpreter exits."""
-        self._guarded(self._last_words, though_off=True)
+        self._guarded(self._publish_end, though_off=True)
         self._due = math.inf
 
     def _begin_in_child(self) -> None:
@@ -174,7 +174,7 @@ class Probe:
                 self._end_look(self._look, optimizer)
         elif backward == -1:
             self._sample()
-            self._obey(optimizer)
+            self._follow_commands(optimizer)
         elif backward != self._queued_in:
             self._queued_in = backward
             self._queue_after_backward(optimizer)
@@ -187,7 +187,7 @@ class Probe:
             optimizer = stepped()
             if optimizer is not None and self._look is None:
                 self._sample()
-                self._obey(optimizer, in_backward=True)
+                self._follow_commands(optimizer, in_backward=True)
 
         callback = uncompiled(lambda: self._guarded(at_end))
         torch.autograd.Variable._execution_engine.queue_callback(callback)
@@ -197,7 +197,7 @@ class Probe:
         self._finder.meet(optimizer)
         weakref.finalize(optimizer, self._steps.forget, id(optimizer)).atexit = False
 
-    def _last_words(self) -> None:
+    def _publish_end(self) -> None:
         if self._look is not None and not self._look.is_over:
             self._answer(self._look.abandon("the program ended before the step did"))
         if self._ring is not None:
@@ -302,7 +302,7 @@ class Probe:
 
     # A viewer's requests
 
-    def _obey(self, optimizer: torch.optim.Optimizer, in_backward: bool = False) -> None:
+    def _follow_commands(self, optimizer: torch.optim.Optimizer, in_backward: bool = False) -> None:
         """Do what a viewer asks for, if that is new."""
         path = self._open_ring().files.control
         try:

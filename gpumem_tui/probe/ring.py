@@ -23,7 +23,7 @@ class Ring:
     cannot kill this process as a mapped one would. A file that was deleted, cut or replaced is made again.
 
     Raises:
-        OSError, WireError: by every method: the directory cannot be had, is full, or is not private.
+        OSError, WireError: by every method: the directory cannot be made or reached, is full, or is not private.
     """
 
     def __init__(self, entry: str) -> None:
@@ -52,7 +52,7 @@ class Ring:
             os.close(descriptor)
 
     def end(self) -> None:
-        """Say that the process leaves in good order."""
+        """Say that the interpreter exits."""
         self._patch(*wire.ended_patch(time.time_ns()))
 
     def looking(self, request: int) -> None:

@@ -135,7 +135,7 @@ class Header:
 
     Attributes:
         written: records written since the ring was made; the newest has this sequence number.
-        ended_ns: wall time at which the process left in good order; 0 while it runs, and if it was killed.
+        ended_ns: wall time at which the interpreter exited; 0 while it runs, and if it was killed.
         switched_off: why the probe switched itself off; empty if it did not.
         looking: the number of the request for a look that is being recorded; 0 for none. A request that is neither
             this nor answered waits for a step's end, at which the probe sees it.
@@ -240,7 +240,7 @@ def written_patch(written: int) -> tuple[int, bytes]:
 
 
 def ended_patch(wall_ns: int) -> tuple[int, bytes]:
-    """Offset and bytes that tell that the process left in good order."""
+    """Offset and bytes that tell that the interpreter exits."""
     return _ENDED_AT, _COUNTER.pack(wall_ns)
 
 

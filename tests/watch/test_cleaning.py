@@ -63,24 +63,17 @@ def test_a_process_whose_number_begins_alike_keeps_its_files(tmp_path: Path) -> 
     assert left(folder) == {alike.path.name, alike.files.oom.name}
 
 
-def test_what_attaching_left_goes_with_its_process(tmp_path: Path) -> None:
+def test_files_of_those_that_never_published_go(tmp_path: Path) -> None:
+    """As an attach leaves them that was answered too late, or the probe that was sent into a container."""
     folder = tmp_path / "probes"
-    folder.mkdir(mode=0o700)
-    lives = f"{os.getpid()}-{start_ticks()}"
-    names = {
-        "3999999-7.probe-00ff00ff.zip": False,  # its process is gone
-        "3999999-7.attach-00ff00ff.json": False,
-        "probe-1.2.3.zip": False,
-        f"{lives}.attach-00ff00ff.json": False,  # nobody waits for the answer any more
-        f"{lives}.probe-00ff00ff.zip": True,  # the process imports the probe from it
-        "notes.json": True,
-        "3999999-7.model.json": True,
-    }
-    for name in names:
+    young = ended(folder, 1, 60)
+    stays = [f"{young.files.pid}-1.probe-0123abcd.zip", f"{os.getpid()}-{start_ticks()}.attach-77.json", "notes.txt"]
+    goes = [f"{young.files.pid}-9.attach-0123abcd.json", f".{young.files.pid}-9.attach-0123abcd.json.5"]
+    for name in (*stays, *goes):
         (folder / name).touch()
-        os.utime(folder / name, (NOW_S - 3600, NOW_S - 3600))
-    young = folder / "3999998-7.attach-00ff00ff.json"
-    young.touch()
-    os.utime(young, (NOW_S, NOW_S))
-    clean((), NOW_S, [folder])
-    assert left(folder) == {young.name, *(name for name, stays in names.items() if stays)}
+        os.utime(folder / name, (NOW_S - KEEP_ENDED_S - 60,) * 2)
+    (folder / f"{young.files.pid}-10.attach-0123abcd.json").touch()
+    os.utime(folder / f"{young.files.pid}-10.attach-0123abcd.json", (NOW_S - 60,) * 2)
+    clean(Watcher([folder]).processes(), NOW_S, folder)
+    new = f"{young.files.pid}-10.attach-0123abcd.json"
+    assert left(folder) == {young.path.name, young.files.oom.name, *stays, new}
