@@ -22,6 +22,7 @@ from gpumem_tui.tui.views.process_history import ProcessChart, process_history_r
 from gpumem_tui.tui.views.processes import table_view
 from gpumem_tui.tui.views.ranks import ranks_rows
 from gpumem_tui.tui.views.shares import shares
+from gpumem_tui.watch.documents import Kept
 from gpumem_tui.watch.jobs import Job, job_of
 from gpumem_tui.watch.published import Published, WatchedProcess
 from gpumem_tui.watch.records import RefusedFile, Sample, State
@@ -466,3 +467,15 @@ def test_bytes_of_host_memory_in_a_card() -> None:
     assert said.startswith("host memory PID 4100")
     assert "3.0 MiB" in said
     assert Sample(watch_scene.on_cpu()).buckets[Bucket.OPTIMIZER] == 6 * MIB
+
+
+def test_a_look_says_what_every_step_leaves_behind() -> None:
+    look = watch_scene.look()
+    waiting = text(step_page(look, 100))
+    assert "known after two more steps" in waiting
+    leak = replace(look, kept=(Kept(0, "aten.add", "loss", "train.py:31", 3 * MIB, 2),))
+    said = text(step_page(leak, 100))
+    assert "Left behind by every step, and not released two steps later" in said
+    assert "3.0 MiB  train.py:31, in loss, aten.add" in said
+    assert "Every step releases what it makes." in text(step_page(replace(look, kept=()), 100))
+    assert "two more steps" not in text(step_page(replace(look, unavailable={"kept": "too many events"}), 100))
