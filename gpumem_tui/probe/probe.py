@@ -44,6 +44,9 @@ INTERVAL_S = 0.5
 SAMPLE_SHARE = 1 / 400
 """Samples take at most this share of the training's time: where one takes long, they become rarer."""
 SCAN_SHARE = 1 / 1000
+SCAN_ALLOWANCE_S = 0.25
+"""Putting modules in order takes at most this share of the time since the first, and this much beyond it: a program
+that makes some now and then has them found at the next sample, one that makes some in each step is not held up."""
 MOST_FAILURES = 5
 KEPT_SAMPLES = 32
 
@@ -75,7 +78,8 @@ class Probe:
         self._samples: deque[wire.Record] = deque(maxlen=KEPT_SAMPLES)
         self._lock = threading.Lock()
         self._due = 0.0
-        self._next_scan = 0.0
+        self._scanned_since = time.monotonic()
+        self._scan_s = 0.0
         self._last: tuple[float, int] | None = None
         self._control = (0, 0)
         self._answered = 0
@@ -213,7 +217,7 @@ class Probe:
         try:
             ring = self._open_ring()
             with torch._C.DisableTorchFunction():  # the program's own modes need not see what is read here
-                if self._finder.stale and started >= self._next_scan:
+                if self._finder.stale and self._may_scan(started, phase):
                     self._scan(ring)
                 started = time.monotonic()  # the ring and the scan are no part of what a sample takes
                 records = self._records(started, phase)
@@ -231,8 +235,11 @@ class Probe:
         started = time.monotonic()
         self._finder.update()
         self._publish_model(ring)
-        now = time.monotonic()
-        self._next_scan = now + (now - started) / SCAN_SHARE
+        self._scan_s += time.monotonic() - started
+
+    def _may_scan(self, now: float, phase: str) -> bool:
+        """Whether there is time for it; as the program ends (no phase) there is."""
+        return not phase or self._scan_s <= SCAN_ALLOWANCE_S + SCAN_SHARE * (now - self._scanned_since)
 
     def _publish_model(self, ring: Ring) -> None:
         document = ModelDocument(

@@ -249,6 +249,9 @@ def process_line(process: ProbedProcess, now_s: float | None = None) -> str:
     return printable(f"{line} ({process.problem})" if process.problem else line)
 
 
+_LACKING = {"kept": "account of what steps keep"}
+
+
 def look_lines(process: ProbedProcess, look: Look, by: By = "source") -> list[str]:
     """A deep look: each device's peak by bucket, then by module or source line, then how memory went over the step."""
     lines = [f"{process.title}: step {look.step:,}, {look.step_s:.3f} s with the recording ({look.method or 'none'})"]
@@ -260,7 +263,7 @@ def look_lines(process: ProbedProcess, look: Look, by: By = "source") -> list[st
             lines += ["", f"by {by}", *_place_lines(device, by)]
         lines += ["", *_timeline_lines(device)]
     lines += ["", *_kept_lines(look)] if look.kept is not None else []
-    lines += [f"no {what}: {why}" for what, why in look.unavailable.items()]
+    lines += [f"no {_LACKING.get(what, what)}: {why}" for what, why in look.unavailable.items()]
     return [printable(line) for line in lines]
 
 

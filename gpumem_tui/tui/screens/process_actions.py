@@ -219,11 +219,12 @@ class ProcessActions(MainScreen):
             if left_off.wait(_POLL_S):
                 raise NoAnswer("left off")
 
-        def ask() -> Look:
-            return await_look(process, request_look(process), _LOOK_S, wait=wait)
-
         effect = "Its next step is recorded and takes longer. If you leave off, it is recorded all the same."
         waiting = WaitingScreen("A look into the next step", process.title, effect)
+
+        def ask() -> Look:
+            return await_look(process, request_look(process), _LOOK_S, wait=wait, say=waiting.tell)
+
         await self.app.push_screen(waiting, lambda _: left_off.set())
         try:
             look = await in_daemon_thread(ask)
