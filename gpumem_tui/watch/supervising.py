@@ -67,14 +67,17 @@ class Deaths:
                 if start_ticks(files.pid) == files.start_ticks and is_below(files.pid, self._pid):
                     self._followed[files] = Witness(files.pid, files.start_ticks)
 
-    def reap(self) -> Exit | None:
-        """How the command itself ended; None while it runs. As the first process of a container, others are ours too.
+    def reap(self, *, others: bool = False) -> Exit | None:
+        """How the command itself ended; None while it runs.
+
+        Args:
+            others: also wait for all other children: as the first process of a container we are given orphans.
 
         Raises:
             ChildProcessError: somebody else has asked for it before.
         """
         while True:
-            pid, status, used = os.wait4(-1, os.WNOHANG)
+            pid, status, used = os.wait4(-1 if others else self._pid, os.WNOHANG)
             if not pid:
                 return None
             if pid == self._pid:
@@ -146,7 +149,7 @@ class Supervised:
             if told is not None and told.si_signo in _HANDED_ON and told.si_code != _FROM_KERNEL:
                 with suppress(ProcessLookupError):
                     os.kill(self._process.pid, told.si_signo)
-            ended = self._deaths.reap()
+            ended = self._deaths.reap(others=True)
             self._deaths.look()
             if ended is not None:
                 self._process.returncode = 0  # it has been waited for
