@@ -99,6 +99,16 @@ def limit(pid: int | str = "self", group: MemoryGroup | None = None) -> Limit | 
     return min(limits, key=lambda one: one.bytes, default=None)
 
 
+def left_bytes(pid: int | str = "self") -> int | None:
+    """How much more host memory a process may hold before its limit, or the machine's free memory, is reached."""
+    bound, held = limit(pid), resident_bytes(pid)
+    available = _counter(_PROC / "meminfo", "MemAvailable:")
+    found = [] if available is None else [available * 1024]
+    if bound is not None and held is not None:
+        found.append(max(0, bound.bytes - held))
+    return min(found, default=None)
+
+
 def resident_bytes(pid: int | str = "self") -> int | None:
     """What a process holds of host memory now (``VmRSS``); None if it is gone or may not be looked at."""
     found = _counter(_PROC / str(pid) / "status", "VmRSS:")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -150,6 +151,10 @@ class _Progress:
         """A device is taken apart."""
         self._say(f"analysing {share:.0%}")
 
+    def doing(self, stage: str) -> None:
+        """A step is waited for, or recorded."""
+        self._say(stage)
+
     def clear(self) -> None:
         """Nothing is under way any more."""
         if self._last:
@@ -163,17 +168,24 @@ class _Progress:
 
 def _look_at_process(pid: int, by: By, timeout_s: float, *, as_json: bool) -> int:
     from gpumem_tui.watch import report
-    from gpumem_tui.watch.requests import NoAnswer, await_look, request_look
+    from gpumem_tui.watch.requests import NoAnswer, await_kept, await_look, request_look
 
     process = find(following(pid), pid, ended=True)
     if process is None:
         return does_not_publish(pid)
     if not process.is_running:
         return complain(f"{process.title} has ended: `gpumem-tui watch {pid}` shows its last sample", EXIT_FAILED)
+    said = _Progress()
+    started = time.monotonic()
     try:
-        answer = await_look(process, request_look(process), timeout_s)
+        answer = await_look(process, request_look(process), timeout_s, say=said.doing)
+        if answer.devices:
+            said.doing("following two more steps, which tell what a step leaves behind")
+        answer = await_kept(process, answer, timeout_s - (time.monotonic() - started))
     except NoAnswer as error:
+        said.clear()
         return complain(str(error), EXIT_FAILED)
+    said.clear()
     if as_json:
         body: dict[str, Any] = report.look_json(process, answer)
         click.echo(json.dumps(body))

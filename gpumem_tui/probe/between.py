@@ -24,7 +24,7 @@ class BetweenSteps:
     method = "tensors found after the step"
 
     def __init__(self, reason: str) -> None:
-        self.unavailable = dict.fromkeys(("peak", "phases", "account of kept memory"), reason)
+        self.unavailable = dict.fromkeys(("peak", "phases", "kept"), reason)
         self.active = False
         self._history = StepHistory(phases_known=False)
         self._numbers: dict[int, int] = {}

@@ -18,6 +18,15 @@ def invisible(function: _T) -> _T:
     `torch.compiler.disable` does the same, but imports all of the compiler.
     """
     function._torchdynamo_disable = True  # type: ignore[attr-defined]
+    return passed_over(function)
+
+
+def passed_over(function: _T) -> _T:
+    """Mark a function that compiled code must be able to trace: nothing is compiled for it where it is called as it is.
+
+    An `invisible` one would break the graph, which is an error in a program that asks for a full one. What it does
+    while `torch.compiler.is_compiling` is traced; so that should be nothing.
+    """
     code = function.__code__  # type: ignore[attr-defined]
     if hasattr(_frames, "set_code_exec_strategy"):
         skip = _frames._FrameAction.SKIP

@@ -132,12 +132,14 @@ class LookDocument(TypedDict):
         request: the request's number.
         step: the step that was looked at, counted as in `wire.Record`.
         step_s: how long it took, the recording included.
-        method: ``allocator history`` (CUDA), ``operators`` (CPU), or empty if nothing was recorded.
+        method: ``allocator history`` (CUDA), ``operators`` (CPU), ``tensors found after the step`` (compiled, CPU), or
+            empty if nothing was recorded.
         devices: empty if nothing was recorded.
         kept: what every step leaves behind, the largest first. None as long as the two steps that follow the looked one
             have not ended, when the document is written again; or for ever, with a reason in `unavailable`.
-        unavailable: reasons by what they concern: ``look`` if there is none at all; ``module``, ``phases``, ``kept``;
-            ``allocator`` where there is none; ``events`` if there were too many; ``sum`` if the allocator counts more.
+        unavailable: reasons by what they concern: ``look`` if there is none at all; ``module``, ``phases``,
+            ``peak``, ``kept``; ``allocator`` where there is none; ``events`` if there were too many; ``sum`` if the
+            allocator counts more.
     """
 
     request: int

@@ -109,8 +109,7 @@ class Finder:
 
     def follow(self, late: bool) -> None:
         """Learn of every module that is made from now on. `late`: some may have been made before."""
-        self._known.follow()
-        self.complete = not late
+        self.complete = self._known.follow() and not late
 
     def leave(self) -> None:
         """Learn of nothing more."""

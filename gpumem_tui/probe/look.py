@@ -30,7 +30,6 @@ _LONGEST_S = 600.0
 _STEPS = 3
 """The first is the one that is looked at. What it and the second leave behind is told by the end of the third."""
 _COMPILED = "code compiled by torch.compile would be compiled anew to be followed"
-_NOT_SEEN = "account of kept memory"
 
 
 class Look:
@@ -192,7 +191,7 @@ class Look:
         self.is_over = True
         self.stop()
         if self._answer is not None:
-            return {**self._answer, "unavailable": {**self._answer["unavailable"], _NOT_SEEN: reason}}
+            return {**self._answer, "unavailable": {**self._answer["unavailable"], "kept": reason}}
         return self._document([], {"look": reason})
 
     def stop(self) -> bool:

@@ -23,7 +23,7 @@ from torch.nn.modules.module import (
     register_module_parameter_registration_hook,
 )
 
-from gpumem_tui.probe.compiler import invisible
+from gpumem_tui.probe.compiler import passed_over
 from gpumem_tui.sites import is_own
 
 _CHUNK = 2_000
@@ -47,11 +47,20 @@ class Modules:
         self._known: weakref.WeakValueDictionary[int, nn.Module] = weakref.WeakValueDictionary()
         self._undo: list[Any] = []
 
-    def follow(self) -> None:
-        """Learn of every module that is made from now on. Costs half a microsecond a parameter of a module's making."""
+    def follow(self) -> bool:
+        """Learn of every module that is made from now on; whether that can be done.
+
+        Costs half a microsecond a parameter of a module's making.
+        Compiled code that sets a buffer traces what is called for that too, and finds nothing to do.
+        """
+        is_compiling = getattr(torch.compiler, "is_compiling", None)
+        if is_compiling is None:  # before torch 2.3: compiled code would be broken in two
+            return False
         known, numbers = self._known, self._known.data  # type: ignore[attr-defined]
 
         def put(module: nn.Module, name: str, *_: Any) -> None:
+            if is_compiling():
+                return
             if id(module) not in numbers:
                 known[id(module)] = module
                 self.changed = True
@@ -59,6 +68,8 @@ class Modules:
                 self.changed = True
 
         def put_part(module: nn.Module, *_: Any) -> None:
+            if is_compiling():
+                return
             known[id(module)] = module
             self.changed = True
 
@@ -68,15 +79,16 @@ class Modules:
             before(module, state)  # type: ignore[no-untyped-call]
             put_part(module)
 
-        invisible(put)
-        invisible(put_part)
-        nn.Module.__setstate__ = invisible(__setstate__)  # type: ignore[method-assign]
+        passed_over(put)
+        passed_over(put_part)
+        nn.Module.__setstate__ = passed_over(__setstate__)  # type: ignore[method-assign]
         self._undo = [
             register_module_parameter_registration_hook(put).remove,
             register_module_buffer_registration_hook(put).remove,
             register_module_module_registration_hook(put_part).remove,
             lambda: _restore(__setstate__, before),
         ]
+        return True
 
     def leave(self) -> None:
         """Learn of no more."""

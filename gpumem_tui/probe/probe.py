@@ -44,6 +44,9 @@ INTERVAL_S = 0.5
 SAMPLE_SHARE = 1 / 400
 """Samples take at most this share of the training's time: where one takes long, they become rarer."""
 SCAN_SHARE = 1 / 1000
+SCAN_ALLOWANCE_S = 0.25
+"""Putting modules in order takes at most this share of the time since the first, and this much beyond it: a program
+that makes some now and then has them found at the next sample, one that makes some in each step is not held up."""
 MOST_FAILURES = 5
 KEPT_SAMPLES = 32
 
@@ -75,7 +78,8 @@ class Probe:
         self._samples: deque[wire.Record] = deque(maxlen=KEPT_SAMPLES)
         self._lock = threading.Lock()
         self._due = 0.0
-        self._next_scan = 0.0
+        self._scanned_since = time.monotonic()
+        self._scan_s = 0.0
         self._last: tuple[float, int] | None = None
         self._control = (0, 0)
         self._answered = 0
@@ -174,7 +178,7 @@ class Probe:
                 self._end_look(self._look, optimizer)
         elif backward == -1:
             self._sample()
-            self._obey(optimizer)
+            self._follow_commands(optimizer)
         elif backward != self._queued_in:
             self._queued_in = backward
             self._queue_after_backward(optimizer)
@@ -187,7 +191,7 @@ class Probe:
             optimizer = stepped()
             if optimizer is not None and self._look is None:
                 self._sample()
-                self._obey(optimizer, in_backward=True)
+                self._follow_commands(optimizer, in_backward=True)
 
         callback = uncompiled(lambda: self._guarded(at_end))
         torch.autograd.Variable._execution_engine.queue_callback(callback)
@@ -213,7 +217,7 @@ class Probe:
         try:
             ring = self._open_ring()
             with torch._C.DisableTorchFunction():  # the program's own modes need not see what is read here
-                if self._finder.stale and started >= self._next_scan:
+                if self._finder.stale and self._may_scan(started, phase):
                     self._scan(ring)
                 started = time.monotonic()  # the ring and the scan are no part of what a sample takes
                 records = self._records(started, phase)
@@ -231,8 +235,11 @@ class Probe:
         started = time.monotonic()
         self._finder.update()
         self._publish_model(ring)
-        now = time.monotonic()
-        self._next_scan = now + (now - started) / SCAN_SHARE
+        self._scan_s += time.monotonic() - started
+
+    def _may_scan(self, now: float, phase: str) -> bool:
+        """Whether there is time for it; as the program ends (no phase) there is."""
+        return not phase or self._scan_s <= SCAN_ALLOWANCE_S + SCAN_SHARE * (now - self._scanned_since)
 
     def _publish_model(self, ring: Ring) -> None:
         document = ModelDocument(
@@ -302,7 +309,7 @@ class Probe:
 
     # A viewer's requests
 
-    def _obey(self, optimizer: torch.optim.Optimizer, in_backward: bool = False) -> None:
+    def _follow_commands(self, optimizer: torch.optim.Optimizer, in_backward: bool = False) -> None:
         """Do what a viewer asks for, if that is new."""
         path = self._open_ring().files.control
         try:
@@ -358,6 +365,8 @@ class Probe:
 
 
 def _resident_bytes() -> int:
-    """What this process holds of the host's memory, as the kernel says (second field of /proc/PID/statm, in pages)."""
+    """What this process holds of the host's memory, without pages of files, which the kernel takes back at will: of
+    /proc/PID/statm the second field less the third, in pages. A data set that is mapped fills those."""
     with open("/proc/self/statm", "rb") as file:
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        resident, shared = map(int, file.read().split()[1:3])
+    return (resident - shared) * os.sysconf("SC_PAGE_SIZE")

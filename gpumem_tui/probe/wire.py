@@ -90,7 +90,7 @@ class Record:
         requested_bytes: what was asked for, before rounding.
         dropped: samples that could not be written so far.
         errors: exceptions inside the probe that were swallowed so far.
-        host_bytes: resident host memory of the process, the same in all records of a sample.
+        host_bytes: resident host memory of the process, without pages of files; the same in all records of a sample.
     """
 
     sequence: int

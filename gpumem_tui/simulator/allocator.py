@@ -45,6 +45,9 @@ class CachingAllocator:
         settings: what `PYTORCH_CUDA_ALLOC_CONF` says.
         allowed_bytes: the memory fraction's limit on reserved bytes (fraction · device total), None for no limit.
         detailed: keep the statistics of requested and inactive split bytes too, a fifth of the time.
+
+    Attributes:
+        pending: blocks that were freed while other streams use them, by the number under which that is completed.
     """
 
     def __init__(
@@ -71,6 +74,7 @@ class CachingAllocator:
         self._requests: defaultdict[int, dict[int, tuple[int, Pool]]] = defaultdict(dict)
         self._lowest_address = self._next_virtual_address = 1 << 62
         self._large_lookups = 0
+        self.pending: dict[int, Block] = {}
 
     # Requests
 
@@ -126,6 +130,23 @@ class CachingAllocator:
             stats.requested_bytes -= block.requested_bytes
             merged_bytes = block.size_bytes - freed_bytes
             self._count_inactive(freed_bytes if block.is_split else -merged_bytes)
+
+    def request_free(self, block: Block, number: int) -> None:
+        """Free a block that other streams than its own use, to be completed under this number (`insert_events`).
+
+        Until then it serves nobody, though it no longer counts as allocated.
+        """
+        self.stats.allocated_bytes -= block.size_bytes
+        self.stats.pending_bytes += block.size_bytes
+        self.pending[number] = block
+
+    def complete_free(self, number: int) -> None:
+        """The streams are done with a block: it goes back to its pool, unless it did as memory ran short."""
+        block = self.pending.pop(number, None)
+        if block is not None:
+            self.stats.pending_bytes -= block.size_bytes
+            self.stats.allocated_bytes += block.size_bytes
+            CachingAllocator.free(self, block)
 
     def empty_cache(self) -> None:
         """Give every wholly free segment back to the driver, like `torch.cuda.empty_cache`."""
@@ -228,6 +249,8 @@ class CachingAllocator:
         stats.requested_bytes += requested_bytes
         if stats.requested_bytes > stats.peak_requested_bytes:
             stats.peak_requested_bytes = stats.requested_bytes
+        if stats.active_bytes > stats.peak_active_bytes:
+            stats.peak_active_bytes = stats.active_bytes
         rest_bytes = rest.size_bytes if rest is not None else 0
         was_split = block.prev is not None or (rest or block).next is not None
         self._count_inactive(rest_bytes - (block.size_bytes + rest_bytes if was_split else 0))
@@ -258,6 +281,8 @@ class CachingAllocator:
         self.stats.num_device_free += 1
 
     def _release_cached(self) -> None:
+        for number in list(self.pending):  # `synchronize_and_free_events`
+            self.complete_free(number)
         for pool in self._pools.values():
             for block in list(pool):
                 if self._expandable:

@@ -15,74 +15,10 @@ import torch
 
 from gpumem_tui.simulator.profile import THREADS_PER_BLOCK, WARP_SIZE
 from gpumem_tui.simulator.runtime import per_multiprocessor
+from gpumem_tui.simulator.streams import DEFAULT_STREAM, ExternalStream, SimulatedEvent, SimulatedStream, StreamContext
 
 if TYPE_CHECKING:
     from gpumem_tui.simulator.device import SimulatedGpu
-
-_ELAPSED_MS = 1.0
-"""Between any two events: no device time passes, and programs divide by it."""
-
-
-class SimulatedStream:
-    """A stream that never has anything left to do."""
-
-    stream_id = cuda_stream = device_index = priority = 0
-    device_type = 1
-
-    def __init__(self, *_: object, **__: object) -> None: ...
-
-    @property
-    def device(self) -> torch.device:
-        return torch.device("cuda", 0)
-
-    @staticmethod
-    def priority_range() -> tuple[int, int]:
-        """As CUDA's, from the lowest to the highest."""
-        return 0, -5
-
-    def wait_stream(self, stream: object) -> None: ...
-
-    def wait_event(self, event: object) -> None: ...
-
-    def synchronize(self) -> None: ...
-
-    def query(self) -> bool:
-        return True
-
-    def is_capturing(self) -> bool:
-        return False
-
-    def record_event(self, event: SimulatedEvent | None = None) -> SimulatedEvent:
-        return event or SimulatedEvent()
-
-    def __enter__(self) -> SimulatedStream:
-        return self
-
-    def __exit__(self, *_: object) -> None: ...
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, SimulatedStream)
-
-    def __hash__(self) -> int:
-        return hash(SimulatedStream)
-
-
-class SimulatedEvent:
-    """An event that has already happened."""
-
-    def __init__(self, *_: object, **__: object) -> None: ...
-
-    def record(self, stream: object = None) -> None: ...
-
-    def wait(self, stream: object = None) -> None: ...
-
-    def synchronize(self) -> None: ...
-
-    def query(self) -> bool:
-        return True
-
-    def elapsed_time(self, end: object) -> float:
-        return _ELAPSED_MS
 
 
 class Backend:
@@ -161,7 +97,8 @@ class Backend:
     # The device and its memory.
 
     def synchronize(self, device: object = None) -> None:
-        """Every operation has already happened."""
+        """Wait for what the GPU was given."""
+        self._gpu.streams.synchronize()
 
     def get_device_properties(self, device: object = None) -> SimpleNamespace:
         gpu, profile = self._gpu.gpu, self._gpu.profile
@@ -236,11 +173,9 @@ class Backend:
         """The statistics this allocator keeps, under `torch.cuda.memory_stats`' keys."""
         stats = self._gpu.allocator.stats
         values: OrderedDict[str, Any] = OrderedDict(num_alloc_retries=stats.num_alloc_retries, num_ooms=stats.num_ooms)
-        for name in ("requested", "allocated", "reserved", "inactive_split"):
+        for name in ("requested", "allocated", "active", "reserved", "inactive_split"):
             values[f"{name}_bytes.all.current"] = getattr(stats, f"{name}_bytes")
             values[f"{name}_bytes.all.peak"] = getattr(stats, f"peak_{name}_bytes")
-        values["active_bytes.all.current"] = values["allocated_bytes.all.current"]
-        values["active_bytes.all.peak"] = values["allocated_bytes.all.peak"]
         return values
 
     def memory_summary(self, device: object = None, abbreviated: bool = False) -> str:
@@ -258,20 +193,25 @@ class Backend:
 
     def ipc_collect(self) -> None: ...
 
-    # Streams: one, on which everything has happened already.
+    # Streams.
 
-    Stream = ExternalStream = SimulatedStream
+    Stream = SimulatedStream
+    ExternalStream = ExternalStream
     Event = SimulatedEvent
+    stream = StreamContext
 
     def current_stream(self, device: object = None) -> SimulatedStream:
-        return SimulatedStream()
+        return SimulatedStream(stream_id=self._gpu.streams.current)
 
-    default_stream = current_stream
+    def default_stream(self, device: object = None) -> SimulatedStream:
+        return SimulatedStream(stream_id=DEFAULT_STREAM)
 
-    def stream(self, stream: SimulatedStream | None) -> AbstractContextManager[None]:
-        return nullcontext()
+    def get_stream_from_external(self, data_ptr: int, device: object = None) -> SimulatedStream:
+        return ExternalStream(data_ptr)
 
-    def set_stream(self, stream: object) -> None: ...
+    def set_stream(self, stream: SimulatedStream | None) -> None:
+        if stream is not None:
+            self._gpu.streams.switch(stream.stream_id)
 
     def set_device(self, device: object) -> None:
         """Only the first one exists."""

@@ -9,14 +9,20 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class Stats:
-    """Running statistics, each named as in `torch.cuda.memory_stats` (``allocated_bytes.all.current`` …)."""
+    """Running statistics, each named as in `torch.cuda.memory_stats` (``allocated_bytes.all.current`` …).
+
+    Attributes:
+        pending_bytes: what was freed while other streams use it; with what is allocated, the active bytes.
+    """
 
     requested_bytes: int = 0
     allocated_bytes: int = 0
+    pending_bytes: int = 0
     reserved_bytes: int = 0
     inactive_split_bytes: int = 0
     peak_requested_bytes: int = 0
     peak_allocated_bytes: int = 0
+    peak_active_bytes: int = 0
     peak_reserved_bytes: int = 0
     peak_inactive_split_bytes: int = 0
     num_alloc_retries: int = 0
@@ -24,10 +30,16 @@ class Stats:
     num_device_alloc: int = 0
     num_device_free: int = 0
 
+    @property
+    def active_bytes(self) -> int:
+        """What is allocated, or freed while other streams use it."""
+        return self.allocated_bytes + self.pending_bytes
+
     def reset_peaks(self) -> None:
         """Start the peaks anew from the current values, like `torch.cuda.reset_peak_memory_stats`."""
         self.peak_requested_bytes = self.requested_bytes
         self.peak_allocated_bytes = self.allocated_bytes
+        self.peak_active_bytes = self.active_bytes
         self.peak_reserved_bytes = self.reserved_bytes
         self.peak_inactive_split_bytes = self.inactive_split_bytes
 

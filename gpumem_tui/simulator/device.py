@@ -17,12 +17,13 @@ from torch.utils.backend_registration import _setup_privateuseone_for_python_bac
 
 from gpumem_tui.catalog.shapes import Gpu
 from gpumem_tui.memory import KIB, MIB, Bucket
-from gpumem_tui.simulator import attention, autocast, kernels
+from gpumem_tui.simulator import attention, autocast, kernels, recurrent
 from gpumem_tui.simulator.allocator import CachingAllocator, OutOfMemory
 from gpumem_tui.simulator.backend import Backend
 from gpumem_tui.simulator.profile import Profile
 from gpumem_tui.simulator.settings import AllocatorSettings
 from gpumem_tui.simulator.shaped import AssumedRows
+from gpumem_tui.simulator.streams import Streams
 from gpumem_tui.simulator.timeline import Timeline, TimelineRecorder
 from gpumem_tui.simulator.trace import DeviceMode
 from gpumem_tui.sites import SiteFinder
@@ -45,6 +46,10 @@ class SimulatedGpu:
             (see `DeviceMode.raise_if_full`).
         on_out_of_memory: called with the message, just before it is raised.
         assumed_rows: how many rows operators give whose result's shape depends on what the GPU computes.
+        notes: gets a line for what else is assumed, each as a key.
+
+    Attributes:
+        dropout_state: cuDNN's random states for dropout between recurrent layers, once they were asked for.
     """
 
     def __init__(
@@ -56,8 +61,11 @@ class SimulatedGpu:
         on_backward_error: Callable[[Exception], None] = lambda error: None,
         on_out_of_memory: Callable[[str], None] = lambda message: None,
         assumed_rows: AssumedRows | None = None,
+        notes: dict[str, None] | None = None,
     ) -> None:
         self.gpu = gpu
+        self.notes = {} if notes is None else notes
+        self.dropout_state: torch.Tensor | None = None
         self.assumed_rows = assumed_rows or AssumedRows()
         self.on_backward_error = on_backward_error
         self.on_out_of_memory = on_out_of_memory
@@ -66,6 +74,7 @@ class SimulatedGpu:
         capacity = 1 << 60 if unlimited else gpu.cuda_total_bytes - profile.context_bytes
         self.allocator = CachingAllocator(capacity, AllocatorSettings.from_environment(), limit_bytes)
         self.recorder = TimelineRecorder()
+        self.streams = Streams(self.recorder, self.allocator)
         self.sites = SiteFinder()
         self.mode = DeviceMode(DEVICE_TYPE, self)
 
@@ -119,6 +128,7 @@ def register() -> None:
     autocast.register(DEVICE_TYPE)
     kernels.register()
     attention.register(lambda: backend._gpu.gpu.compute_capability)
+    recurrent.register(lambda: backend._gpu)
     # CUDA's optimizers and gradient clipping take all tensors at once by default, which needs scratch for all of them;
     # torch's test for that goes by the exact type of a parameter.
     for kinds in (optimizers._foreach_supported_types, _foreach_utils._foreach_supported_types):
@@ -131,6 +141,7 @@ def simulate(gpu: SimulatedGpu) -> Iterator[torch.device]:
     """Within the context, `gpu` is device ``simgpu:0``; tensors on it have shapes and storages but no values."""
     register()
     previous, backend.current = backend.current, gpu
+    previous_streams, Streams.active = Streams.active, gpu.streams
     autograd: Any = torch.autograd
     engine, formatted = autograd._engine_run_backward, FakeTensor.__format__
     resize, pin = torch.UntypedStorage.resize_, torch.Tensor.pin_memory
@@ -163,6 +174,7 @@ def simulate(gpu: SimulatedGpu) -> Iterator[torch.device]:
         torch.Tensor.pin_memory = pin  # type: ignore[method-assign]
         internals._conv_determine_backend_memory_format = layout
         backend.current = previous
+        Streams.active = previous_streams
 
 
 def _already_pinned(tensor: torch.Tensor, device: object = None) -> torch.Tensor:

@@ -81,6 +81,7 @@ class _Call:
     key: Key
     start: int
     first: int
+    recorded_uses: int
     arguments: dict[int, int]
     """By allocation of a tensor argument: its position."""
 
@@ -177,7 +178,8 @@ class Repeats:
             return self._repeat(pattern, tensors)
         numbers = {self._gpu.mode.allocation_of(tensor): position for position, tensor in enumerate(tensors)}
         arguments = {number: position for number, position in numbers.items() if number is not None}
-        observed = _Call(key, self._recorder.position, self._recorder.allocations, arguments)
+        recorder, uses = self._recorder, self._gpu.streams.recorded_uses
+        observed = _Call(key, recorder.position, recorder.allocations, uses, arguments)
         result = run()
         observed.end, observed.last = self._recorder.position, self._recorder.allocations
         leaves, observed.structure = pytree.tree_flatten(result)
@@ -199,7 +201,8 @@ class Repeats:
         if kind.startswith(_SPREADS) and (trains or "parallel.data_parallel" in kind):
             return None
         held_bytes = self._gpu.allocator.stats.allocated_bytes
-        parts: list[Any] = [held_bytes, id(module), module.training, trains, *autocast.state()]
+        stream = self._gpu.streams.current
+        parts: list[Any] = [held_bytes, id(module), module.training, trains, stream, *autocast.state()]
         if trains:
             parameters = [p for p in module.parameters() if p.requires_grad]
             if any(p._backward_hooks or getattr(p, "_post_accumulate_grad_hooks", None) for p in parameters):
@@ -258,7 +261,9 @@ class Repeats:
             self._latest[call.key[1:]] = pattern
 
     def _pattern(self, call: _Call, end: int) -> _Pattern | None:
-        """What a call did, None if it touched what was there before or left something behind."""
+        """What a call did, None if it touched what was there before or left something behind or to other streams."""
+        if self._gpu.streams.recorded_uses != call.recorded_uses:
+            return None
         own = call.last - call.first
         live: set[int] = set()
 

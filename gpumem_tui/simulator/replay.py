@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import pairwise
+from itertools import pairwise, repeat
 from operator import itemgetter
 
-from gpumem_tui.memory import Breakdown
+from gpumem_tui.memory import Breakdown, Range
 from gpumem_tui.simulator.allocator import CachingAllocator, OutOfMemory
 from gpumem_tui.simulator.blocks import Block
 from gpumem_tui.simulator.rules import Computed
@@ -20,7 +20,9 @@ from gpumem_tui.simulator.settings import AllocatorSettings
 from gpumem_tui.simulator.timeline import Mark, Timeline
 from gpumem_tui.step import Phase, Site
 
-_UNLIMITED = 1 << 70
+UNLIMITED_BYTES = 1 << 70
+_EMPTY_CACHE = 0
+"""Among the numbers of allocations, which count from 1."""
 
 
 TRACED_BATCH_SIZES, CHECKED_BATCH_SIZE = (2, 3), 5
@@ -28,16 +30,37 @@ TRACED_BATCH_SIZES, CHECKED_BATCH_SIZE = (2, 3), 5
 
 
 class NotAffine(ValueError):
-    """The traces differ in more than sizes that grow evenly with the batch."""
+    """The traces differ in more than sizes that grow evenly with the batch.
+
+    Attributes:
+        sizes: two batch sizes from which on they may.
+    """
+
+    def __init__(self, reason: str, sizes: tuple[int, int] = TRACED_BATCH_SIZES) -> None:
+        super().__init__(reason)
+        self.sizes = sizes
+
+    @classmethod
+    def in_parts(cls, rows: int) -> NotAffine:
+        """That of a step which cuts its batch into parts of so many rows (see `parts`)."""
+        reason = f"the step works on {rows} samples at a time: its memory is no straight line in the batch size"
+        return cls(reason, (2 * rows + 1, 4 * rows + 1))
 
 
 def _same_program(one: Timeline, other: Timeline) -> bool:
-    return (one.events, one.buckets, one.marks, one.emptied, _rules(one)) == (
-        other.events,
-        other.buckets,
-        other.marks,
-        other.emptied,
-        _rules(other),
+    return _order(one) == _order(other)
+
+
+def _order(timeline: Timeline) -> tuple[object, ...]:
+    """All of a run but its sizes and its places."""
+    return (
+        timeline.events,
+        timeline.buckets,
+        timeline.marks,
+        timeline.emptied,
+        timeline.streams,
+        timeline.completions,
+        _rules(timeline),
     )
 
 
@@ -102,7 +125,7 @@ class AffineTrace:
     """A training run at every batch size: allocation i takes ``constants[i] + slopes[i] · b`` bytes.
 
     Attributes:
-        emptied: as in `Timeline`.
+        emptied, streams, completions: as in `Timeline`.
         computed: allocations whose size a rule gives instead, by number: the rule with its arguments at no sample, and
             what each of them grows by a sample.
         apart: runs at sizes for which this does not hold, as they were traced, by batch size. A batch of one sample
@@ -119,6 +142,8 @@ class AffineTrace:
     computed: tuple[tuple[int, Computed, tuple[int, ...]], ...] = ()
     emptied: tuple[int, ...] = ()
     apart: tuple[tuple[int, Timeline], ...] = ()
+    streams: tuple[int, ...] = ()
+    completions: tuple[tuple[int, int], ...] = ()
 
     @classmethod
     def fit(cls, first: tuple[int, Timeline], second: tuple[int, Timeline]) -> AffineTrace:
@@ -158,6 +183,8 @@ class AffineTrace:
             t2.site_table,
             tuple(computed),
             t1.emptied,
+            streams=t1.streams,
+            completions=t1.completions,
         )
 
     @classmethod
@@ -168,6 +195,7 @@ class AffineTrace:
         return cls(
             timeline.events, timeline.sizes, slopes, timeline.buckets, timeline.marks, timeline.sites,
             timeline.site_table, computed, timeline.emptied,
+            streams=timeline.streams, completions=timeline.completions,
         )  # fmt: skip
 
     def at(self, batch_size: int) -> Timeline:
@@ -193,7 +221,7 @@ class AffineTrace:
                 computed.append((index + 1, Computed(rule, position, arguments)))
         return Timeline(
             self.events, tuple(sizes), self.buckets, self.marks, self.sites, self.site_table,
-            tuple(sorted(computed, key=itemgetter(0))), self.emptied,
+            tuple(sorted(computed, key=itemgetter(0))), self.emptied, self.streams, self.completions,
         )  # fmt: skip
 
     @cached_property
@@ -203,6 +231,11 @@ class AffineTrace:
         for number, start, steps in self.computed:
             found.setdefault((start.rule, start.arguments, steps), []).append((number - 1, start.position))
         return found
+
+    @cached_property
+    def is_open(self) -> bool:
+        """Whether a size is known as a range only: `at` has the least of it, `Timeline.at_most` the most."""
+        return any(size.is_open for _, size, _ in self.computed)
 
     def holds(self, batch_size: int, traced: Timeline) -> bool:
         """Whether a run that was not used for the fit is as predicted: every event and every size."""
@@ -228,23 +261,25 @@ def replay(
 ) -> Replay:
     """Run a timeline through the caching allocator of a device with `capacity_bytes` (None: without limit)."""
     allocator = CachingAllocator(
-        _UNLIMITED if capacity_bytes is None else capacity_bytes,
+        UNLIMITED_BYTES if capacity_bytes is None else capacity_bytes,
         settings or AllocatorSettings(),
         allowed_bytes,
         detailed=False,
     )
-    stats, malloc, free = allocator.stats, allocator.malloc, allocator.free
+    stats = allocator.stats
+    requests = _RequestsOnStreams(allocator, timeline) if timeline.streams or timeline.completions else allocator
+    malloc, free = requests.malloc, requests.free
     sizes = iter(timeline.sizes)  # allocations are numbered as they are made
     blocks: list[Block | None] = [None]  # by allocation; None for a buffer of no size and one that was released
     starts = [0, *(mark.event for mark in timeline.marks), _end(timeline)]
-    emptied = list(reversed(timeline.emptied))
+    interruptions = interruptions_of(timeline)
     spans: list[tuple[Mark, int, int, int]] = []
     peak_bytes, peak_event = 0, -1
     fits = True
     for index, (start, end) in enumerate(pairwise(starts)):
         phase_peak, phase_event = stats.allocated_bytes, start - 1
         while True:
-            until = min(end, emptied[-1]) if emptied else end
+            until = min(end, interruptions[-1][0]) if interruptions else end
             try:
                 for event, number in enumerate(timeline.events[start:until], start):
                     if number < 0:
@@ -263,10 +298,10 @@ def replay(
             except OutOfMemory:
                 fits = False
                 break
-            if not emptied or emptied[-1] > end:
+            if not interruptions or interruptions[-1][0] > end:
                 break
-            start = emptied.pop()
-            allocator.empty_cache()
+            start, completed = interruptions.pop()
+            interrupt(allocator, completed)
         if phase_peak > peak_bytes:
             peak_bytes, peak_event = phase_peak, phase_event
         if index:
@@ -274,6 +309,51 @@ def replay(
         if not fits:
             break
     return Replay(timeline, fits, stats.peak_allocated_bytes, stats.peak_reserved_bytes, peak_event, tuple(spans))
+
+
+def interruptions_of(timeline: Timeline) -> list[tuple[int, int]]:
+    """What happens between events, the last first: before which event, and what (see `interrupt`)."""
+    return sorted([*((event, _EMPTY_CACHE) for event in timeline.emptied), *timeline.completions], reverse=True)
+
+
+def interrupt(allocator: CachingAllocator, number: int) -> None:
+    """Complete the release of an allocation, or empty the cache."""
+    if number == _EMPTY_CACHE:
+        allocator.empty_cache()
+    else:
+        allocator.complete_free(number)
+
+
+class _RequestsOnStreams:
+    """What a timeline asks of an allocator, on each allocation's stream; its allocations are numbered as they are made.
+
+    Apart, since most programs know one stream only, and their replays are to be fast.
+    """
+
+    def __init__(self, allocator: CachingAllocator, timeline: Timeline) -> None:
+        self._allocator = allocator
+        streams = timeline.streams or repeat(0)
+        self._requests = (
+            (number, stream)
+            for number, (size, stream) in enumerate(zip(timeline.sizes, streams, strict=False), 1)
+            if size
+        )
+        self._in_use = {number for _, number in timeline.completions}
+        self._numbers: dict[Block, int] = {}
+
+    def malloc(self, size_bytes: int) -> Block:
+        number, stream = next(self._requests)
+        block = self._allocator.malloc(size_bytes, stream)
+        if number in self._in_use:
+            self._numbers[block] = number
+        return block
+
+    def free(self, block: Block) -> None:
+        number = self._numbers.pop(block, 0)
+        if number:
+            self._allocator.request_free(block, number)
+        else:
+            self._allocator.free(block)
 
 
 def _end(timeline: Timeline) -> int:
@@ -289,45 +369,87 @@ def _end(timeline: Timeline) -> int:
 class BatchFinder:
     """Finds largest batch sizes from one trace, for any number of devices.
 
-    What a batch size takes without limit is kept: it settles most questions on the next device too.
+    What a batch size takes without limit is kept: it settles most questions on the next device too. With `at_most`,
+    allocations whose size is known as a range take the most of it, else the least.
     """
 
     trace: AffineTrace
     settings: AllocatorSettings = field(default_factory=AllocatorSettings)
-    _peaks: dict[int, tuple[int, int]] = field(default_factory=dict, repr=False, compare=False)
+    _peaks: dict[tuple[int, bool], tuple[int, int]] = field(default_factory=dict, repr=False, compare=False)
 
-    def peaks(self, batch_size: int) -> tuple[int, int]:
+    def peaks(self, batch_size: int, *, at_most: bool = False) -> tuple[int, int]:
         """The highest (allocated, reserved) bytes where there is no limit."""
-        if batch_size not in self._peaks:
-            unlimited = replay(self.trace.at(batch_size), settings=self.settings)
-            self._peaks[batch_size] = unlimited.peak_allocated_bytes, unlimited.peak_reserved_bytes
-        return self._peaks[batch_size]
+        key = batch_size, at_most and self.trace.is_open
+        if key not in self._peaks:
+            unlimited = replay(self._timeline(batch_size, at_most=at_most), settings=self.settings)
+            self._peaks[key] = unlimited.peak_allocated_bytes, unlimited.peak_reserved_bytes
+        return self._peaks[key]
 
-    def fits(self, batch_size: int, capacity_bytes: int, allowed_bytes: int | None = None) -> bool:
+    def fits(
+        self, batch_size: int, capacity_bytes: int, allowed_bytes: int | None = None, *, at_most: bool = False
+    ) -> bool:
         """Whether the whole run fits in `capacity_bytes`, and a memory fraction's `allowed_bytes`."""
-        allocated, reserved = self.peaks(batch_size)
+        allocated, reserved = self.peaks(batch_size, at_most=at_most)
         limit = capacity_bytes if allowed_bytes is None else min(capacity_bytes, allowed_bytes)
         if reserved <= limit and not self.settings.garbage_collection_threshold:
             return True
         # Between the two, cached segments are given back on the way, and only a replay on this device can tell.
-        return (
-            allocated <= limit and replay(self.trace.at(batch_size), capacity_bytes, self.settings, allowed_bytes).fits
-        )
+        return allocated <= limit and self._within(batch_size, capacity_bytes, allowed_bytes, at_most=at_most).fits
 
-    def largest(self, capacity_bytes: int, allowed_bytes: int | None = None) -> int:
+    def peaks_within(
+        self, batch_size: int, capacity_bytes: int, allowed_bytes: int | None = None, *, at_most: bool = False
+    ) -> tuple[int, int]:
+        """The highest (allocated, reserved) bytes on a device; without limit where the run does not fit there."""
+        allocated, reserved = self.peaks(batch_size, at_most=at_most)
+        limit = capacity_bytes if allowed_bytes is None else min(capacity_bytes, allowed_bytes)
+        if allocated > limit or (reserved <= limit and not self.settings.garbage_collection_threshold):
+            return allocated, reserved
+        found = self._within(batch_size, capacity_bytes, allowed_bytes, at_most=at_most)
+        return (found.peak_allocated_bytes, found.peak_reserved_bytes) if found.fits else (allocated, reserved)
+
+    def reserved_range(
+        self, batch_size: int, expected_bytes: int, capacity: Range, allowed_bytes: int | None = None
+    ) -> Range:
+        """The highest reserved bytes with the least and the most of what is known as a range only.
+
+        Workspaces also change which cached block serves whom: with the most of them as much may lie idle as without.
+
+        Args:
+            expected_bytes: what the device is expected to give, within `capacity`.
+        """
+        allocated, reserved = self.peaks_within(batch_size, expected_bytes, allowed_bytes)
+        _, roomy = self.peaks_within(batch_size, capacity.high_bytes, allowed_bytes)
+        most_allocated, most = self.peaks_within(batch_size, capacity.low_bytes, allowed_bytes, at_most=True)
+        if self.trace.is_open:
+            most = max(most, most_allocated + reserved - allocated)
+        return Range.of((roomy, reserved, most))
+
+    def _within(self, batch_size: int, capacity_bytes: int, allowed_bytes: int | None, *, at_most: bool) -> Replay:
+        timeline = self._timeline(batch_size, at_most=at_most)
+        return replay(timeline, capacity_bytes, self.settings, allowed_bytes)
+
+    def largest(self, capacity_bytes: int, allowed_bytes: int | None = None, *, at_most: bool = False) -> int:
         """The largest batch size that fits; 0 if not even one sample does.
 
         Raises:
             NotAffine: memory does not grow with the batch.
         """
-        if not self.fits(1, capacity_bytes, allowed_bytes):
+
+        def fits(batch_size: int) -> bool:
+            return self.fits(batch_size, capacity_bytes, allowed_bytes, at_most=at_most)
+
+        if not fits(1):
             return 0
         if not any(self.trace.slopes):
             raise NotAffine("no allocation grows with the batch size")
         low, high = 1, 2
-        while self.fits(high, capacity_bytes, allowed_bytes):
+        while fits(high):
             low, high = high, 2 * high
         while high - low > 1:
             middle = (low + high) // 2
-            low, high = (middle, high) if self.fits(middle, capacity_bytes, allowed_bytes) else (low, middle)
+            low, high = (middle, high) if fits(middle) else (low, middle)
         return low
+
+    def _timeline(self, batch_size: int, *, at_most: bool) -> Timeline:
+        timeline = self.trace.at(batch_size)
+        return timeline.at_most() if at_most else timeline

@@ -6,10 +6,13 @@ A build of torch without CUDA lacks these functions; the others would initialize
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
+
+if TYPE_CHECKING:
+    from gpumem_tui.simulator.backend import Backend
 
 _NCCL_VERSION = (2, 27, 5)
 """What the CUDA wheels of torch 2.10 were built with."""
@@ -74,19 +77,15 @@ class MemoryPool:
         return []
 
 
-def answers(devices: Callable[[], int], statistics: Callable[[], Mapping[str, Any]]) -> dict[tuple[Any, str], Any]:
-    """The replaced attributes, by owner and name.
-
-    Args:
-        devices: how many GPUs there are.
-        statistics: as `torch.cuda.memory_stats`.
-    """
+def answers(backend: Backend) -> dict[tuple[Any, str], Any]:
+    """The replaced attributes, by owner and name."""
+    statistics = backend.memory_stats
     cuda: Any = torch.cuda
     below = {
-        "_cuda_getCurrentRawStream": lambda device=0: 0,
+        "_cuda_getCurrentRawStream": lambda device=0: backend.current_stream().cuda_stream,
         "_cuda_getDevice": lambda: 0,
         "_cuda_setDevice": lambda device: None,
-        "_cuda_getDeviceCount": devices,
+        "_cuda_getDeviceCount": backend.device_count,
         "_cuda_sleep": lambda cycles: None,
         "_scatter": _scatter,
         "_host_emptyCache": lambda: None,

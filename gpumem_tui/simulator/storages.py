@@ -13,7 +13,9 @@ from gpumem_tui.simulator.allocator import OutOfMemory
 from gpumem_tui.simulator.blocks import Block
 from gpumem_tui.simulator.engine import Evaluation, evaluation
 from gpumem_tui.simulator.rules import Buffer, Computed
+from gpumem_tui.simulator.streams import SimulatedStream
 from gpumem_tui.simulator.values import Uniform
+from gpumem_tui.workload.base import local
 
 if TYPE_CHECKING:
     from gpumem_tui.simulator.device import SimulatedGpu
@@ -75,7 +77,7 @@ class Storages:
     def allocate_again(self, source: int) -> tuple[int, Block | None]:
         """An allocation as number `source` was: its number and block (see `_allocate`)."""
         recorder = self._gpu.recorder
-        block = self._take(recorder.size_bytes(source))
+        block = self._take(recorder.size_bytes(source), recorder.stream_of(source))
         return (0, None) if self._full is not None else (recorder.allocate_again(source), block)
 
     def free(self, number: int, block: Block | None) -> None:
@@ -90,6 +92,12 @@ class Storages:
         ref = self._live.get(tensor.untyped_storage()._cdata)
         if ref is not None:
             self._release(ref)
+
+    def record_stream(self, tensor: torch.Tensor, stream: SimulatedStream) -> None:
+        """`Tensor.record_stream`."""
+        number = self.allocation_of(local(tensor))
+        if number:
+            self._gpu.streams.record_use(number, stream.stream_id)
 
     def holds(self, storage: torch.UntypedStorage) -> bool:
         """Whether a storage lies on the device."""
@@ -138,19 +146,21 @@ class Storages:
 
         No block for no bytes, and neither number nor block once the device was found full in backward.
         """
-        block = self._take(size_bytes_of(size))
+        stream = self._gpu.streams.current
+        block = self._take(size_bytes_of(size), stream)
         if self._full is not None:
             return 0, None
         recomputed = in_backward() and torch.is_grad_enabled()
         site = self._gpu.sites.site(operator or self._operator)
-        return self._gpu.recorder.allocate(size, recomputed, site, bucket), block
+        return self._gpu.recorder.allocate(size, recomputed, site, bucket, stream), block
 
-    def _take(self, size_bytes: int) -> Block | None:
+    def _take(self, size_bytes: int, stream: int) -> Block | None:
         """A block of the allocator's; None for no bytes, and once the device was found full in backward."""
         if not size_bytes or self._full is not None:
             return None
+        self._gpu.streams.complete()
         try:
-            return self._gpu.allocator.malloc(size_bytes)
+            return self._gpu.allocator.malloc(size_bytes, stream)
         except OutOfMemory as error:
             self._gpu.recorder.cut()
             self._full = error
@@ -161,8 +171,7 @@ class Storages:
     def _release(self, ref: StorageRef) -> None:
         if self._live.get(ref.key) is ref:
             del self._live[ref.key]
-            self._gpu.allocator.free(ref.block)
-            self._gpu.recorder.release(ref.number)
+            self._gpu.streams.free(ref.number, ref.block)
 
 
 def size_bytes_of(buffer: Buffer) -> int:

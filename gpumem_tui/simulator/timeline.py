@@ -6,7 +6,7 @@ Recorded on the simulated GPU and on a real one alike, replayed by `replay`. Sta
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from gpumem_tui.memory import ALLOCATED_BUCKETS, Breakdown, Bucket
@@ -57,6 +57,9 @@ class Timeline:
         sites: where allocation i comes from, as an index into `site_table`; empty if that was not recorded.
         computed: of a trace, the allocations whose size a rule gives, by number; of no bytes where none are taken.
         emptied: before which events the program gave its cached segments back (`torch.cuda.empty_cache`), in order.
+        streams: the stream in whose pool allocation i is, 0 for the default one; empty if all are there.
+        completions: (event, allocation) in order, for allocations that other streams use when they are released
+            (`Tensor.record_stream`): before which event these are done with it. Until then its memory serves nobody.
     """
 
     events: tuple[int, ...]
@@ -67,6 +70,19 @@ class Timeline:
     site_table: tuple[Site, ...] = ()
     computed: tuple[tuple[int, Computed], ...] = ()
     emptied: tuple[int, ...] = ()
+    streams: tuple[int, ...] = ()
+    completions: tuple[tuple[int, int], ...] = ()
+
+    def stream_of(self, number: int) -> int:
+        """The stream in whose pool an allocation is."""
+        return self.streams[number - 1] if self.streams else 0
+
+    def at_most(self) -> Timeline:
+        """The same run, with the most of every size that is known as a range only."""
+        most = {number: size.most_bytes for number, size in self.computed if size.is_open}
+        if not most:
+            return self
+        return replace(self, sizes=tuple(most.get(number, size) for number, size in enumerate(self.sizes, 1)))
 
     def held_after(self, event: int) -> list[Held]:
         """What is live after event number `event`, by bucket and site, the largest first."""
@@ -138,6 +154,9 @@ class TimelineRecorder:
         self._computed_sizes: dict[int, Computed] = {}
         self._from_host: set[int] = set()
         self._emptied: list[int] = []
+        self._streams: dict[int, int] = {}
+        self._pending: set[int] = set()
+        self._completions: list[tuple[int, int]] = []
 
     @property
     def position(self) -> int:
@@ -158,13 +177,19 @@ class TimelineRecorder:
         return self._sizes[number - 1]
 
     def allocate(
-        self, size: int | Computed, recomputed: bool = False, site: Site | None = None, bucket: Bucket | None = None
+        self,
+        size: int | Computed,
+        recomputed: bool = False,
+        site: Site | None = None,
+        bucket: Bucket | None = None,
+        stream: int = 0,
     ) -> int:
         """Record an allocation of so many bytes, or as a rule says, and return its number.
 
         Args:
             recomputed: made by a forward repeated in backward.
             bucket: what it is, if that is known at once.
+            stream: in whose pool it is.
         """
         if isinstance(size, Computed):
             self._computed_sizes[len(self._sizes) + 1] = size
@@ -178,6 +203,8 @@ class TimelineRecorder:
         self._events.append(number)
         if bucket is not None:
             self.tag(number, bucket)
+        if stream:
+            self._streams[number] = stream
         return number
 
     def allocate_again(self, source: int) -> int:
@@ -193,11 +220,27 @@ class TimelineRecorder:
             self._computed_sizes[number] = self._computed_sizes[source]
         if source in self._tags:
             self._tags[number] = self._tags[source]
+        if source in self._streams:
+            self._streams[number] = self._streams[source]
         return number
+
+    def stream_of(self, number: int) -> int:
+        """The stream in whose pool an allocation is."""
+        return self._streams.get(number, 0)
 
     def release(self, number: int) -> None:
         """Record the release of an allocation."""
         self._events.append(-number)
+
+    def release_in_use(self, number: int) -> None:
+        """Record the release of an allocation that other streams use, to be completed later."""
+        self._events.append(-number)
+        self._pending.add(number)
+
+    def complete(self, number: int) -> None:
+        """Record that other streams are done with an allocation that was released."""
+        self._pending.discard(number)
+        self._completions.append((len(self._events), number))
 
     def empty_cache(self) -> None:
         """Record that cached segments are given back here."""
@@ -254,6 +297,8 @@ class TimelineRecorder:
             site_table=tuple(self._site_numbers),
             computed=tuple(self._computed_sizes.items()),
             emptied=tuple(self._emptied),
+            streams=tuple(self.stream_of(number) for number in range(1, len(self._sizes) + 1)) if self._streams else (),
+            completions=(*self._completions, *((len(self._events), number) for number in sorted(self._pending))),
         )
 
     def _marks_at_release(self, events: tuple[int, ...]) -> list[int]:

@@ -21,6 +21,7 @@ import torch.distributed as dist
 from gpumem_tui.importing import after_import
 from gpumem_tui.simulator.collectives import OF_OBJECTS, OF_TENSORS, among_equals
 from gpumem_tui.simulator.device import backend
+from gpumem_tui.simulator.flat_shards import know_other_shards
 from gpumem_tui.simulator.replicas import replicate_alone
 
 _NCCL_VERSION = (2, 27, 5)
@@ -69,6 +70,7 @@ def _answer_once() -> None:
         _replace(name, among_equals(getattr(c10d, name), follow))
     _replace("monitored_barrier", lambda *_, **__: None)
     replicate_alone()
+    after_import("torch.distributed.fsdp._optim_utils", know_other_shards)
     after_import("torch.distributed.tensor._sharding_prop", _propagate_without_memory)
 
 

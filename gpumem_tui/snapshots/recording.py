@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from gpumem_tui.simulator.allocator import CachingAllocator, OutOfMemory
 from gpumem_tui.simulator.blocks import Block, Pool
+from gpumem_tui.simulator.replay import interrupt, interruptions_of
 from gpumem_tui.simulator.settings import AllocatorSettings
 from gpumem_tui.simulator.timeline import Timeline
 
@@ -38,7 +39,8 @@ class RecordedSegment:
     """Memory that the allocator holds in one piece, with its blocks in order of address.
 
     Attributes:
-        blocks: each with the number of the allocation that is in it; 0 for a free one.
+        blocks: each with the number of the allocation that is in it; 0 for a free one, or one that was freed while
+            other streams use it.
     """
 
     address: int
@@ -86,24 +88,27 @@ def record(
     starts: list[int] = []
     marks = [mark.event for mark in timeline.marks]
     fits = True
-    emptied = list(reversed(timeline.emptied))
+    interruptions = interruptions_of(timeline)
+    in_use = {number for _, number in timeline.completions}
     for event, number in enumerate(timeline.events[: _end_of_last_step(timeline)]):
-        while emptied and emptied[-1] <= event:
-            emptied.pop()
-            allocator.empty_cache()
+        while interruptions and interruptions[-1][0] <= event:
+            interrupt(allocator, interruptions.pop()[1])
         while len(starts) < len(marks) and marks[len(starts)] <= event:
             starts.append(len(allocator.events))
         allocator.allocation = abs(number)
         if number < 0:
             if (block := live.pop(-number, None)) is not None:
-                allocator.free(block)
+                if -number in in_use:
+                    allocator.request_free(block, -number)
+                else:
+                    allocator.free(block)
         elif size_bytes := timeline.sizes[number - 1]:
             try:
-                live[number] = allocator.malloc(size_bytes)
+                live[number] = allocator.malloc(size_bytes, timeline.stream_of(number))
             except OutOfMemory:
                 fits = False
                 break
-    segments = tuple(_segments([*live.values(), *allocator.cached_blocks()], live))
+    segments = tuple(_segments([*live.values(), *allocator.pending.values(), *allocator.cached_blocks()], live))
     return Recording(timeline, settings, tuple(allocator.events), segments, tuple(starts), fits)
 
 
@@ -150,6 +155,16 @@ class _RecordingAllocator(CachingAllocator):
         self._note("free_completed", address, block.requested_bytes, stream)
         super().free(block)
 
+    def request_free(self, block: Block, number: int) -> None:
+        self._note("free_requested", block.address, block.requested_bytes, block.pool.stream)
+        super().request_free(block, number)
+
+    def complete_free(self, number: int) -> None:
+        block = self.pending.get(number)
+        if block is not None:
+            self._note("free_completed", block.address, block.requested_bytes, block.pool.stream, number)
+        super().complete_free(number)
+
     def _take_from_driver(self, pool: Pool, size: int) -> Block | None:
         block = super()._take_from_driver(pool, size)
         if block is not None and not self._expandable:
@@ -173,8 +188,8 @@ class _RecordingAllocator(CachingAllocator):
             self._note("segment_unmap", first, last - first, block.pool.stream)
         super()._unmap(block)
 
-    def _note(self, action: str, address: int, size_bytes: int, stream: int) -> None:
-        self.events.append(Event(action, address, size_bytes, stream, self.allocation))
+    def _note(self, action: str, address: int, size_bytes: int, stream: int, allocation: int = 0) -> None:
+        self.events.append(Event(action, address, size_bytes, stream, allocation or self.allocation))
 
 
 def _segments(blocks: list[Block], live: dict[int, Block]) -> Iterator[RecordedSegment]:
@@ -186,7 +201,7 @@ def _segments(blocks: list[Block], live: dict[int, Block]) -> Iterator[RecordedS
         found: list[tuple[Block, int]] = []
         block: Block | None = head
         while block is not None and block.mapped:
-            found.append((block, numbers[block.address] if block.allocated else 0))
+            found.append((block, numbers.get(block.address, 0)))
             block = block.next
         size_bytes = sum(block.size_bytes for block, _ in found)
         yield RecordedSegment(head.address, size_bytes, head.pool.stream, head.pool.is_small, tuple(found))

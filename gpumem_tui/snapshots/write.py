@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from gpumem_tui.memory import ALLOCATED_BUCKETS
+from gpumem_tui.simulator.blocks import Block
 from gpumem_tui.simulator.settings import AllocatorSettings
 from gpumem_tui.snapshots.recording import Event, RecordedSegment, Recording
 from gpumem_tui.step import Site
@@ -110,13 +111,14 @@ def _entry(event: Event, index: int, places: _Places) -> dict[str, Any]:
 
 def _segment(segment: RecordedSegment, settings: AllocatorSettings, places: _Places) -> dict[str, Any]:
     in_use = sum(block.size_bytes for block, allocation in segment.blocks if allocation)
+    pending = sum(block.size_bytes for block, allocation in segment.blocks if block.allocated and not allocation)
     return {
         "device": _DEVICE,
         "address": segment.address,
         "total_size": segment.size_bytes,
         "allocated_size": in_use,
-        "active_size": in_use,
-        "requested_size": sum(block.requested_bytes for block, allocation in segment.blocks if allocation),
+        "active_size": in_use + pending,
+        "requested_size": sum(block.requested_bytes for block, _ in segment.blocks if block.allocated),
         "stream": segment.stream,
         "segment_type": "small" if segment.is_small else "large",
         "segment_pool_id": _NO_POOL,
@@ -126,14 +128,20 @@ def _segment(segment: RecordedSegment, settings: AllocatorSettings, places: _Pla
             {
                 "address": block.address,
                 "size": block.size_bytes,
-                "requested_size": block.requested_bytes if allocation else 0,
-                "state": "active_allocated" if allocation else "inactive",
+                "requested_size": block.requested_bytes if block.allocated else 0,
+                "state": _state(block, allocation),
                 "frames": places.frames(allocation) if allocation else [],
                 **({"category": places.category(allocation)} if allocation else {}),
             }
             for block, allocation in segment.blocks
         ],
     }
+
+
+def _state(block: Block, allocation: int) -> str:
+    if allocation:
+        return "active_allocated"
+    return "active_pending_free" if block.allocated else "inactive"
 
 
 def _settings(settings: AllocatorSettings) -> dict[str, Any]:

@@ -73,7 +73,7 @@ def open_search(
         settings: None for those of the user's file.
 
     Raises:
-        SettingsError: the user's file cannot be obeyed.
+        SettingsError: the user's file is invalid.
     """
     _leave_garbage()
     settings = settings or load()
@@ -92,7 +92,7 @@ def open_plan(plan: Plan, config: SearchConfig) -> int:
         config: how the plan is traced.
 
     Raises:
-        OptionError: the plan's numbers do not go together, or the user's settings file cannot be obeyed.
+        OptionError: the plan's numbers do not go together, or the user's settings file is invalid.
     """
     from gpumem_tui.plan.controls import check
 

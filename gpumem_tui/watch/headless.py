@@ -6,15 +6,18 @@ import json
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from gpumem_tui.watch import report
 from gpumem_tui.watch.cleaning import clean
+from gpumem_tui.watch.growth import Growth, growth_line, growth_of
 from gpumem_tui.watch.reader import Watcher
 from gpumem_tui.watch.records import ProbedProcess
 
 _HEADER_EVERY = 30
+_GROWTH_EVERY_S = 5.0
+_GROWTH_AGAIN_S = 600.0
 ENDED_LATELY_S = 1800.0
 """How long a process that has ended stays listed."""
 
@@ -58,6 +61,7 @@ def watch(
         print(f"gpumem-tui: not read: {refused.reason}", file=sys.stderr)
     if pid is None:
         _show_ended(watcher.processes(), writer)
+    growing = _Growing()
     shown: dict[tuple[int, int], int] = {}
     running: set[tuple[int, int]] = set()
     if pid is None and not any(process.is_running for process in watcher.processes()):
@@ -76,6 +80,8 @@ def watch(
                     running.add(process.key)
             elif process.key not in running and process.known_pid != pid:
                 continue
+            if process.is_running and growing.is_new(process, watcher):
+                writer.grows(process, growing.found[process.key])
             newest = max((sample.record.sequence for sample in process.samples), default=0)
             if newest > shown.get(process.key, 0):
                 shown[process.key] = newest
@@ -95,6 +101,28 @@ def table_width() -> int:
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else sys.maxsize
 
 
+class _Growing:
+    """Who is known to take more and more memory. `found`: by key, of each device."""
+
+    def __init__(self) -> None:
+        self.found: dict[tuple[int, int], tuple[Growth, ...]] = {}
+        self._looked_s: dict[tuple[int, int], float] = {}
+        self._seen_s: dict[tuple[int, int], float] = {}
+
+    def is_new(self, process: ProbedProcess, watcher: Watcher) -> bool:
+        """Look now and then; whether a process has just begun to, or begins again after it has not for a while."""
+        now_s = time.monotonic()
+        if now_s - self._looked_s.get(process.key, -_GROWTH_EVERY_S) < _GROWTH_EVERY_S:
+            return False
+        self._looked_s[process.key] = now_s
+        found = growth_of(watcher.history(process))
+        if not found:
+            return False
+        before_s = self._seen_s.get(process.key, -_GROWTH_AGAIN_S)
+        self.found[process.key], self._seen_s[process.key] = found, now_s
+        return now_s - before_s >= _GROWTH_AGAIN_S
+
+
 class _Json:
     def begun(self, process: ProbedProcess) -> None:
         """The samples say it all."""
@@ -102,6 +130,10 @@ class _Json:
     def samples(self, process: ProbedProcess) -> None:
         for sample in process.samples:
             self._print(report.sample_json(process, sample))
+
+    def grows(self, process: ProbedProcess, growth: Sequence[Growth]) -> None:
+        for one in growth:
+            self._print(report.growth_json(process, one))
 
     def ended(self, process: ProbedProcess) -> None:
         self._print(report.ended_json(process))
@@ -126,6 +158,10 @@ class _Table:
                 self._print(report.header_line(self._columns))
             self._print(report.sample_line(process, sample, self._columns))
             self._rows += 1
+
+    def grows(self, process: ProbedProcess, growth: Sequence[Growth]) -> None:
+        for one in growth:
+            self._print(growth_line(process, one))
 
     def ended(self, process: ProbedProcess) -> None:
         self._print(report.process_line(process))

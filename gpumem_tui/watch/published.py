@@ -5,17 +5,19 @@ Imports little: the Monitor's first frame waits for this.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
 
 from gpumem_tui.memory import Unknown, format_bytes
-from gpumem_tui.monitor.probes import OutOfMemory, Probes
+from gpumem_tui.monitor.probes import Growing, OutOfMemory, Probes
 from gpumem_tui.monitor.snapshot import NOT_LOOKED_UP_YET, GpuReading, HostProcess, Reading
 
 if TYPE_CHECKING:
     from gpumem_tui.watch.expected import Expected
+    from gpumem_tui.watch.growth import Growth
     from gpumem_tui.watch.postmortem import Case
     from gpumem_tui.watch.records import ProbedProcess, RefusedFile, Sample
 
@@ -43,6 +45,7 @@ class WatchedProcess:
         expected: what the formula expects of it, or why that cannot be told.
         case: its post-mortem; None unless memory ran out under it.
         history: every sample that is left of it; empty unless it was asked for.
+        growth: of each device of which it takes more and more.
     """
 
     process: ProbedProcess
@@ -51,6 +54,7 @@ class WatchedProcess:
     expected: Reading[Expected] = NOT_DERIVED_YET
     case: Case | None = None
     history: tuple[Sample, ...] = ()
+    growth: tuple[Growth, ...] = ()
 
     @property
     def pid(self) -> int:
@@ -108,6 +112,20 @@ class Published:
     def out_of_memory(self) -> tuple[OutOfMemory, ...]:
         """Those that memory ran out under."""
         return tuple(_out_of_memory(watched) for watched in self.processes if watched.case is not None)
+
+    @cached_property
+    def growing(self) -> tuple[Growing, ...]:
+        """Those whose memory rises."""
+        return tuple(one for watched in self.processes for one in _growing(watched))
+
+
+def _growing(watched: WatchedProcess) -> Iterator[Growing]:
+    who, bracket, command = watched.process.title.partition(" (")
+    uuids = {placed.sample.record.device: placed.gpu_uuid for placed in watched.placed}
+    for growth in watched.growth:
+        uuid = uuids.get(growth.device, "")
+        left_s = math.inf if growth.left_s is None else growth.left_s
+        yield Growing(uuid if isinstance(uuid, str) else "", f"{who}: {growth.phrase}{bracket}{command}", left_s)
 
 
 class ProbeSource(Protocol):

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from gpumem_tui.probe.documents import MAX_REQUEST_BYTES, Request, decode_request, encode_request
 from gpumem_tui.probe.folder import Folder, WireError
+from gpumem_tui.probe.wire import HEADER_BYTES, RING_BYTES, decode_header
 from gpumem_tui.watch import hosts
 from gpumem_tui.watch.documents import Look, read_look
 from gpumem_tui.watch.records import ProbedProcess
 
+WAITING = "waiting for a step to end, where the next is recorded from"
+RECORDING = "recording a step"
 _POLL_S = 0.1
 
 
@@ -43,11 +47,13 @@ def await_look(
     timeout_s: float,
     proc: Path = hosts.PROC,
     wait: Callable[[], None] = lambda: time.sleep(_POLL_S),
+    say: Callable[[str], None] = lambda stage: None,
 ) -> Look:
     """The answer to a request.
 
     Args:
         wait: called between two tries; may raise to give up.
+        say: called with how far it is, before each wait.
 
     Raises:
         NoAnswer: the process ended, no step finished in time, or the answer cannot be read.
@@ -62,8 +68,34 @@ def await_look(
             return look
         if process.pid is None or not (proc / str(process.pid)).exists():
             raise NoAnswer(f"{process.title} has ended")
+        say(_stage(process, number))
         wait()
     raise NoAnswer(f"no step of {process.title} finished within {timeout_s:g} s; it may evaluate, load data or hang")
+
+
+def await_kept(process: ProbedProcess, look: Look, timeout_s: float, proc: Path = hosts.PROC) -> Look:
+    """The answer once it also says what every step leaves behind, two steps later; as it is if that does not come."""
+    deadline = time.monotonic() + timeout_s
+    while look.devices and look.kept is None and "kept" not in look.unavailable and time.monotonic() < deadline:
+        has_ended = process.pid is None or not (proc / str(process.pid)).exists()
+        with suppress(WireError):
+            newest = read_look(process.files, process.uid)
+            look = newest if newest is not None and newest.request == look.request else look
+        if has_ended:
+            break
+        time.sleep(_POLL_S)
+    return look
+
+
+def _stage(process: ProbedProcess, number: int) -> str:
+    """What a request that is not answered waits for, as the ring's header says."""
+    try:
+        directory, name = process.files.directory, process.files.ring.name
+        with Folder(directory, (process.uid,)) as folder, folder.opened(name, RING_BYTES) as ring:
+            header = decode_header(ring.read(HEADER_BYTES))
+    except (OSError, WireError):
+        return WAITING
+    return RECORDING if header.looking == number else WAITING
 
 
 def _last_number(folder: Folder, name: str) -> int:

@@ -68,6 +68,7 @@ def reason(pid: int, timeout_s: float = loops.DEADLINE_S) -> AttachFailed | Refu
         attach(inspect(pid), timeout_s)
     assert isinstance(caught.value, AttachFailed | Refused)
     assert str(caught.value).isprintable()
+    assert isinstance(caught.value, (AttachFailed, Refused))
     return caught.value
 
 

@@ -197,6 +197,7 @@ def test_fsdp_with_original_parameters_and_a_distributed_checkpoint(project: Pro
         import torch.distributed as dist
         import torch.distributed.checkpoint as checkpoint
         from torch import nn
+        from torch.distributed.checkpoint.state_dict import get_state_dict
         from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
 
         dist.init_process_group("nccl")
@@ -213,7 +214,10 @@ def test_fsdp_with_original_parameters_and_a_distributed_checkpoint(project: Pro
             model.clip_grad_norm_(1.0)
             optimizer.step()
             optimizer.zero_grad()
-            checkpoint.save({"model": model.state_dict()}, checkpoint_id="saved")
+            weights, states = get_state_dict(model, optimizer)
+            assert sorted(states["state"]) == sorted(weights) == ["0.bias", "0.weight", "2.bias", "2.weight"]
+            assert all(sorted(state) == ["exp_avg", "exp_avg_sq", "step"] for state in states["state"].values())
+            checkpoint.save({"model": weights, "optimizer": states}, checkpoint_id="saved")
         """,
     )
     done = project.predict("python", "-m", "torch.distributed.run", "--nproc-per-node", "4", "train.py")
@@ -221,3 +225,75 @@ def test_fsdp_with_original_parameters_and_a_distributed_checkpoint(project: Pro
     shard = 4 * (2 * 1024 * 4096 + 4096 + 1024) // 4
     assert done.json["traced"]["buckets"]["optimizer"] == pytest.approx(2 * shard, rel=0.01)
     assert not (project.folder / "saved").exists()
+
+
+def test_fsdp_of_adapters_with_original_parameters_and_checkpointing(project: Project) -> None:
+    project.write(
+        "train.py",
+        """
+        import os
+        import torch
+        import torch.distributed as dist
+        from torch import nn
+        from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_activation_checkpointing
+        from torch.distributed.fsdp import FullyShardedDataParallel
+        from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+
+        class Adapted(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.down = nn.Linear(1024, 8, bias=False)
+                self.up = nn.Linear(8, 1024, bias=False)
+                self.base = nn.Linear(1024, 1024, bias=False).requires_grad_(False)
+
+            def forward(self, x):
+                return x + torch.relu(self.base(x) + self.up(self.down(x)))
+
+        dist.init_process_group("nccl")
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        model = FullyShardedDataParallel(
+            nn.Sequential(*[Adapted() for _ in range(4)]),
+            auto_wrap_policy=ModuleWrapPolicy({Adapted}),
+            device_id=torch.cuda.current_device(),
+            use_orig_params=True,
+        )
+        apply_activation_checkpointing(model, check_fn=lambda module: isinstance(module, Adapted))
+        optimizer = torch.optim.AdamW(p for p in model.parameters() if p.requires_grad)
+        for step in range(10):
+            model(torch.randn(8, 1024, device="cuda")).mean().backward()
+            model.clip_grad_norm_(1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+        """,
+    )
+    done = project.predict("python", "-m", "torch.distributed.run", "--nproc-per-node", "2", "train.py")
+    assert done.code == 0, done.stderr
+    held = done.json["traced"]["buckets"]
+    adapters = 4 * 2 * 8 * 1024
+    assert held["parameters"] == 4 * (4 * 1024 * 1024 + adapters) // 2
+    assert held["optimizer"] == 4 * 2 * adapters  # all of them are in the first half of their layer, which is rank 0's
+
+
+RATE_LIMITER = f"""
+from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+
+def gathered(limited):
+    model = FSDP(nn.Sequential(*[nn.Linear(4096, 4096, bias=False) for _ in range({LAYERS})]).cuda(),
+                 auto_wrap_policy=ModuleWrapPolicy({{nn.Linear}}), limit_all_gathers=limited)
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_reserved()
+    model(torch.randn(1, 4096, device="cuda"))
+    return torch.cuda.memory_reserved() - before
+
+with torch.no_grad():
+    limited, unlimited = gathered(limited=True), gathered(limited=False)
+layer = 4 * 4096 * 4096
+assert unlimited - limited == ({LAYERS} - 2) * layer, (limited, unlimited)
+assert limited < 4 * layer, limited
+"""
+
+
+def test_fsdp_gathers_ahead_as_far_as_its_rate_limiter_lets_it(project: Project) -> None:
+    held = buckets(project, START, RATE_LIMITER, REPLICATED.replace("**OPTIONS", ""), TRAIN)
+    assert held["gradients"] == MODEL

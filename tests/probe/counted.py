@@ -1,7 +1,7 @@
 """Runs a script as `python SCRIPT` would, then counts on its own what the script trains, and prints that as JSON.
 
 The count shares nothing with the probe: elements times their size, over the modules and optimizers that are globals of
-the script, every tensor object once.
+the script or in a dictionary that is one, every tensor object once.
 """
 
 from __future__ import annotations
@@ -31,15 +31,18 @@ def _bytes(tensors: Iterable[torch.Tensor]) -> int:
 def _state(optimizer: Any) -> Iterator[torch.Tensor]:
     holder = getattr(optimizer, "optim", optimizer)
     for state in holder.state.values():
-        yield from (value for value in state.values() if isinstance(value, torch.Tensor))
+        parts = [part for value in state.values() for part in (value if type(value) is list else [value])]
+        yield from (part for part in parts if isinstance(part, torch.Tensor))
 
 
-def main(script: str) -> None:
+def main() -> None:
     import gpumem_tui.probe.probe as probe
 
-    probe.INTERVAL_S = 0.02  # short runs, sampled often
+    del sys.argv[0]
+    probe.INTERVAL_S = 0.002  # short runs, sampled often
     probe.SAMPLE_SHARE = 1.0
-    found = runpy.run_path(script, run_name="__main__").values()
+    made = runpy.run_path(sys.argv[0], run_name="__main__").values()
+    found = [thing for value in made for thing in (value.values() if type(value) is dict else (value,))]
     _kept.extend(found)
     optimizers = [value for value in found if isinstance(value, torch.optim.Optimizer)]
     models = [value for value in found if isinstance(value, torch.nn.Module)]
@@ -58,4 +61,4 @@ def main(script: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main()

@@ -9,21 +9,24 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.nn.modules import module as module_hooks
-from torch.optim import optimizer as optimizer_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
-from gpumem_tui.probe.documents import Held, LookDocument, LookedDevice
+from gpumem_tui.probe.documents import Held, LookDocument
 from gpumem_tui.probe.finding import Finder
 from gpumem_tui.probe.look import Look
 from gpumem_tui.probe.wire import CPU
-from tests.probe.watched import SCRIPTS, run
-
-BATCH = 4096
-HIDDEN_BYTES = BATCH * 64 * 4
-INPUT_BYTES = BATCH * 16 * 4
-
+from tests.probe.looks import (
+    BATCH,
+    HIDDEN_BYTES,
+    INPUT_BYTES,
+    PARAMETERS_BYTES,
+    assert_nothing_left,
+    only_device,
+    small_model,
+    train_step,
+)
+from tests.probe.watched import run
 
 REQUESTS = """
 import os, torch
@@ -68,22 +71,10 @@ class Passing(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def _model() -> nn.Module:
-    return nn.Sequential(nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, 16))
-
-
-def _train(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    x = torch.randn(BATCH, 16)
-    optimizer.zero_grad()
-    loss = (model(x) - x).pow(2).mean()
-    loss.backward()
-    optimizer.step()
-
-
-def _look(step: Callable[[nn.Module, torch.optim.Optimizer], None] = _train, model: nn.Module | None = None) -> Any:
-    model = model or _model()
+def _look(step: Callable[[nn.Module, torch.optim.Optimizer], None] = train_step, model: nn.Module | None = None) -> Any:
+    model = model or small_model()
     optimizer = torch.optim.AdamW(model.parameters())
-    _train(model, optimizer)
+    train_step(model, optimizer)
     finder = Finder()
     finder.meet(optimizer)
     finder.scan([*model.modules(), optimizer])
@@ -96,35 +87,19 @@ def _look(step: Callable[[nn.Module, torch.optim.Optimizer], None] = _train, mod
     return document
 
 
-def _device(document: LookDocument) -> LookedDevice:
-    assert "look" not in document["unavailable"]
-    (device,) = document["devices"]
-    assert sum(device["buckets"].values()) == device["peak_bytes"] == sum(row["bytes"] for row in device["held"])
-    assert max(live for _, live in device["timeline"]) == device["peak_bytes"]
-    return device
-
-
-def _assert_nothing_left() -> None:
-    assert torch._C._len_torch_dispatch_stack() == 0
-    assert not module_hooks._global_forward_pre_hooks
-    assert not module_hooks._global_forward_hooks
-    assert not optimizer_hooks._global_optimizer_pre_hooks
-    assert torch.autograd.backward.__module__ == "torch.autograd"
-
-
 def test_the_peak_by_bucket_module_and_line() -> None:
     document: LookDocument = _look()
-    device = _device(document)
-    _assert_nothing_left()
+    device = only_device(document)
+    assert_nothing_left()
     assert (document["request"], document["step"], document["method"]) == (5, 2, "operators")
     assert device["device"] == CPU
     buckets = device["buckets"]
-    assert buckets["parameters"] == (16 * 64 + 64 + 64 * 16 + 16) * 4
+    assert buckets["parameters"] == PARAMETERS_BYTES
     assert buckets["optimizer"] == 2 * buckets["parameters"] + 4 * 4
     assert buckets["batch_data"] == INPUT_BYTES
     tanh = [row for row in device["held"] if row["operator"] == "aten.tanh"]
     assert [(row["bucket"], row["module"], row["bytes"]) for row in tanh] == [("activations", "1", HIDDEN_BYTES)]
-    assert tanh[0]["source"].startswith("test_look.py:")
+    assert tanh[0]["source"].startswith("looks.py:")
     phases = [phase for _, phase in device["phases"]]
     assert phases == ["batch", "forward", "backward", "optimizer"]
     times = [time_s for time_s, _ in device["timeline"]]
@@ -132,49 +107,13 @@ def test_the_peak_by_bucket_module_and_line() -> None:
     assert 0 < device["peak_s"] <= times[-1] <= document["step_s"]
 
 
-IN_BACKWARD = """
-import json, os, runpy, sys
-import torch
-from gpumem_tui.probe import documents, files, probe
-probe.INTERVAL_S, probe.SAMPLE_SHARE = 0.0, float("inf")
-train = runpy.run_path(sys.argv[1])["train"]
-mine = files.Files(files.default_directory(), os.getpid(), files.start_ticks())
-files.write_document(mine.control, documents.encode_request(documents.Request(1, "look")))
-train(4)
-print(torch._C._len_torch_dispatch_stack(), torch.autograd.backward.__module__)
-"""
-
-
-def test_an_optimizer_that_steps_inside_of_backward(tmp_path: Path) -> None:
-    """A step ends with backward. Gradients live shortly, one after the other."""
-    script = SCRIPTS / "optimizer_in_backward.py"
-    done = run(["-c", IN_BACKWARD, script], tmp_path / "published")
-    assert (done.code, done.errors) == (0, "")
-    assert done.output.split() == ["0", "torch.autograd"]
-    (found,) = done.published
-    document: Any = found.documents["look"]
-    device = _device(document)
-    assert document["step"] == 42  # the 41st is the one in which the request is seen
-    assert document["kept"] == []
-    assert found.last.errors == 0
-    assert found.last.step == 44
-    buckets = device["buckets"]
-    assert buckets["parameters"] == (16 * 64 + 64 + 64 * 16 + 16) * 4
-    assert buckets["optimizer"] == 2 * buckets["parameters"] + 4 * 4
-    assert buckets["activations"] >= HIDDEN_BYTES
-    assert buckets["batch_data"] == INPUT_BYTES
-    phases = [phase for _, phase in device["phases"]]
-    assert phases[:4] == ["batch", "forward", "backward", "optimizer"]
-    assert phases[3:] == ["optimizer", "backward"] * 4
-
-
 def test_what_was_there_before_the_step_is_its_modules() -> None:
     def held(rows: list[Held], bucket: str) -> list[tuple[str, bool]]:
         return sorted({(row["module"], row["before_step"]) for row in rows if row["bucket"] == bucket})
 
-    model = _model()
+    model = small_model()
     model.register_buffer("scale", torch.ones(7))
-    rows = _device(_look(model=model))["held"]
+    rows = only_device(_look(model=model))["held"]
     assert held(rows, "parameters") == [("0", True), ("2", True), ("Sequential", True)]
     assert held(rows, "optimizer") == [("0", True), ("2", True)]
     assert {module for module, _ in held(rows, "activations")} <= {"", "0", "1", "2"}
@@ -189,7 +128,7 @@ def test_memory_that_modules_share_is_not_one_modules() -> None:
     model = nn.Sequential(nn.Linear(16, 16, bias=False), nn.Tanh(), nn.Linear(16, 16, bias=False))
     for place, linear in enumerate((model[0], model[2])):
         linear.weight = nn.Parameter(flat[place * 256 : place * 256 + 256].view(16, 16))
-    rows = _device(_look(model=model))["held"]
+    rows = only_device(_look(model=model))["held"]
     assert {row["module"] for row in rows if row["bucket"] == "parameters"} == {""}
     assert {row["module"] for row in rows if row["bucket"] == "optimizer"} == {"0", "2"}
 
@@ -215,7 +154,7 @@ def test_accumulated_micro_batches_are_one_step() -> None:
             (model(x) - x).pow(2).mean().backward()
         optimizer.step()
 
-    device = _device(_look(step))
+    device = only_device(_look(step))
     assert [phase for _, phase in device["phases"]] == ["batch", *["forward", "backward"] * 3, "optimizer"]
     assert device["buckets"]["activations"] < 2 * HIDDEN_BYTES  # those of one micro-batch at a time
 
@@ -224,44 +163,44 @@ def test_recomputed_activations_are_activations() -> None:
     class Recomputed(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.inner = _model()
+            self.inner = small_model()
 
         def forward(self, x: torch.Tensor) -> Any:
             return checkpoint(self.inner, x, use_reentrant=False)
 
-    device = _device(_look(model=Recomputed()))
+    device = only_device(_look(model=Recomputed()))
     assert device["buckets"]["activations"] >= HIDDEN_BYTES
     assert any(row["operator"] == "aten.tanh" and row["bucket"] == "activations" for row in device["held"])
 
 
 def test_a_program_with_a_mode_of_its_own_is_left_alone() -> None:
-    model = _model()
+    model = small_model()
     optimizer = torch.optim.AdamW(model.parameters())
     finder = Finder()
     look = Look(1, 1, optimizer, finder.trained)
     with Passing():  # type: ignore[no-untyped-call]
         assert look.start([model]) == "the program has a dispatch mode of its own active"
-    _assert_nothing_left()
+    assert_nothing_left()
 
 
 def test_a_mode_that_the_program_enters_is_not_torn_out() -> None:
     """The recorder lies below it then, and goes as soon as it can."""
-    model = _model()
+    model = small_model()
     optimizer = torch.optim.AdamW(model.parameters())
-    _train(model, optimizer)
+    train_step(model, optimizer)
     finder = Finder()
     finder.meet(optimizer)
     look = Look(1, 1, optimizer, finder.trained)
     assert look.start([model]) == ""
     with Passing():  # type: ignore[no-untyped-call]
-        _train(model, optimizer)
+        train_step(model, optimizer)
         document = look.step_ended(2)
         assert document is not None
         assert document["devices"]
         assert not look.stop()
         assert torch._C._len_torch_dispatch_stack() == 2
     assert look.stop()
-    _assert_nothing_left()
+    assert_nothing_left()
 
 
 @pytest.mark.parametrize("fullgraph", [False, True])
@@ -270,18 +209,18 @@ def test_compiled_code_is_not_compiled_anew(fullgraph: bool, has_run: bool) -> N
     """With `fullgraph`, code that cannot be compiled would end the program. What is there after the step is told."""
     from torch._dynamo.utils import counters
 
-    model = _model()
+    model = small_model()
     optimizer = torch.optim.AdamW(model.parameters())
     finder = Finder()
     finder.scan([*model.modules(), optimizer])
     compiled: Any = torch.compile(model, backend="eager", fullgraph=fullgraph)
     try:
         if has_run:
-            _train(compiled, optimizer)
+            train_step(compiled, optimizer)
         graphs = counters["stats"]["unique_graphs"]
         look = Look(1, 1, optimizer, finder.trained)
         assert look.start([model] if has_run else [compiled]) == ""  # what has run is seen also where no module tells
-        _train(compiled, optimizer)
+        train_step(compiled, optimizer)
         document = look.step_ended(2)
         assert look.is_over
         assert look.stop()
@@ -289,17 +228,15 @@ def test_compiled_code_is_not_compiled_anew(fullgraph: bool, has_run: bool) -> N
     finally:
         torch._dynamo.reset()
         counters.clear()
-    _assert_nothing_left()
+    assert_nothing_left()
     assert document is not None
-    parameters_bytes = (16 * 64 + 64 + 64 * 16 + 16) * 4
-    assert _device(document)["buckets"] == {
+    parameters_bytes = PARAMETERS_BYTES
+    assert only_device(document)["buckets"] == {
         "parameters": parameters_bytes,
         "gradients": parameters_bytes,
         "optimizer": 2 * parameters_bytes + 4 * 4,
     }
-    assert all(
-        "torch.compile" in document["unavailable"][what] for what in ("peak", "phases", "account of kept memory")
-    )
+    assert all("torch.compile" in document["unavailable"][what] for what in ("peak", "phases", "kept"))
     assert document["kept"] is None
 
 
@@ -313,7 +250,7 @@ def test_a_failure_while_recording_is_told_and_the_step_is_not_harmed(monkeypatc
     document = _look()
     assert document["devices"] == []
     assert document["unavailable"] == {"look": "ZeroDivisionError: no place"}
-    _assert_nothing_left()
+    assert_nothing_left()
 
 
 def test_an_argument_that_cannot_be_looked_through_does_not_stop_the_forward() -> None:
@@ -352,14 +289,14 @@ def test_an_argument_that_cannot_be_looked_through_does_not_stop_the_forward() -
     document = look.step_ended(2)
     assert look.is_over
     assert document is not None
-    _assert_nothing_left()
+    assert_nothing_left()
     assert document["unavailable"]["look"] == "LookupError: not loaded yet"
 
 
 def test_an_optimizer_that_goes_ends_the_look() -> None:
-    model = _model()
+    model = small_model()
     optimizer = torch.optim.AdamW(model.parameters())
-    _train(model, optimizer)
+    train_step(model, optimizer)
     other = torch.optim.SGD(model.parameters(), lr=0.1)
     finder = Finder()
     look = Look(1, 1, optimizer, finder.trained)
@@ -370,93 +307,4 @@ def test_an_optimizer_that_goes_ends_the_look() -> None:
     document = look.step_ended(2)
     assert document is not None
     assert document["unavailable"] == {"look": "the optimizer went before its next step"}
-    _assert_nothing_left()
-
-
-# Steps of other kinds
-
-
-def _look_through(
-    step: Callable[[], None], optimizer: torch.optim.Optimizer, model: nn.Module
-) -> tuple[LookDocument, LookDocument]:
-    """What is told after the first step, and after the last."""
-    finder = Finder()
-    finder.scan([*model.modules(), optimizer])
-    look = Look(1, 1, optimizer, finder.trained)
-    assert look.start([model]) == ""
-    told = []
-    for number in (2, 3, 4):
-        assert not look.is_over
-        step()
-        told.append(look.step_ended(number))
-    assert look.is_over
-    assert look.stop()
-    _assert_nothing_left()
-    first, between, last = told
-    assert first is not None
-    assert between is None
-    assert last is not None
-    assert last == {**first, "kept": last["kept"]}
-    return first, last
-
-
-def test_what_every_step_leaves_behind_is_told_with_its_place() -> None:
-    """As a list of losses that keep their graphs does; not what is made once, nor what the next step replaces."""
-    model = _model()
-    optimizer = torch.optim.AdamW(model.parameters())
-    losses: list[torch.Tensor] = []
-    once: list[torch.Tensor] = []
-    last: list[torch.Tensor] = []
-
-    def step() -> None:
-        x = torch.randn(BATCH, 16)
-        optimizer.zero_grad()
-        loss = (model(x) - x).pow(2).mean()
-        loss.backward(retain_graph=True)
-        losses.append(loss)
-        last[:] = [x * 2]
-        if not once:
-            once.append(x * 3)
-        optimizer.step()
-
-    step()
-    once.clear()
-    first, document = _look_through(step, optimizer, model)
-    assert first["kept"] is None
-    assert document["kept"] is not None
-    rows = [(row["operator"], row["module"], row["bytes"], row["allocations"]) for row in document["kept"]]
-    assert rows[0] == ("aten.tanh", "1", HIDDEN_BYTES, 1)
-    assert {row[2] for row in rows[1:3]} == {INPUT_BYTES}
-    assert sum(row[2] for row in rows) == HIDDEN_BYTES + 2 * INPUT_BYTES + 4  # and the loss itself
-    assert all(row["source"].startswith("test_look.py:") for row in document["kept"])
-
-
-def test_a_training_that_keeps_nothing() -> None:
-    model = _model()
-    optimizer = torch.optim.AdamW(model.parameters())
-    _, document = _look_through(lambda: _train(model, optimizer), optimizer, model)
-    assert document["kept"] == []
-
-
-def test_the_closures_of_lbfgs() -> None:
-    """Each call of the closure is a forward and a backward; what the optimizer does between them is its own."""
-    model = _model()
-    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=3, history_size=2)
-    x = torch.randn(BATCH, 16)
-
-    def closure() -> torch.Tensor:
-        optimizer.zero_grad()
-        loss: torch.Tensor = (model(x) - x).pow(2).mean()
-        loss.backward()
-        return loss
-
-    optimizer.step(closure)
-    document, _ = _look_through(lambda: optimizer.step(closure), optimizer, model)
-    device = _device(document)
-    phases = [phase for _, phase in device["phases"]]
-    assert phases == ["batch", "optimizer", *["forward", "backward", "optimizer"] * ((len(phases) - 2) // 3)]
-    assert len(phases) > 2 + 3
-    parameters_bytes = (16 * 64 + 64 + 64 * 16 + 16) * 4
-    assert device["buckets"]["parameters"] == parameters_bytes
-    assert device["buckets"]["optimizer"] >= 4 * parameters_bytes  # directions, steps, the gradient and step before
-    assert device["buckets"]["activations"] >= HIDDEN_BYTES
+    assert_nothing_left()

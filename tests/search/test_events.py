@@ -55,6 +55,8 @@ EVENTS: list[ChildEvent] = [
         ((0, 1, "forward"),),
         0.5,
         computed=((2, "norm_gradient", 0, (0, 768, 4, 108), (1024, 0, 0, 0)),),
+        streams=(0, 2),
+        completions=((3, 1),),
     ),
     Failed("device", 'no "GPU" here'),
 ]

@@ -40,6 +40,8 @@ operations = st.lists(
         st.tuples(st.just("malloc"), sizes),
         st.tuples(st.just("malloc elsewhere"), sizes),
         st.tuples(st.just("free"), st.integers(0, 1000)),
+        st.tuples(st.just("free in use"), st.integers(0, 1000)),
+        st.tuples(st.just("complete"), st.integers(0, 1000)),
         st.tuples(st.just("empty cache"), st.just(0)),
     ),
     min_size=10,
@@ -50,27 +52,49 @@ few = hypothesis_settings(max_examples=60, deadline=None)
 
 
 class Run:
-    """A program's run on one allocator, with what is live."""
+    """A program's run on one allocator, with what is live, and what was freed while another stream uses it."""
 
     def __init__(self, text: str) -> None:
         self.settings = AllocatorSettings.parse(text)
         allowed = ALLOWED_BYTES if self.settings.garbage_collection_threshold else None
         self.device = CachingAllocator(CAPACITY_BYTES, self.settings, allowed)
         self.live: list[Block] = []
+        self.in_use: dict[int, range] = {}
 
     def do(self, operation: str, argument: int) -> None:
         if operation == "empty cache":
             self.device.empty_cache()
+            self.in_use.clear()
         elif operation == "free":
             if self.live:
                 self.device.free(self.live.pop(argument % len(self.live)))
+        elif operation == "free in use":
+            if self.live:
+                block = self.live.pop(argument % len(self.live))
+                number = len(self.in_use) + max(self.in_use, default=0) + 1
+                self.in_use[number] = range(block.address, block.address + block.size_bytes)
+                self.device.request_free(block, number)
+        elif operation == "complete":
+            if self.in_use:
+                number = sorted(self.in_use)[argument % len(self.in_use)]
+                del self.in_use[number]
+                self.device.complete_free(number)
         else:
             self._malloc(argument, stream=int(operation == "malloc elsewhere"))
 
     def _malloc(self, size_bytes: int, stream: int) -> None:
+        retries = self.device.stats.num_alloc_retries
         try:
-            self.live.append(self.device.malloc(size_bytes, stream))
+            block = self.device.malloc(size_bytes, stream)
+            self.live.append(block)
+            assert block.pool.stream == stream
+            if self.device.stats.num_alloc_retries == retries:
+                for used in self.in_use.values():
+                    assert block.address >= used.stop or block.address + block.size_bytes <= used.start
+            else:  # for more room all streams were waited for
+                self.in_use.clear()
         except OutOfMemory:
+            self.in_use.clear()
             if not self.settings.expandable_segments:
                 assert all(block.is_split for block in self.device.cached_blocks()), "a cached segment was kept"
                 segment = self.device.segment_size(self.device.round_size(size_bytes))
@@ -80,7 +104,9 @@ class Run:
     def check(self) -> None:
         """Everything that must hold between two operations."""
         cached = self.device.cached_blocks()
-        held = sorted([*self.live, *cached], key=lambda block: block.address)
+        pending = list(self.device.pending.values())
+        assert [range(b.address, b.address + b.size_bytes) for b in pending] == list(self.in_use.values())
+        held = sorted([*self.live, *pending, *cached], key=lambda block: block.address)
         assert all(block.allocated for block in self.live)
         assert not any(block.allocated for block in cached)
         for low, high in pairwise(held):
@@ -132,14 +158,16 @@ class Run:
         allocated = sum(block.size_bytes for block in self.live)
         inactive = 0 if self.settings.expandable_segments else sum(b.size_bytes for b in cached if b.is_split)
         assert stats.allocated_bytes == allocated
-        assert stats.requested_bytes == sum(block.requested_bytes for block in self.live)
-        assert stats.reserved_bytes == allocated + sum(block.size_bytes for block in cached)
+        pending = self.device.pending.values()
+        assert stats.pending_bytes == sum(block.size_bytes for block in pending)
+        assert stats.requested_bytes == sum(block.requested_bytes for block in (*self.live, *pending))
+        assert stats.reserved_bytes == stats.active_bytes + sum(block.size_bytes for block in cached)
         assert stats.inactive_split_bytes == inactive
         assert stats.reserved_bytes <= CAPACITY_BYTES
         if self.device.allowed_bytes is not None and not self.settings.expandable_segments:
             # PyTorch holds a request in 2 MiB steps against the fraction, but maps an expandable one in 20 MiB chunks.
             assert stats.reserved_bytes <= self.device.allowed_bytes
-        for name in ("requested", "allocated", "reserved", "inactive_split"):
+        for name in ("requested", "allocated", "active", "reserved", "inactive_split"):
             assert getattr(stats, f"peak_{name}_bytes") >= getattr(stats, f"{name}_bytes")
 
 

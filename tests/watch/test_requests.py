@@ -9,9 +9,10 @@ import pytest
 
 from gpumem_tui.probe.documents import decode_request
 from gpumem_tui.probe.files import start_ticks
+from gpumem_tui.probe.wire import looking_patch
 from gpumem_tui.watch.reader import Watcher
 from gpumem_tui.watch.records import ProbedProcess
-from gpumem_tui.watch.requests import NoAnswer, await_look, request_look
+from gpumem_tui.watch.requests import RECORDING, WAITING, NoAnswer, await_kept, await_look, request_look
 from tests.watch.rings import RECORD, RingFile, gone, this_process
 from tests.watch.test_report import LOOK
 
@@ -40,6 +41,39 @@ def test_the_answer_is_the_one_to_this_request(tmp_path: Path) -> None:
         ring.document(ring.files.look, {**LOOK, "request": next(answers)})
 
     assert await_look(process, 2, 30.0, wait=wait).request == 2
+
+
+def test_what_it_waits_for(tmp_path: Path) -> None:
+    """First for a step's end, at which the probe sees the request; then for the step that is recorded."""
+    ring, process = publish(tmp_path / "probes")
+    stages: list[str] = []
+
+    def wait() -> None:
+        if len(stages) == 1:
+            ring.patch(*looking_patch(1))
+        else:
+            ring.document(ring.files.look, {**LOOK, "request": 1})
+
+    assert await_look(process, 1, 30.0, wait=wait, say=stages.append).request == 1
+    assert stages == [WAITING, RECORDING]
+
+
+def test_what_steps_keep_comes_later(tmp_path: Path) -> None:
+    ring, process = publish(tmp_path / "probes")
+    row = {"device": 0, "operator": "", "module": "head", "source": "train.py:3", "bytes": 8, "allocations": 1}
+    unavailable = {name: why for name, why in LOOK["unavailable"].items() if name != "kept"}
+    first = {**LOOK, "request": 1, "kept": None, "unavailable": unavailable}
+    ring.document(ring.files.look, first)
+    look = await_look(process, 1, 30.0)
+    assert await_kept(process, look, 0.0) == look
+    ring.document(ring.files.look, {**first, "request": 2, "kept": [row]})  # of another request
+    assert await_kept(process, look, 0.2) == look
+    ring.document(ring.files.look, {**first, "kept": [row]})
+    kept = await_kept(process, look, 30.0).kept
+    assert kept is not None
+    assert [(one.module, one.bytes) for one in kept] == [("head", 8)]
+    ring.document(ring.files.look, {**first, "unavailable": {"kept": "it ended"}})
+    assert await_kept(process, look, 30.0).unavailable == {"kept": "it ended"}
 
 
 def test_no_step_finishes(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from gpumem_tui.memory import Unknown
 from gpumem_tui.monitor.alerts import Alert, AlertKind, Alerts
 from gpumem_tui.monitor.history import History, values_of
 from gpumem_tui.monitor.snapshot import Source
-from gpumem_tui.tui.background import teller
+from gpumem_tui.tui.background import setter_for
 from gpumem_tui.tui.monitor_feed import HOLD_S, Feed
 from gpumem_tui.tui.monitor_state import MonitorState, focused_on, seen, sorted_by, sorted_on
 from gpumem_tui.tui.screens.process_actions import ProcessActions
@@ -148,7 +148,7 @@ class MonitorScreen(ProcessActions):
         self._table, self._trouble = self.query_one(ProcessTable), self.query_one("#trouble", Lines)
         self._waiting = self.set_interval(_PATIENCE_S, self._draw)
         news = asyncio.Event()
-        self.feed.subscribe(teller(news))
+        self.feed.subscribe(setter_for(news))
         self.look()
         self.run_worker(self._follow(news))
 

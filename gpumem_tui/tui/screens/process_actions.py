@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, ClassVar
 
 from textual.binding import Binding, BindingType
@@ -218,11 +219,12 @@ class ProcessActions(MainScreen):
             if left_off.wait(_POLL_S):
                 raise NoAnswer("left off")
 
-        def ask() -> Look:
-            return await_look(process, request_look(process), _LOOK_S, wait=wait)
-
         effect = "Its next step is recorded and takes longer. If you leave off, it is recorded all the same."
         waiting = WaitingScreen("A look into the next step", process.title, effect)
+
+        def ask() -> Look:
+            return await_look(process, request_look(process), _LOOK_S, wait=wait, say=waiting.tell)
+
         await self.app.push_screen(waiting, lambda _: left_off.set())
         try:
             look = await in_daemon_thread(ask)
@@ -232,8 +234,7 @@ class ProcessActions(MainScreen):
             return
         if not left_off.is_set():
             waiting.dismiss(None)
-            report = look_report(process, look)
-            self._open(lambda: report)
+            self._open(_until_complete(process, look))
 
     # Attaching to it
 
@@ -310,6 +311,26 @@ class ProcessActions(MainScreen):
 
         said, failed = await in_daemon_thread(lambda: end_process(host, ending))
         self.notify(said, severity="error" if failed else "information")
+
+
+def _until_complete(process: ProbedProcess, look: Look) -> Callable[[], Report]:
+    """A look's report; the probe writes it again once it knows what the steps after it have released."""
+    from gpumem_tui.probe.files import WireError
+    from gpumem_tui.watch.documents import read_look
+
+    shown, report = look, look_report(process, look)
+
+    def make() -> Report:
+        nonlocal shown, report
+        if shown.kept is None and "kept" not in shown.unavailable:
+            newest: Look | None = None
+            with suppress(WireError):
+                newest = read_look(process.files, process.uid)
+            if newest is not None and newest.request == look.request and newest != shown:
+                shown, report = newest, look_report(process, newest)
+        return report
+
+    return make
 
 
 def look_report(process: ProbedProcess, look: Look) -> Report:

@@ -30,6 +30,7 @@ class WaitingScreen(ModalScreen[None]):
         self._about = about
         self._effect = effect
         self._doing = title
+        self._stage = "waiting"
         self._began_s = time.monotonic()
 
     def compose(self) -> ComposeResult:
@@ -39,11 +40,15 @@ class WaitingScreen(ModalScreen[None]):
             box.border_subtitle = "esc leaves off"
             yield Static(Content(self._about), id="about")
             yield Static(Content(self._effect), id="effect")
-            yield Static("waiting", id="outcome")
+            yield Static(self._stage, id="outcome")
 
     def on_mount(self) -> None:
         """Count the seconds."""
         self._clock = self.set_interval(_TICK_S, self._tick)
+
+    def tell(self, stage: str) -> None:
+        """How far it is; shown with the next second. May come from another thread."""
+        self._stage = stage
 
     def fail(self, reason: str) -> None:
         """It came to nothing; say why until that is read."""
@@ -55,4 +60,4 @@ class WaitingScreen(ModalScreen[None]):
         outcome.update(Content(reason))
 
     def _tick(self) -> None:
-        self.query_one("#outcome", Static).update(f"waiting, {time.monotonic() - self._began_s:.0f} s")
+        self.query_one("#outcome", Static).update(f"{self._stage}, {time.monotonic() - self._began_s:.0f} s")

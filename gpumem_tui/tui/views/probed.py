@@ -57,6 +57,9 @@ def probed_rows(watched: WatchedProcess, sample: Sample | None) -> list[Row]:
     ]
     if watched.process.problem:
         rows.append(fact("", watched.process.problem, "$warning"))
+    for growth in watched.growth:
+        rows.append(fact("grows", growth.phrase, "$warning"))
+        rows.append(fact("", "a look at it (l) names what every step leaves behind", MUTED))
     if who.rank is not None:
         of = "" if who.world_size is None else f" of {who.world_size}"
         rows.append(fact("rank", f"{who.rank}{of}"))
@@ -94,7 +97,8 @@ def _table(watched: WatchedProcess, sample: Sample) -> Iterator[Row]:
     now, peak = sample.buckets, sample.peak_buckets
     has_allocator = sample.record.has_allocator
     predicted = _predicted(watched)
-    headings = ["now", *(["at the peak"] * has_allocator), *(["predicted", "error"] * (predicted is not None))]
+    now_title = "now" if watched.is_running else "last"
+    headings = [now_title, *(["at the peak"] * has_allocator), *(["predicted", "error"] * (predicted is not None))]
     yield [(" " * (_NAME_WIDTH + 3) + "".join(f"{title:>{_SIZE_WIDTH}}" for title in headings), f"bold {MUTED}")]
     moments = (now, peak) if has_allocator else (now,)
     reasons: list[str] = []

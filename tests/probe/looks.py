@@ -1,0 +1,43 @@
+"""What the tests of a look share: a model, a step of it, and what every answer must satisfy."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn.modules import module as module_hooks
+from torch.optim import optimizer as optimizer_hooks
+
+from gpumem_tui.probe.documents import LookDocument, LookedDevice
+
+BATCH = 4096
+HIDDEN_BYTES = BATCH * 64 * 4
+INPUT_BYTES = BATCH * 16 * 4
+PARAMETERS_BYTES = (16 * 64 + 64 + 64 * 16 + 16) * 4
+
+
+def small_model() -> nn.Module:
+    return nn.Sequential(nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, 16))
+
+
+def train_step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    x = torch.randn(BATCH, 16)
+    optimizer.zero_grad()
+    loss = (model(x) - x).pow(2).mean()
+    loss.backward()
+    optimizer.step()
+
+
+def only_device(document: LookDocument) -> LookedDevice:
+    assert "look" not in document["unavailable"]
+    (device,) = document["devices"]
+    assert sum(device["buckets"].values()) == device["peak_bytes"] == sum(row["bytes"] for row in device["held"])
+    assert max(live for _, live in device["timeline"]) == device["peak_bytes"]
+    return device
+
+
+def assert_nothing_left() -> None:
+    assert torch._C._len_torch_dispatch_stack() == 0
+    assert not module_hooks._global_forward_pre_hooks
+    assert not module_hooks._global_forward_hooks
+    assert not optimizer_hooks._global_optimizer_pre_hooks
+    assert torch.autograd.backward.__module__ == "torch.autograd"
