@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from gpumem_tui.probe.files import SITE_DIRECTORY, WireError, check_directory, default_directory
 from gpumem_tui.python_options import bypass
+from gpumem_tui.watch.reader import full_reason
 from gpumem_tui.watch.supervising import Supervised
 from gpumem_tui.watch.terminal_command import TerminalCommand
 
@@ -41,6 +42,8 @@ def warnings(command: Sequence[str], directory: Path) -> list[str]:
         found.append(f"{bypassed} keeps the probe out: leave it out to watch")
     try:
         check_directory(directory, (os.getuid(),))
+        if full := full_reason(directory):
+            found.append(f"nothing will be published: {full}")
     except FileNotFoundError:
         if not os.access(_nearest_existing(directory), os.W_OK | os.X_OK):
             found.append(f"{directory} cannot be made, so nothing will be published: set GPUMEM_TUI_DIR to another")

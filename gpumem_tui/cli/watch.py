@@ -6,6 +6,7 @@ import json
 import shlex
 import sys
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import click
@@ -168,7 +169,8 @@ def watch(pid: int | None, interval_s: float, post_mortem: bool, as_json: bool) 
         note = SilenceNote(
             WATCH_AFTER_S, lambda: silent_anywhere(_publishing(watcher)), lambda line: complain(f"silent: {line}", 0)
         )
-        process = headless.watch(watcher, pid, interval_s, as_json=as_json, while_silent=note.tick)
+        shown = None if process is None else process.known_pid
+        process = headless.watch(watcher, shown, interval_s, as_json=as_json, while_silent=note.tick)
     else:
         headless.show_last(process, as_json=as_json)
     if process is not None and process.state in FOR_MEMORY:
@@ -189,10 +191,18 @@ def following(pid: int | None) -> Watcher:
 def find(watcher: Watcher, pid: int, *, ended: bool = False) -> ProbedProcess | None:
     """The process of that pid that publishes; with `ended`, else the last one that did."""
     processes = watcher.processes()
-    running = next((process for process in processes if process.pid == pid), None)
+    running = next((process for process in processes if process.pid == pid), None) or _only_below(processes, pid)
     if running is not None or not ended:
         return running
     return next((process for process in processes if process.pid is None and process.files.pid == pid), None)
+
+
+def _only_below(processes: Sequence[ProbedProcess], pid: int) -> ProbedProcess | None:
+    """The one running process that a process such as `gpumem-tui run` started and that publishes; None for several."""
+    from gpumem_tui.watch.supervising import is_below
+
+    below = [one for one in processes if one.is_running and one.pid is not None and is_below(one.pid, pid)]
+    return below[0] if len(below) == 1 else None
 
 
 def _publishing(watcher: Watcher) -> set[int]:

@@ -205,8 +205,8 @@ def terminal_check(system: System) -> Check:
     if system.encoding.lower().replace("-", "") != "utf8":
         return Check("terminal", Status.WARN, found, "set LANG to a UTF-8 locale; until then the screen is ASCII")
     if colours == "16 colours":
-        mend = "`set -g default-terminal tmux-256color` in ~/.tmux.conf" if place else "TERM=xterm-256color"
-        return Check("terminal", Status.WARN, found, f"for more colours: {mend}")
+        remedy = "`set -g default-terminal tmux-256color` in ~/.tmux.conf" if place else "TERM=xterm-256color"
+        return Check("terminal", Status.WARN, found, f"for more colours: {remedy}")
     if 0 < columns < 80 or 0 < lines < 24:
         return Check("terminal", Status.WARN, found, "80×24 shows everything")
     return Check("terminal", Status.OK, found)

@@ -17,6 +17,7 @@ from gpumem_tui.watch.records import ProbedProcess
 
 _HEADER_EVERY = 30
 _GROWTH_EVERY_S = 5.0
+_GROWTH_AGAIN_S = 600.0
 ENDED_LATELY_S = 1800.0
 """How long a process that has ended stays listed."""
 
@@ -77,7 +78,7 @@ def watch(
                 if process.key not in running:
                     writer.begun(process)
                     running.add(process.key)
-            elif process.key not in running:
+            elif process.key not in running and process.known_pid != pid:
                 continue
             if process.is_running and growing.is_new(process, watcher):
                 writer.grows(process, growing.found[process.key])
@@ -106,16 +107,20 @@ class _Growing:
     def __init__(self) -> None:
         self.found: dict[tuple[int, int], tuple[Growth, ...]] = {}
         self._looked_s: dict[tuple[int, int], float] = {}
+        self._seen_s: dict[tuple[int, int], float] = {}
 
     def is_new(self, process: ProbedProcess, watcher: Watcher) -> bool:
-        """Look now and then; whether a process has just begun to."""
+        """Look now and then; whether a process has just begun to, or begins again after it has not for a while."""
         now_s = time.monotonic()
         if now_s - self._looked_s.get(process.key, -_GROWTH_EVERY_S) < _GROWTH_EVERY_S:
             return False
         self._looked_s[process.key] = now_s
-        before, now = self.found.get(process.key, ()), growth_of(watcher.history(process))
-        self.found[process.key] = now
-        return bool(now) and not before
+        found = growth_of(watcher.history(process))
+        if not found:
+            return False
+        before_s = self._seen_s.get(process.key, -_GROWTH_AGAIN_S)
+        self.found[process.key], self._seen_s[process.key] = found, now_s
+        return now_s - before_s >= _GROWTH_AGAIN_S
 
 
 class _Json:

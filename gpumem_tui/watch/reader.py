@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from gpumem_tui.memory import Unknown
+from gpumem_tui.memory import Unknown, format_bytes
 from gpumem_tui.monitor.snapshot import Reading
 from gpumem_tui.probe.files import Files, default_directory
 from gpumem_tui.probe.folder import Folder, WireError
@@ -91,6 +91,9 @@ class Watcher:
         self._refused = {}
         self._hosts = None
         seen = dict(found for directory in self._directories() for found in self._scan(directory))
+        for path in set(self._rings) - set(seen):
+            if (witness := self._rings[path].witness) is not None:
+                witness.close()
         self._rings = {path: self._rings.get(path) or _Ring(Files.of_ring(path), uid) for path, uid in seen.items()}
         processes = []
         for path, ring in self._rings.items():
@@ -99,7 +102,7 @@ class Watcher:
             except FileNotFoundError:
                 continue
             except WireError as error:
-                self._refused[str(path)] = str(error)
+                self._refused[str(path)] = str(error) if path.name in str(error) else f"{path.name}: {error}"
             except OSError as error:
                 self._refused[str(path)] = f"{path.name} cannot be read: {error.strerror}"
         processes.sort(key=lambda process: (not process.is_running, -process.process.started_ns))
@@ -107,9 +110,13 @@ class Watcher:
         return Watched(tuple(processes), tuple(refused))
 
     def history(self, process: ProbedProcess) -> tuple[Sample, ...]:
-        """Every sample that the ring of a process holds, all devices, oldest first."""
+        """Every sample that the ring of a process holds, all devices, oldest first; of one that has ended, until its
+        last sample with a model."""
         ring = self._rings.get(process.files.ring)
-        return () if ring is None else tuple(Sample(ring.records[number]) for number in sorted(ring.records))
+        if ring is None:
+            return ()
+        last = _last_with_model(ring) if ring.end is not None else 0
+        return tuple(Sample(ring.records[number]) for number in sorted(ring.records) if number <= (last or number))
 
     def _directories(self) -> Iterable[Path]:
         if self._given is not None:
@@ -136,6 +143,8 @@ class Watcher:
         except OSError as error:
             self._refused[str(directory)] = f"{directory} cannot be read: {error.strerror}"
             return
+        if full := full_reason(directory):
+            self._refused[str(directory)] = full
         for name in names:
             path = directory / name
             if name.endswith(".ring") and not name.startswith("."):
@@ -183,6 +192,20 @@ class Watcher:
                     self._hosts = {(host.inner_pid, host.start_ticks): host for host in hosts.every(self._proc)}
                 host = self._hosts.get((ring.files.pid, ring.files.start_ticks))
         return host if _writes(host, ring) else None
+
+
+def full_reason(directory: Path) -> str:
+    """Why no other process can publish in a folder, if its file system is full; empty if it is not.
+
+    Raises:
+        OSError: it is not there.
+    """
+    found = os.statvfs(directory)
+    free_bytes = found.f_bavail * found.f_frsize
+    if free_bytes >= RING_BYTES:
+        return ""
+    needed = format_bytes(RING_BYTES)
+    return f"{directory} is full ({format_bytes(free_bytes)} free, {needed} needed): no other process can publish there"
 
 
 def foreign_directories(proc: Path = hosts.PROC) -> tuple[Path, ...]:
@@ -317,17 +340,21 @@ def _slots(descriptor: int, first: int, last: int) -> Iterator[tuple[int, bytes]
 
 def _last_of_training(ring: _Ring) -> tuple[Sample, ...]:
     """The newest samples in which there is a model; where there never was, the newest."""
+    return _newest(ring, _last_with_model(ring) or None)
+
+
+def _last_with_model(ring: _Ring) -> int:
+    """The last record of the last moment at which there was a model; 0 without any."""
     last = max((number for number, record in ring.records.items() if record.parameters_bytes > 0), default=0)
-    return _newest(ring, last or None)
+    if not last:
+        return 0
+    at_ns = ring.records[last].monotonic_ns
+    return max(number for number, record in ring.records.items() if record.monotonic_ns == at_ns)
 
 
 def _newest(ring: _Ring, last: int | None = None) -> tuple[Sample, ...]:
-    """The newest sample of each device, those of one moment; with `last`, of the moment of that record."""
-    if last is not None:
-        at_ns = ring.records[last].monotonic_ns
-        last = max(number for number, record in ring.records.items() if record.monotonic_ns == at_ns)
-    else:
-        last = max(ring.records, default=0)
+    """The newest sample of each device, those of one moment; with `last`, up to that record."""
+    last = max(ring.records, default=0) if last is None else last
     newest: dict[int, Record] = {}
     while last in ring.records and ring.records[last].device not in newest:
         record = ring.records[last]

@@ -64,17 +64,20 @@ class Deaths:
                 witness.look()
         for files in self._publishing() - set(self._followed):
             with suppress(OSError, WireError):
-                if start_ticks(files.pid) == files.start_ticks and self._is_below(files.pid):
+                if start_ticks(files.pid) == files.start_ticks and is_below(files.pid, self._pid):
                     self._followed[files] = Witness(files.pid, files.start_ticks)
 
-    def reap(self) -> Exit | None:
-        """How the command itself ended; None while it runs. As the first process of a container, others are ours too.
+    def reap(self, *, others: bool = False) -> Exit | None:
+        """How the command itself ended; None while it runs.
+
+        Args:
+            others: also wait for all other children: as the first process of a container we are given orphans.
 
         Raises:
             ChildProcessError: somebody else has asked for it before.
         """
         while True:
-            pid, status, used = os.wait4(-1, os.WNOHANG)
+            pid, status, used = os.wait4(-1 if others else self._pid, os.WNOHANG)
             if not pid:
                 return None
             if pid == self._pid:
@@ -89,15 +92,6 @@ class Deaths:
                 with suppress(WireError):
                     found.add(Files.of_ring(self._directory / name))
         return found
-
-    def _is_below(self, pid: int) -> bool:
-        """Whether the command started a process, or one that it started did."""
-        while pid > 1:
-            if pid == self._pid:
-                return True
-            with open(f"/proc/{pid}/stat", "rb") as file:
-                pid = int(file.read().rpartition(b")")[2].split()[1])
-        return False
 
     def _write(self, files: Files, ended: Exit) -> None:
         """Where a process has published, say how it ended."""
@@ -155,12 +149,25 @@ class Supervised:
             if told is not None and told.si_signo in _HANDED_ON and told.si_code != _FROM_KERNEL:
                 with suppress(ProcessLookupError):
                     os.kill(self._process.pid, told.si_signo)
-            ended = self._deaths.reap()
+            ended = self._deaths.reap(others=True)
             self._deaths.look()
             if ended is not None:
                 self._process.returncode = 0  # it has been waited for
                 return ended
             self._tick()
+
+
+def is_below(pid: int, root: int) -> bool:
+    """Whether a process is another one, or was started by it or by one that it started; False once it is gone."""
+    while pid > 1:
+        if pid == root:
+            return True
+        try:
+            with open(f"/proc/{pid}/stat", "rb") as file:
+                pid = int(file.read().rpartition(b")")[2].split()[1])
+        except OSError:
+            return False
+    return False
 
 
 def bound_to_us() -> Callable[[], None]:

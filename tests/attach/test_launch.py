@@ -135,3 +135,17 @@ def test_a_command_that_cannot_be_run(tmp_path: Path) -> None:
     with pytest.raises(CannotRun, match="No such file") as caught:
         start([str(tmp_path / "train.py")])
     assert caught.value.code == 127
+
+
+def test_orphans_of_the_command_are_waited_for(tmp_path: Path) -> None:
+    """As the first process of a container, `run` is the parent of whatever loses its own."""
+    script = "(setsid sleep 0.2 & ) ; sleep 1; ps -o stat= -o comm= --ppid $PPID"
+    if os.geteuid() != 0:
+        pytest.skip("only root can make a namespace of pids")
+    unshare = ["unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-m", "gpumem_tui", "run", "bash", "-c"]
+    environment = {**os.environ, "GPUMEM_TUI_DIR": str(tmp_path / "probes")}
+    done = subprocess.run([*unshare, script], env=environment, capture_output=True, text=True)
+    if "unshare" in done.stderr:
+        pytest.skip("no namespace of pids can be made here")
+    assert done.returncode == 0
+    assert done.stdout.split() == ["R", "ps"], "bash becomes its last command, and nothing else is left"

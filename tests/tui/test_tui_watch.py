@@ -253,6 +253,48 @@ async def test_without_a_driver_an_end_is_told_before_that() -> None:
         assert text_of(alerts).index("ran out of memory") < text_of(alerts).index("no NVIDIA driver")
 
 
+async def test_one_that_failed_is_opened() -> None:
+    app = app_of(scene.of([], problem="no NVIDIA driver on this machine"), Published((watch_scene.ended(),)))
+    async with app.run_test(size=SIZE) as pilot:
+        await until(pilot, lambda: "✗ failed with exit code 1" in shown(pilot, ProcessTable))
+        await pilot.press("down", "enter")
+        await opened(pilot)
+        assert "last sample of its training" in page(app)
+
+
+# Its history
+
+
+async def test_arrows_look_back_on_a_processs_history() -> None:
+    app = app_of(*watch_scene.training())
+    async with app.run_test(size=SIZE) as pilot:
+        screen = scene.screen_of(app)
+        await until(pilot, lambda: bool(screen.state.published.processes))
+        await pilot.press("down", "h")
+        chart = screen.query_one(HistoryChart)
+        chart.focus()
+        await until(pilot, lambda: "last 10m · step 12,340" in text_of(chart))
+        await pilot.press("left", "left", "shift+left")
+        await until(pilot, lambda: "▲" in text_of(chart))
+        assert "step 12,0" in text_of(chart)
+        await pilot.press("escape")
+        await until(pilot, lambda: "▲" not in text_of(chart))
+
+
+async def test_h_gives_the_history_all_the_place_without_a_gpu() -> None:
+    process = watch_scene.watched(4100, (watch_scene.on_cpu(), ""), history=watch_scene.history())
+    app = app_of(scene.of([], problem="no NVIDIA driver on this machine"), watch_scene.published(process))
+    async with app.run_test(size=SIZE) as pilot:
+        screen = scene.screen_of(app)
+        await until(pilot, lambda: "4100" in shown(pilot, ProcessTable))
+        before = screen.query_one(HistoryChart).region.height
+        await pilot.press("h")
+        await until(pilot, lambda: screen.query_one(HistoryChart).region.height > before)
+        assert screen.query_one(ProcessTable).has_class("-gone")
+        await pilot.press("h")
+        await until(pilot, lambda: screen.query_one(HistoryChart).region.height == before)
+
+
 # Looking into a process
 
 

@@ -20,11 +20,12 @@ from gpumem_tui.tui.monitor.shares import shares
 from gpumem_tui.tui.monitor.state import MonitorState, parts_of
 from gpumem_tui.tui.process.history import ProcessChart, process_history_rows
 from gpumem_tui.tui.process.look import place_page, step_page
-from gpumem_tui.tui.process.post_mortem import post_mortem_rows
+from gpumem_tui.tui.process.post_mortem import ended_rows, post_mortem_rows
 from gpumem_tui.tui.process.probed import age_text, seconds
+from gpumem_tui.watch.documents import Kept
 from gpumem_tui.watch.jobs import Job, job_of
 from gpumem_tui.watch.published import Published, WatchedProcess
-from gpumem_tui.watch.records import RefusedFile, Sample
+from gpumem_tui.watch.records import RefusedFile, Sample, State
 from tests.tui import monitor_scene as scene
 from tests.tui import watch_scene
 
@@ -165,6 +166,45 @@ def test_one_that_memory_ran_out_under_is_first_for_half_an_hour() -> None:
     assert not any(entry.has_ended for entry in entries(later))
 
 
+@pytest.mark.parametrize(
+    ("end", "phrase", "mark", "is_first"),
+    [
+        (State.FAILED, "failed with exit code 1: ValueError: bad shape at train.py:3", "✗", True),
+        (State.KILLED, "killed (SIGKILL)", "✗", True),
+        (State.CRASHED, "crashed: segmentation fault (SIGSEGV)", "✗", True),
+        (State.ENDED, "finished (exit code 0)", "✓", False),
+        (State.INTERRUPTED, "interrupted by Ctrl-C", "✓", False),
+    ],
+)
+def test_whoever_has_ended_stays_listed_with_how(end: State, phrase: str, mark: str, is_first: bool) -> None:
+    """The bad ends stand above the living, the good ones below."""
+    _, said = watch_scene.training()
+    listed = state(published=Published((*said.processes, watch_scene.ended(state=end, phrase=phrase))))
+    order = [entry.process.pid for entry in entries(listed)]
+    assert (order.index(4105) == 0) is is_first
+    assert (order[-1] == 4105) is not is_first
+    assert f"{mark} {phrase} · 1m ago, step 12,340: " in text(table_view(listed, 160, 10).rows)
+
+
+def test_only_the_last_that_ended_take_room() -> None:
+    shown, said = watch_scene.training()
+    many = [watch_scene.ended(5000 + number) for number in range(20)]
+    listed = [entry for entry in entries(state(published=Published((*said.processes, *many)))) if entry.has_ended]
+    assert len(listed) == 8
+    assert shown.gpus
+
+
+def test_what_is_told_of_one_that_ended() -> None:
+    one = watch_scene.ended(resident_bytes=3 * GIB, limit_bytes=4 * GIB, limit_owner="its control group")
+    said = text(ended_rows(one, 100, scene.NOON_S))
+    assert "✗ failed with exit code 1, 60 s ago" in said
+    assert "host memory: 3.00 GiB resident, limit 4.00 GiB (its control group)" in said
+    assert "cpu, last sample of its training (it made 12,340 steps)" in said
+    assert "optimizer state" in said
+    never = watch_scene.watched(4106, state=State.VANISHED)
+    assert "no step has finished" in text(ended_rows(never, 100, scene.NOON_S))
+
+
 def test_keys_are_all_different() -> None:
     shown, said = watch_scene.training()
     more = (watch_scene.out_of_memory(shown.gpus[0].uuid), watch_scene.watched(4100, (watch_scene.on_cpu(), "")))
@@ -296,6 +336,33 @@ def test_the_history_is_over_steps_too() -> None:
     assert lines[-1].split()[0] == "step"
 
 
+def test_the_history_of_one_that_has_ended_ends_there() -> None:
+    chart = ProcessChart.of(watch_scene.ended(), scene.NOON_S)
+    lines = text(process_history_rows(chart, 114, 20)).splitlines()
+    assert "its last 10m · step 12,340" in lines[0]
+    assert lines[-2].rstrip().endswith("end")
+    later = ProcessChart.of(watch_scene.ended(), scene.NOON_S + 3600)
+    assert process_history_rows(later, 114, 20) == process_history_rows(chart, 114, 20)
+
+
+def test_the_cursor_on_a_processs_history() -> None:
+    _, said = watch_scene.training()
+    chart = ProcessChart.of(said.processes[0], scene.NOON_S)
+    axis = chart.axis(114)
+    assert axis is not None
+    rows = process_history_rows(chart, 114, 20, scene.NOON_S - 450, focused=True)
+    lines = text(rows).splitlines()
+    column = axis.column_at(scene.NOON_S - 450)
+    assert column is not None
+    assert "peak   9.00" in lines[0]
+    assert "step 10,5" in lines[0]
+    assert lines[-2][8 + column] == "▲"
+    assert axis.time_at(8 + column) == pytest.approx(scene.NOON_S - 450, abs=axis.step_s)
+    assert axis.time_at(3) is None
+    assert axis.column_at(scene.NOON_S - 700) is None
+    assert process_history_rows(chart, 114, 20, scene.NOON_S - 700) == process_history_rows(chart, 114, 20)
+
+
 def test_before_its_first_step_there_is_no_history() -> None:
     rows = process_history_rows(ProcessChart.of(watch_scene.watched(4100), scene.NOON_S), 80, 10)
     assert "no step has finished yet" in text(rows)
@@ -400,3 +467,15 @@ def test_bytes_of_host_memory_in_a_card() -> None:
     assert said.startswith("host memory PID 4100")
     assert "3.0 MiB" in said
     assert Sample(watch_scene.on_cpu()).buckets[Bucket.OPTIMIZER] == 6 * MIB
+
+
+def test_a_look_says_what_every_step_leaves_behind() -> None:
+    look = watch_scene.look()
+    waiting = text(step_page(look, 100))
+    assert "known after two more steps" in waiting
+    leak = replace(look, kept=(Kept(0, "aten.add", "loss", "train.py:31", 3 * MIB, 2),))
+    said = text(step_page(leak, 100))
+    assert "Left behind by every step, and not released two steps later" in said
+    assert "3.0 MiB  train.py:31, in loss, aten.add" in said
+    assert "Every step releases what it makes." in text(step_page(replace(look, kept=()), 100))
+    assert "two more steps" not in text(step_page(replace(look, unavailable={"kept": "too many events"}), 100))

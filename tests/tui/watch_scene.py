@@ -18,7 +18,7 @@ from gpumem_tui.watch.documents import Held, Look, LookedDevice, PostMortem
 from gpumem_tui.watch.expected import Expected
 from gpumem_tui.watch.postmortem import Case
 from gpumem_tui.watch.published import Key, Placed, Published, WatchedProcess
-from gpumem_tui.watch.records import ProbedProcess, Sample, State
+from gpumem_tui.watch.records import End, ProbedProcess, Sample, State
 from tests.tui import monitor_scene as scene
 from tests.watch.rings import ON_CPU, RECORD
 
@@ -196,6 +196,19 @@ def out_of_memory(uuid: str = "", **changes: Any) -> WatchedProcess:
     }
     ended = watched(4104, state=State.OUT_OF_MEMORY, host=Unknown("out of memory"))
     return replace(ended, case=Case(ended.process, PostMortem(**values), EXPECTED))
+
+
+def ended(
+    pid: int = 4105, state: State = State.FAILED, phrase: str = "failed with exit code 1", **changes: Any
+) -> WatchedProcess:
+    """One that trained in host memory and ended a minute ago, after 8 minutes of which there are samples."""
+    past = tuple(
+        Sample(on_cpu(step=sample.record.step, wall_ns=sample.record.wall_ns - 60 * 10**9)) for sample in history()
+    )
+    record = past[-1].record
+    made = watched(pid, (record, ""), state=state, host=Unknown(phrase), history=past)
+    end = End(state, phrase, scene.NOON_S - 60, **changes)
+    return replace(made, process=replace(made.process, end=end, steps=12_340))
 
 
 def look() -> Look:

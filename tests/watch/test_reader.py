@@ -8,12 +8,14 @@ import subprocess
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from gpumem_tui.attach.launch import warnings
 from gpumem_tui.memory import Unknown
 from gpumem_tui.probe.files import start_ticks
-from gpumem_tui.probe.wire import SLOT_BYTES, SLOT_COUNT, slot_offset, switched_off_patch
+from gpumem_tui.probe.wire import RING_BYTES, SLOT_BYTES, SLOT_COUNT, slot_offset, switched_off_patch
 from gpumem_tui.watch.reader import Watcher, foreign_directories
 from gpumem_tui.watch.records import State
 from tests.attach import loops
@@ -187,7 +189,7 @@ def test_another_version_is_refused_and_the_others_are_read(folder: Path) -> Non
     watched = Watcher([folder]).read()
     assert len(watched.processes) == 1
     [refused] = watched.refused
-    assert refused.reason == "written by another version (schema 2, this one reads 1)"
+    assert refused.reason == "4000000-12345.ring: written by another version (schema 2, this one reads 1)"
 
 
 def test_a_ring_under_another_processs_name_is_refused(folder: Path) -> None:
@@ -244,3 +246,31 @@ time.sleep(60)
         watcher = Watcher()
         process = next(process for process in watcher.processes() if process.files.directory.samefile(directory))
         assert (process.pid, process.files.pid, process.step) == (pid, 1, 1)
+
+
+def test_a_file_that_is_no_ring_is_named(folder: Path) -> None:
+    ring = RingFile(folder, gone())
+    ring.path.write_bytes(b"x" * RING_BYTES)
+    [refused] = Watcher([folder]).read().refused
+    assert refused.reason == f"{ring.path.name}: not a ring"
+
+
+def test_a_full_folder_is_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    RingFile(folder, gone()).sample(RECORD)
+    monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_bavail=3, f_frsize=4096))
+    found = Watcher([folder]).read()
+    assert len(found.processes) == 1
+    [refused] = found.refused
+    assert refused.reason == f"{folder} is full (12.0 KiB free, 516.0 KiB needed): no other process can publish there"
+    assert warnings(["true"], folder) == [f"nothing will be published: {refused.reason}"]
+
+
+def test_the_history_of_one_that_has_ended_ends_with_its_training(folder: Path) -> None:
+    ring = RingFile(folder, gone())
+    for step in range(1, 4):
+        ring.sample(replace(RECORD, step=step, monotonic_ns=step))
+    ring.sample(replace(RECORD, step=4, monotonic_ns=9, parameters_bytes=0, phase=""))
+    watcher = Watcher([folder])
+    [process] = watcher.processes()
+    assert [sample.record.step for sample in watcher.history(process)] == [1, 2, 3]
+    assert (process.step, process.samples[0].record.step) == (4, 3)

@@ -10,7 +10,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from gpumem_tui.watch.documents import Look, read_look
+from gpumem_tui.watch.documents import Kept, Look, read_look
 from gpumem_tui.watch.reader import Watcher
 from gpumem_tui.watch.records import ProbedProcess
 from gpumem_tui.watch.report import (
@@ -178,3 +178,23 @@ def test_a_look_as_json_sums_to_the_peak(process: ProbedProcess, look: Look) -> 
 )
 def test_spans_of_time(seconds: float, said: str) -> None:
     assert ago(seconds) == said
+
+
+def test_what_every_step_leaves_behind(process: ProbedProcess, look: Look) -> None:
+    known = Kept(0, "aten.add", "loss", "train.py:31", 3 << 20, 2)
+    unknown = Kept(-1, "", "", "", 1 << 20, 1)
+    lines = look_lines(process, replace(look, kept=(known, unknown)))
+    at = lines.index("left behind by every step, and not released two steps later:")
+    assert lines[at + 1 : at + 3] == [
+        "       3.0 MiB  cuda:0  train.py:31, in loss, aten.add",
+        "       1.0 MiB  cpu  (no line known)",
+    ]
+    assert "every step releases what it makes" in "\n".join(look_lines(process, replace(look, kept=())))
+    assert "left behind" not in "\n".join(look_lines(process, look))
+    assert look_json(process, replace(look, kept=(known,)))["kept"] == [
+        {
+            "device": "cuda:0", "operator": "aten.add", "module": "loss", "source": "train.py:31",
+            "bytes": 3 << 20, "allocations": 2,
+        }
+    ]  # fmt: skip
+    assert look_json(process, look)["kept"] is None

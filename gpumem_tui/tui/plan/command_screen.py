@@ -42,7 +42,7 @@ from gpumem_tui.tui.plan.command_state import CommandPlanState
 
 _ROOMY_FOOTER = 76
 _TICK_S = 1.0
-_FAREWELL_S = 1.0
+_ENDS_WITHIN_S = 1.0
 
 Clock = Callable[[], datetime]
 Step = Callable[[CommandPlanState], CommandPlanState]
@@ -276,7 +276,7 @@ class CommandPlanScreen(MainScreen):
         """End what runs, wait until its processes are gone, and return the exit code for leaving now."""
         code = self._state.leaving_code
         await super().end()
-        await asyncio.to_thread(self._ended.wait, _FAREWELL_S)
+        await asyncio.to_thread(self._ended.wait, _ENDS_WITHIN_S)
         return code
 
     # Drawing

@@ -42,7 +42,7 @@ _ROOMY_FOOTER = 100
 _SWITCH_S = 0.0005
 """Traces and panes are worked out in threads of this process: the screen has its turn this soon, not after 5 ms."""
 _CLOCK_S = 1.0
-_FAREWELL_S = 1.0
+_ENDS_WITHIN_S = 1.0
 
 Clock = Callable[[], datetime]
 
@@ -344,7 +344,7 @@ class PlanScreen(MainScreen):
     async def end(self) -> int:
         """End the trace, and wait until its process is gone."""
         code = await super().end()
-        await in_daemon_thread(partial(self._tracer.close, _FAREWELL_S))
+        await in_daemon_thread(partial(self._tracer.close, _ENDS_WITHIN_S))
         return code
 
     # Drawing

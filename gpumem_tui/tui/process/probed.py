@@ -96,7 +96,8 @@ def _table(watched: WatchedProcess, sample: Sample) -> Iterator[Row]:
     now, peak = sample.buckets, sample.peak_buckets
     has_allocator = sample.record.has_allocator
     predicted = _predicted(watched)
-    headings = ["now", *(["at the peak"] * has_allocator), *(["predicted", "error"] * (predicted is not None))]
+    now_title = "now" if watched.is_running else "last"
+    headings = [now_title, *(["at the peak"] * has_allocator), *(["predicted", "error"] * (predicted is not None))]
     yield [(" " * (_NAME_WIDTH + 3) + "".join(f"{title:>{_SIZE_WIDTH}}" for title in headings), f"bold {MUTED}")]
     moments = (now, peak) if has_allocator else (now,)
     reasons: list[str] = []

@@ -311,6 +311,6 @@ def _preview(config: SearchConfig) -> Iterator[str]:
         command = config.workload.command
         what = "the file" if command is None else f"it runs in {command.cwd}, and"
         yield f"{what} decides precision, optimizer and the rest"
-    foretold = config.formula.max_batch_size
-    said = foretold.reason if isinstance(foretold, Unknown) else f"the formula's largest batch is {foretold:,}"
+    predicted = config.formula.max_batch_size
+    said = predicted.reason if isinstance(predicted, Unknown) else f"the formula's largest batch is {predicted:,}"
     yield f"{config.device.gpu.title}: {said}"

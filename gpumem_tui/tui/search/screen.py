@@ -54,7 +54,7 @@ SMALLEST = (60, 16)
 _ROOMY_FOOTER = 76
 _REDRAW_S = 0.25
 _CLOCK_S = 1.0
-_FAREWELL_S = 1.0
+_ENDS_WITHIN_S = 1.0
 
 SearchFunction = Callable[[SearchConfig, Control], Iterator[SearchEvent]]
 Clock = Callable[[], datetime]
@@ -357,7 +357,7 @@ class SearchScreen(MainScreen):
         """Cancel what runs, wait until its child process is gone, and return the exit code for leaving now."""
         code = self._state.exit_code
         await super().end()
-        await asyncio.to_thread(self._ended.wait, _FAREWELL_S)
+        await asyncio.to_thread(self._ended.wait, _ENDS_WITHIN_S)
         return code
 
     # Drawing

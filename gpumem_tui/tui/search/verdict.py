@@ -97,8 +97,8 @@ def _running(state: SearchState) -> VerdictView:
     fitting = [trial.result.batch_size for trial in state.trials if trial.result.outcome == "fit"]
     failing = [trial.result.batch_size for trial in state.trials if trial.result.outcome != "fit"]
     if not state.trials:
-        foretold = f"predicted largest batch: {_predictions(state)}"
-        return VerdictView("SEARCHING", "busy", foretold, details=_gap(state))
+        predicted = f"predicted largest batch: {_predictions(state)}"
+        return VerdictView("SEARCHING", "busy", predicted, details=_gap(state))
     fits = f"batch {max(fitting):,} fits" if fitting else "none fits yet"
     fails = f", {min(failing):,} does not" if failing else ""
     return VerdictView("SEARCHING", "busy", f"{fits}{fails}; predicted: {_predictions(state)}", details=_gap(state))
