@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,7 +62,11 @@ def symbols(proc: Path, first: Mapping, names: tuple[str, ...]) -> dict[str, Sym
     Raises:
         OSError: the file cannot be read.
     """
-    with (proc / "root" / first.path.lstrip("/")).open("rb") as file:
+    path = proc / "root" / first.path.lstrip("/")
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # something else may have that name by now
+    with os.fdopen(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return {}
         try:
             elf = ELFFile(file)
             bias = _bias(elf, first)

@@ -120,6 +120,7 @@ def explanation(target: Target) -> str:
     """What attaching does, to be told before it is asked whether it should; a sentence a line."""
     return (
         "Its main thread is stopped for some milliseconds, and told to start the probe when it is next in Python.\n"
+        "If it waits for a lock, that wait is interrupted, as by a signal, and begun again by Python.\n"
         f"The probe then publishes its memory at most twice a second, in {target.host.inner_directory}.\n"
         "It stays until the process ends; no file and no setting of the program is changed."
     )

@@ -78,7 +78,7 @@ def watch(
                 if process.key not in running:
                     writer.begun(process)
                     running.add(process.key)
-            elif process.key not in running:
+            elif process.key not in running and process.known_pid != pid:
                 continue
             if process.is_running and growing.is_new(process, watcher):
                 writer.grows(process, growing.found[process.key])

@@ -21,7 +21,7 @@ from tests.watch.rings import GONE_PID, RECORD, RingFile, gone, out_of_memory, t
 def test_one_process_until_it_ends(as_json: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "probes"
     RingFile(folder, this_process()).sample(RECORD)  # another one
-    with subprocess.Popen(["sleep", "0.5"]) as program:
+    with subprocess.Popen(["sleep", "2"]) as program:
         ring = RingFile(folder, this_process(pid=program.pid, start_ticks=start_ticks(program.pid)))
         ring.sample(RECORD)
         ring.document(ring.files.oom, out_of_memory())
@@ -84,3 +84,29 @@ def test_those_that_ended_lately_come_first(tmp_path: Path, capsys: pytest.Captu
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[1] for line in lines] == [str(GONE_PID), str(GONE_PID + 1)]
     assert all("killed or crashed" in line for line in lines)
+
+
+def test_why_it_is_silent_is_asked_while_nothing_publishes(tmp_path: Path) -> None:
+    """Again after each look, but not while a process runs that publishes."""
+    folder = tmp_path / "probes"
+    asked: list[int] = []
+
+    def while_silent() -> None:
+        asked.append(len(asked))
+        if len(asked) == 3:
+            raise InterruptedError
+
+    with subprocess.Popen(["sleep", "2"]) as program:
+        RingFile(folder, this_process(pid=program.pid, start_ticks=start_ticks(program.pid))).sample(RECORD)
+        headless.watch(Watcher([folder]), program.pid, 0.05, as_json=True, while_silent=while_silent)
+    assert asked == []
+    with pytest.raises(InterruptedError):
+        headless.watch(Watcher([folder]), None, 0.01, as_json=True, while_silent=while_silent)
+    assert asked == [0, 1, 2]
+
+
+def test_a_process_that_ended_just_before(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    RingFile(tmp_path / "probes", gone()).sample(replace(RECORD, wall_ns=time.time_ns()))
+    process = headless.watch(Watcher([tmp_path / "probes"]), GONE_PID, 0.05, as_json=True)
+    assert process is not None
+    assert [json.loads(line)["event"] for line in capsys.readouterr().out.splitlines()] == ["sample", "ended"]
