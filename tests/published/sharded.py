@@ -58,11 +58,11 @@ class Row:
 _TITAN = "pytorch/torchtitan benchmarks/llama3_h100_202412_torchtitan.md@31a17bfd"
 _NOCOMPILE = "pytorch/ao torchao/prototype/float8nocompile/README.md@105f1ad7"
 ROWS = (
-    Row("titan-8", _TITAN, 8, 2, 8192, "op", 82.4, 1.0),
-    Row("titan-128", _TITAN, 128, 2, 8192, "op", 67.0, 1.0),
-    Row("nocompile-none", _NOCOMPILE, 8, 1, 4096, "0", 53.12, 1.0),
-    Row("nocompile-second", _NOCOMPILE, 8, 1, 4096, "2", 40.6, 3.5),
-    Row("nocompile-full", _NOCOMPILE, 8, 1, 4096, "1", 28.07, 3.0),
+    Row("titan-1", _TITAN, 8, 2, 8192, "op", 82.4, 1.0),
+    Row("titan-4", _TITAN, 128, 2, 8192, "op", 67.0, 1.0),
+    Row("ao-nocompile-1", _NOCOMPILE, 8, 1, 4096, "0", 53.12, 1.0),
+    Row("ao-nocompile-2", _NOCOMPILE, 8, 1, 4096, "2", 40.6, 3.5),
+    Row("ao-nocompile-3", _NOCOMPILE, 8, 1, 4096, "1", 28.07, 3.0),
 )
 
 

@@ -10,7 +10,7 @@ pytestmark = pytest.mark.scripts
 
 
 def test_reserves_what_was_published_with_its_streams_and_too_little_on_one() -> None:
-    row = next(row for row in ROWS if row.id == "nocompile-none")
+    row = next(row for row in ROWS if row.id == "ao-nocompile-1")
     timeline = traced(row)
     errors = errors_percent(row, timeline)
     assert abs(errors["default"]) <= row.tolerance_percent
