@@ -1,5 +1,11 @@
 """Where GPU memory goes while a neural network trains, how large a batch fits, and what would make a larger one fit."""
 
+from __future__ import annotations
+
+TYPE_CHECKING = False  # typing's own; `import gpumem_tui` imports nothing
+if TYPE_CHECKING:
+    from types import ModuleType
+
 __version__ = "0.1.0"
 
 
@@ -12,3 +18,12 @@ def attach() -> None:
     from gpumem_tui.probe.entry import attach
 
     attach("call")
+
+
+def __getattr__(name: str) -> ModuleType:
+    """`gpumem_tui.probe` need not be imported for `gpumem_tui.probe.callbacks.hugging_face()`."""
+    if name != "probe":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return import_module("gpumem_tui.probe")

@@ -64,6 +64,6 @@ def _interpreter(path: str | None) -> str | None:
     found = shutil.which(os.path.expanduser(path))
     if found is None:
         raise OptionError(
-            f"--python: {path or 'nothing'} is no program that can be run; give the path of a Python with torch"
+            f"--python: {path or 'nothing'} is not a program that can be run; give the path of a Python with torch"
         )
     return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class OptionError(Exception):
-    """An option that cannot be obeyed: one line that names the option, what was wrong with it, and the mend."""
+    """An invalid option: one line that names it, says what is wrong with it and how to fix it."""
 
 
 def named(error: BaseException) -> str:

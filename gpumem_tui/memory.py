@@ -78,6 +78,43 @@ Value = Union[int, Unknown]  # noqa: UP007  evaluated at run time, also by the p
 
 
 @dataclass(frozen=True)
+class Range:
+    """Bytes between the least and the most that is known to be possible, both included."""
+
+    low_bytes: int
+    high_bytes: int
+
+    def __post_init__(self) -> None:
+        if self.low_bytes > self.high_bytes:
+            raise ValueError(f"no bytes lie between {self.low_bytes} and {self.high_bytes}")
+
+    def __contains__(self, size_bytes: int) -> bool:
+        return self.low_bytes <= size_bytes <= self.high_bytes
+
+    def __add__(self, other: Range) -> Range:
+        return Range(self.low_bytes + other.low_bytes, self.high_bytes + other.high_bytes)
+
+    def __sub__(self, other: Range) -> Range:
+        """The least and the most that is left when something of unknown size is taken from it."""
+        return Range(self.low_bytes - other.high_bytes, self.high_bytes - other.low_bytes)
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether nothing is unknown."""
+        return self.low_bytes == self.high_bytes
+
+    def as_json(self) -> dict[str, int]:
+        """Both ends, by JSON key."""
+        return {"low_bytes": self.low_bytes, "high_bytes": self.high_bytes}
+
+    @classmethod
+    def of(cls, sizes_bytes: Iterable[int]) -> Range:
+        """From the smallest to the largest of at least one size."""
+        sizes = list(sizes_bytes)
+        return cls(min(sizes), max(sizes))
+
+
+@dataclass(frozen=True)
 class Breakdown:
     """How the allocated bytes divide into buckets at one moment. A bucket that is absent holds 0 bytes."""
 
@@ -120,6 +157,8 @@ def format_bytes(value: Value | None) -> str:
     '29.80 GiB'
     >>> format_bytes(1536)
     '1.5 KiB'
+    >>> format_bytes(1536 * GIB)
+    '1.50 TiB'
     """
     if value is None:
         return "–"
@@ -127,6 +166,9 @@ def format_bytes(value: Value | None) -> str:
         return value.reason
     sign = "-" if value < 0 else ""
     size = abs(value)
+    for unit, unit_bytes in (("EiB", GIB << 30), ("PiB", GIB << 20), ("TiB", GIB << 10)):
+        if size >= unit_bytes:
+            return f"{sign}{size / unit_bytes:.2f} {unit}"
     if size >= GIB // 10:
         return f"{sign}{size / GIB:.2f} GiB"
     if size >= MIB:
@@ -134,6 +176,19 @@ def format_bytes(value: Value | None) -> str:
     if size >= KIB:
         return f"{sign}{size / KIB:.1f} KiB"
     return f"{sign}{size} B"
+
+
+def format_range(found: Range) -> str:
+    """Both ends as a person reads them, the unit once where it is the same; one figure where they read alike.
+
+    >>> format_range(Range(10 * GIB, 10 * GIB + GIB // 4))
+    '10.00–10.25 GiB'
+    """
+    low, high = format_bytes(found.low_bytes), format_bytes(found.high_bytes)
+    if low == high:
+        return low
+    number, unit = low.rsplit(" ", 1)
+    return f"{number}–{high}" if high.endswith(f" {unit}") else f"{low}–{high}"
 
 
 def format_count(count: int) -> str:

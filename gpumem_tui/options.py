@@ -159,7 +159,7 @@ def choose_device(wanted: str | None, gpus: tuple[RealGpu, ...] | Unknown, *, sh
     if wanted is None:
         return _first_free(gpus, share=share)
     if isinstance(gpus, Unknown):
-        raise OptionError(f"--gpu: {wanted!r} is not to be had: {gpus.reason}; --gpu sim:{DEFAULT_GPU} simulates one")
+        raise OptionError(f"--gpu: {wanted!r} is not available: {gpus.reason}; --gpu sim:{DEFAULT_GPU} simulates one")
     found = [gpu for gpu in gpus if wanted in (str(gpu.index), gpu.uuid)]
     if not found:
         known = ", ".join(f"{gpu.index} ({gpu.name})" for gpu in gpus) or "none"

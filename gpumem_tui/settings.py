@@ -15,7 +15,7 @@ from gpumem_tui.errors import OptionError
 
 
 class SettingsError(OptionError):
-    """The file cannot be obeyed: one line with every fault, each with the file and the line it is on."""
+    """The file is invalid: one line with every fault, each with the file and the line it is on."""
 
 
 def _key(default: Any, doc: str, *, low: float | None = None, high: float | None = None) -> Any:

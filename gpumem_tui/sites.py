@@ -92,6 +92,11 @@ class SiteFinder:
         """``file:line`` of the innermost frame that is the program's own."""
         return self._caller()[0]
 
+    def forward_line(self) -> str:
+        """``file:line`` of the forward operator that backward is differentiating; empty where that is not known."""
+        node = torch._C._current_autograd_node()
+        return self._forward.get(node._sequence_nr(), ("", _NOBODY))[1][0] if node is not None else ""
+
     def _caller(self) -> tuple[str, str]:
         """That line, and the name of the function that it is in."""
         frame: FrameType | None = sys._getframe(1)

@@ -6,6 +6,14 @@ library of Python 3.9 and must leave nothing behind.
 
 from __future__ import annotations
 
+WATCHING = "watching"
+"""From its next step on, or once it has imported torch."""
+ALREADY = "already watched"
+IMPORTING_TORCH = "importing torch"
+"""Torch is just being imported; another answer follows when that is done."""
+LOADS_DATA = "loads data"
+"""It is a worker of a DataLoader, and the probe was not started."""
+
 
 def attach(path: str, archive: str, answer: str) -> None:
     """Start the probe; nothing that goes wrong reaches the process.
@@ -13,30 +21,45 @@ def attach(path: str, archive: str, answer: str) -> None:
     Args:
         path: folder that holds the package, in the process's own file system; or the archive's place, if there is one.
         archive: the package as a zip file, in base64, where its files cannot be seen from here; else empty.
-        answer: the file to say in how it went, in the private folder where the probe publishes.
+        answer: the file to say in how it went, in the private folder where the probe publishes: JSON with one of the
+            states above, why the probe could not be started (`problem`), and whether there is torch (`has_torch`).
     """
-    import json
     import os
     import sys
 
-    problem = ""
+    folder, name = os.path.split(answer)
+    torch = sys.modules.get("torch")
+    importing = getattr(getattr(torch, "__spec__", None), "_initializing", False)
+
+    def say(state: str, problem: str = "") -> None:
+        _say(folder, name, {"state": state, "problem": problem, "has_torch": torch is not None})
+
     try:
-        _make_private(os.path.dirname(answer))
+        _make_private(folder)
+        if getattr(sys.modules.get("torch.utils.data._utils.worker"), "_worker_info", None) is not None:
+            say(LOADS_DATA)
+            return
         if archive:
-            _unpack(path, archive)
-        problem = _start(path)
+            _write(folder, os.path.basename(path), _decoded(archive))
+        before, problem = _start(path)
+        if importing and not problem:
+            from gpumem_tui.importing import after_import
+            from gpumem_tui.probe import entry
+
+            say(IMPORTING_TORCH)
+            after_import("torch", lambda module: say(WATCHING, entry.attach("attach")))
+        else:
+            say(ALREADY if before else WATCHING, problem)
     except Exception as error:  # noqa: BLE001  told to whoever attaches; training goes on
-        problem = f"{type(error).__name__}: {error}"
-    try:
-        descriptor = os.open(answer, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-        with os.fdopen(descriptor, "w") as file:
-            json.dump({"schema": 1, "problem": problem, "has_torch": "torch" in sys.modules}, file)
-    except OSError:
-        return  # whoever attaches waits in vain and says so
+        say("", f"{type(error).__name__}: {error}")
 
 
-def _start(path: str) -> str:
-    """Load the package from there, without changing the program's import path, and start the probe; or say why not."""
+def _start(path: str) -> tuple[bool, str]:
+    """Load the package from there, without changing the program's import path, and start the probe.
+
+    Returns:
+        Whether it was there before, and why this process cannot be watched, empty if it can.
+    """
     import sys
     from importlib.machinery import PathFinder
     from importlib.util import module_from_spec
@@ -47,9 +70,9 @@ def _start(path: str) -> str:
             raise ImportError(f"the probe is not in {path}")
         sys.modules["gpumem_tui"] = package = module_from_spec(spec)
         spec.loader.exec_module(package)
-    from gpumem_tui.probe.entry import attach
+    from gpumem_tui.probe import entry
 
-    return attach("attach")
+    return entry.is_attached(), entry.attach("attach")
 
 
 def _make_private(folder: str) -> None:
@@ -59,17 +82,46 @@ def _make_private(folder: str) -> None:
     try:
         os.mkdir(folder, 0o700)
     except FileExistsError:
-        found = os.lstat(folder)
-        if found.st_uid != os.getuid() or found.st_mode & 0o170077 != 0o040000:
-            raise PermissionError(f"{folder} is not a private folder of this user") from None
+        os.close(_opened(folder))
 
 
-def _unpack(path: str, archive: str) -> None:
-    import base64
+def _opened(folder: str) -> int:
+    """A descriptor of that folder, which is no link and this user's alone."""
     import os
 
-    temporary = f"{path}.{os.getpid()}"
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(base64.b64decode(archive))
-    os.rename(temporary, path)
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    found = os.fstat(descriptor)
+    if found.st_uid != os.getuid() or found.st_mode & 0o077:
+        os.close(descriptor)
+        raise PermissionError(f"{folder} is not a private folder of this user")
+    return descriptor
+
+
+def _say(folder: str, name: str, content: dict[str, object]) -> None:
+    import json
+
+    try:
+        _write(folder, name, json.dumps(content).encode())
+    except Exception:  # noqa: BLE001  whoever attaches gets no answer, and says so
+        return
+
+
+def _write(folder: str, name: str, content: bytes) -> None:
+    """Make a file there, or replace it, as a whole."""
+    import os
+
+    directory = _opened(folder)
+    try:
+        temporary = f".{name}.{os.getpid()}"
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        with os.fdopen(os.open(temporary, flags, 0o600, dir_fd=directory), "wb") as file:
+            file.write(content)
+        os.rename(temporary, name, src_dir_fd=directory, dst_dir_fd=directory)
+    finally:
+        os.close(directory)
+
+
+def _decoded(archive: str) -> bytes:
+    import base64
+
+    return base64.b64decode(archive)

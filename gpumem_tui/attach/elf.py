@@ -11,7 +11,7 @@ from typing import Any
 from elftools.common.exceptions import ELFError
 from elftools.elf.elffile import ELFFile
 
-_LINE = re.compile(r"([0-9a-f]+)-([0-9a-f]+) \S+ ([0-9a-f]+) \S+ \d+ +(\S.*)")
+_LINE = re.compile(r"([0-9a-f]+)-([0-9a-f]+) (\S+) ([0-9a-f]+) \S+ \d+ +(\S.*)")
 _PAGE = 4096
 _CODE_BYTES = 16
 
@@ -24,6 +24,7 @@ class Mapping:
     end: int
     offset: int
     path: str
+    is_code: bool = False
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,11 @@ def mappings(proc: Path) -> tuple[Mapping, ...]:
         OSError: it is gone, or is not ours to read.
     """
     found = (_LINE.match(line) for line in (proc / "maps").read_text(errors="surrogateescape").splitlines())
-    return tuple(Mapping(int(match[1], 16), int(match[2], 16), int(match[3], 16), match[4]) for match in found if match)
+    return tuple(
+        Mapping(int(match[1], 16), int(match[2], 16), int(match[4], 16), match[5], "x" in match[3])
+        for match in found
+        if match
+    )
 
 
 def symbols(proc: Path, first: Mapping, names: tuple[str, ...]) -> dict[str, Symbol]:

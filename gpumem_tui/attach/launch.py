@@ -5,11 +5,15 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import TypeVar
 
-from gpumem_tui.probe.files import SITE_DIRECTORY, WireError, check_directory
+from gpumem_tui.probe.files import SITE_DIRECTORY, WireError, check_directory, default_directory
+from gpumem_tui.watch.supervising import Supervised
+from gpumem_tui.watch.terminal_command import TerminalCommand
+
+_T = TypeVar("_T")
 
 _PYTHON = re.compile(r"python(\d+(\.\d+)?t?)?|pypy\d*")
 _TAKES_VALUE = "WX"
@@ -51,16 +55,34 @@ def warnings(command: Sequence[str], directory: Path) -> list[str]:
     return found
 
 
-def execute(command: Sequence[str]) -> NoReturn:
-    """Become the command: its output, signals, terminal and exit code are its own.
+def start(command: Sequence[str], tick: Callable[[], None] = lambda: None) -> Supervised:
+    """Start the command as our child: its output, input and terminal are its own.
+
+    Args:
+        tick: called about once a second while it runs.
 
     Raises:
         CannotRun: there is no such command, or it may not be run.
     """
+    return _started(command, lambda: Supervised(command, environment(os.environ), default_directory(), tick))
+
+
+def start_in_terminal(command: Sequence[str]) -> TerminalCommand:
+    """Start the command in a terminal of its own, of the size of ours.
+
+    Raises:
+        CannotRun: as `start`.
+    """
+    columns, lines = shutil.get_terminal_size()
+    where = default_directory()
+    return _started(command, lambda: TerminalCommand(command, environment(os.environ), (columns, lines), where))
+
+
+def _started(command: Sequence[str], begin: Callable[[], _T]) -> _T:
     if shutil.which(command[0]) is None and os.sep not in command[0]:
         raise CannotRun(f"there is no command {command[0]} in PATH", 127)
     try:
-        os.execvpe(command[0], list(command), environment(os.environ))
+        return begin()
     except FileNotFoundError as error:
         raise CannotRun(f"{command[0]}: {error.strerror}", 127) from error
     except OSError as error:

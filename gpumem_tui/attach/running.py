@@ -20,13 +20,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from gpumem_tui.attach import bootstrap, ptrace
-from gpumem_tui.attach.target import Refused, Target, refusal
+from gpumem_tui.attach.target import Refused, Target, is_being_attached_to, named, refusal
 from gpumem_tui.memory import Unknown
-from gpumem_tui.probe.documents import decode_document
-from gpumem_tui.probe.files import WireError, read_private
+from gpumem_tui.probe.documents import json_object
+from gpumem_tui.probe.folder import Folder, WireError
 from gpumem_tui.text import cleaned, shortened
+from gpumem_tui.watch import hosts, programs
 
 RemoteExec = Callable[[int, str], None]
 REMOTE_EXEC: RemoteExec | None = getattr(sys, "remote_exec", None)
@@ -38,11 +40,30 @@ _PROBE = ("__init__.py", "importing.py", "memory.py", "step.py", "sites.py", "pr
 _ANSWER_LIMIT_BYTES = 64 * 1024
 _LONGEST_WORD = 200
 _ATTEMPTS = 3
-_POLL_S = 0.02
+_OTHER_ATTACH_S, _POLL_S = 10.0, 0.02
+_IDLE_NOTEBOOK_S = 2.0
+_WAITS_FOR_INPUT = frozenset({0, 7, 23, 43, 45, 47, 232, 270, 271, 281, 288, 441})
+"""read, poll, select, accept, recvfrom, recvmsg, epoll_wait, pselect6, ppoll, epoll_pwait, accept4, epoll_pwait2: their
+numbers on x86-64 (arch/x86/entry/syscalls/syscall_64.tbl); so are the following."""
+_WAITS_FOR_A_CHILD = frozenset({61, 247})
+_WAITS_FOR_A_LOCK = frozenset({202})
+_SLEEPS = frozenset({34, 35, 230})
 
 
 class AttachFailed(Exception):
-    """It was tried and did not come about; one line. The process runs on as before."""
+    """It was tried and did not come about; one line. The process runs on as before.
+
+    Attributes:
+        instead: the processes to attach to instead: its children that train.
+    """
+
+    def __init__(self, reason: str, instead: tuple[hosts.Host, ...] = ()) -> None:
+        super().__init__(reason)
+        self.instead = instead
+
+
+class StartsLater(AttachFailed):
+    """The probe is on its way in and will start when somebody else does something; one line says what."""
 
 
 @dataclass(frozen=True)
@@ -53,40 +74,46 @@ class Attached:
         seconds: from the first touch until the probe said that it runs.
         pause_s: how long the main thread was stopped; the other threads never were.
         has_torch: whether the process has imported torch; else the probe waits for that.
+        was_there: it was in before.
     """
 
     seconds: float
     pause_s: float | Unknown
     has_torch: bool
+    was_there: bool = False
 
 
 def attach(target: Target, timeout_s: float, remote_exec: RemoteExec | None = REMOTE_EXEC) -> Attached:
     """Put the probe into a process and wait until it says that it runs.
 
     Args:
-        timeout_s: how long to wait for the main thread to come back to Python.
+        timeout_s: how long to wait for the main thread to come back to Python, and for torch where it is just being
+            imported.
         remote_exec: what `sys.remote_exec` does, where this interpreter has it.
 
     Raises:
         Refused: the kernel or the interpreter does not allow it.
         AttachFailed: the probe could not start, or has not answered yet.
     """
-    answer = _answer_path(target)
-    with _removed(answer):
+    _check_folder(target)
+    name = _answer_name(target)
+    with _removed(target, name):
         begin = time.monotonic()
         if remote_exec is not None and can_remote_exec(target):
-            script = _remote_script(target)
+            script = _remote_script(target, name)
             try:
                 _remote_exec(target, remote_exec, str(script))
             except Refused:
                 script.unlink()
                 raise
-            has_torch = _wait_for_answer(target, answer, timeout_s)  # the script removes itself, whenever it runs
+            answer = _wait_for_answer(target, name, timeout_s, -1)  # the script removes itself, whenever it runs
             pause_s: float | Unknown = Unknown("not measured: the interpreter chose the moment")
         else:
-            pause_s = _inject(target, _payload(target))
-            has_torch = _wait_for_answer(target, answer, timeout_s)
-        return Attached(time.monotonic() - begin, pause_s, has_torch)
+            injected = _inject(target, _payload(target, name))
+            pause_s = injected["pause_s"]
+            answer = _wait_for_answer(target, name, timeout_s, injected["waits_in"])
+        seconds = time.monotonic() - begin
+        return Attached(seconds, pause_s, bool(answer.get("has_torch")), answer.get("state") == bootstrap.ALREADY)
 
 
 def explanation(target: Target) -> str:
@@ -105,14 +132,14 @@ def can_remote_exec(target: Target) -> bool:
     return ours >= (3, 14) and target.python == ours and same_place
 
 
-def _payload(target: Target) -> str:
-    """The Python text that starts the probe."""
+def _payload(target: Target, name: str) -> str:
+    """The Python text that starts the probe, and says in a file of that name how it went."""
     inner = target.host.inner_directory
-    answer = inner / _answer_path(target).name
+    answer = inner / name
     if target.host.shares_files and target.host.uid == os.geteuid():
         path, archive = str(_PACKAGE.parent), ""
     else:  # another user or another file system: our files may not be readable there
-        path, archive = str(inner / f"probe-{os.urandom(4).hex()}.zip"), _archive()
+        path, archive = str(inner / _file_name(target, "probe", "zip")), _archive()
     source = Path(bootstrap.__file__).read_text()
     return _statement(f"{source}\nattach({path!a}, {archive!a}, {str(answer)!a})\n")
 
@@ -140,27 +167,35 @@ def _archive() -> str:
     return base64.b64encode(buffer.getvalue()).decode()
 
 
-def _inject(target: Target, payload: str) -> float:
-    """Queue a Python text in the interpreter; returns for how many seconds its main thread stood still."""
-    request = ptrace.Request(
+def _inject(target: Target, payload: str) -> ptrace.Answer:
+    """Queue a Python text in the interpreter."""
+    attempt = 0
+    deadline = time.monotonic() + _OTHER_ATTACH_S
+    while attempt < _ATTEMPTS:
+        reply = _helper(request(target, payload))
+        if not reply["error"] and reply["result"] == 0:
+            return reply
+        if reply["errno"] == errno.ESRCH:
+            raise Refused(f"{target.host.title} has ended")
+        host = hosts.find(target.host.pid, target.host.proc.parent) or target.host
+        attempt += not is_being_attached_to(host) or time.monotonic() > deadline
+        time.sleep(_POLL_S)  # another attach was at it, or it was in the few instructions that cannot be entered twice
+    if reply["errno"] in (errno.EPERM, errno.EACCES):
+        raise refusal(target.host)
+    raise AttachFailed(f"{target.host.title}: {reply['error'] or 'its interpreter takes no more pending calls'}")
+
+
+def request(target: Target, payload: str) -> ptrace.Request:
+    """What the helper program is told, to queue a Python text in the interpreter."""
+    return ptrace.Request(
         pid=target.host.pid,
-        vdso=list(target.vdso),
+        map_memory=target.map_memory,
+        signal_return=target.signal_return,
         ready=target.is_ready,
         function=target.add_pending,
         callback=target.run_string,
         argument=payload,
     )
-    for attempt in range(_ATTEMPTS):
-        if attempt:
-            time.sleep(_POLL_S)  # it was in the few instructions that cannot be entered twice
-        reply = _helper(request)
-        if reply["errno"] in (errno.EPERM, errno.EACCES):
-            raise refusal(target.host)
-        if reply["errno"] == errno.ESRCH:
-            raise Refused(f"{target.host.title} has ended")
-        if not reply["error"] and reply["result"] == 0:
-            return reply["pause_s"]
-    raise AttachFailed(f"{target.host.title}: {reply['error'] or 'its interpreter takes no more pending calls'}")
 
 
 def _helper(request: ptrace.Request) -> ptrace.Answer:
@@ -190,10 +225,10 @@ def _helper(request: ptrace.Request) -> ptrace.Answer:
     return reply
 
 
-def _remote_script(target: Target) -> Path:
+def _remote_script(target: Target, answer: str) -> Path:
     descriptor, name = tempfile.mkstemp(prefix="gpumem-tui-", suffix=".py")
     with os.fdopen(descriptor, "w") as file:
-        file.write(f"try: __import__('os').unlink({name!a})\nexcept OSError: pass\n{_payload(target)}")
+        file.write(f"try: __import__('os').unlink({name!a})\nexcept OSError: pass\n{_payload(target, answer)}")
     return Path(name)
 
 
@@ -206,34 +241,96 @@ def _remote_exec(target: Target, remote_exec: RemoteExec, script: str) -> None:
         raise Refused(f"the Python of {target.host.title} does not take it: {error}") from error
 
 
-def _answer_path(target: Target) -> Path:
+def _check_folder(target: Target) -> None:
+    """Refuse before anything is touched where the probe would refuse to publish."""
+    try:
+        _folder(target).close()
+    except FileNotFoundError:
+        return  # the probe will make it
+    except WireError as error:
+        raise Refused(f"{target.host.title} could not publish: {error}") from None
+    except OSError as error:
+        raise Refused(f"{target.host.files.directory} cannot be read: {error.strerror}") from None
+
+
+def _folder(target: Target) -> Folder:
+    return Folder(target.host.files.directory, (target.host.uid,))
+
+
+def _answer_name(target: Target) -> str:
+    """A name of its own for each attach: two at once do not take each other's answers."""
+    return _file_name(target, "attach", "json")
+
+
+def _file_name(target: Target, what: str, ending: str) -> str:
     files = target.host.files
-    return files.directory / f"{files.pid}-{files.start_ticks}.attach.json"
+    return f"{files.pid}-{files.start_ticks}.{what}-{os.urandom(4).hex()}.{ending}"
 
 
 @contextmanager
-def _removed(path: Path) -> Iterator[None]:
-    """Without that file, before and after."""
-    path.unlink(missing_ok=True)
+def _removed(target: Target, name: str) -> Iterator[None]:
+    """Without that file in the end."""
     try:
         yield
     finally:
-        path.unlink(missing_ok=True)
+        with suppress(OSError, WireError), _folder(target) as folder:
+            folder.remove(name)
 
 
-def _wait_for_answer(target: Target, path: Path, timeout_s: float) -> bool:
-    """Wait until the probe says that it runs; returns whether the process has imported torch."""
-    deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline:
-        with suppress(FileNotFoundError, WireError):  # not yet there, or half written
-            answer = cleaned(decode_document(read_private(path, _ANSWER_LIMIT_BYTES, {target.host.uid})))
+def _wait_for_answer(target: Target, name: str, timeout_s: float, waits_in: int) -> dict[str, Any]:
+    """Wait until the probe says that it runs; returns its answer: see `bootstrap.attach`.
+
+    Args:
+        waits_in: the system call that the main thread waited in; -1 for none.
+    """
+    title = target.host.title
+    begin = time.monotonic()
+    answer: dict[str, Any] = {}
+    while time.monotonic() < begin + timeout_s:
+        with suppress(FileNotFoundError, WireError), _folder(target) as folder:
+            answer = cleaned(json_object(folder.read(name, _ANSWER_LIMIT_BYTES)))
             if answer.get("problem"):
-                raise AttachFailed(f"{target.host.title}: the probe could not start: {answer['problem']}")
-            return bool(answer.get("has_torch"))
+                raise AttachFailed(f"{title}: the probe could not start: {answer['problem']}")
+            if answer.get("state") == bootstrap.LOADS_DATA:
+                raise _loads_data(target.host)
+            if answer.get("state") != bootstrap.IMPORTING_TORCH:
+                return answer
         if not (target.host.proc / "stat").exists():
-            raise AttachFailed(f"{target.host.title} has ended")
+            raise AttachFailed(f"{title} has ended")
+        if _is_idle_notebook(target.host, waits_in) and not answer and time.monotonic() > begin + _IDLE_NOTEBOOK_S:
+            raise StartsLater(f"{title} is a notebook that runs no cell now: the probe starts at the next cell")
         time.sleep(_POLL_S)
-    raise AttachFailed(
-        f"{target.host.title} has not answered within {timeout_s:g} s: its main thread waits in C code, and the probe "
-        f"starts as soon as it is back; or it may not write into {target.host.inner_directory}"
+    if answer:
+        raise StartsLater(f"{title} still imports torch after {timeout_s:g} s: the probe starts when that is done")
+    found = programs.trainers(target.host.pid, target.host.proc.parent)
+    instead = f"; attach to its children that may train: {named(found)}" if found else ""
+    raise AttachFailed(f"{_no_answer(target.host, timeout_s, waits_in)}{instead}", found)
+
+
+def _is_idle_notebook(host: hosts.Host, waits_in: int) -> bool:
+    return waits_in in _WAITS_FOR_INPUT and programs.is_notebook(host)
+
+
+def _loads_data(host: hosts.Host) -> AttachFailed:
+    """It is a worker of a DataLoader."""
+    parent = hosts.find(host.parent_pid, host.proc.parent)
+    whose = f"attach to its parent, {parent.title}" if parent is not None else "attach to the process that trains"
+    instead = (parent,) if parent is not None else ()
+    return AttachFailed(
+        f"{host.title} is a DataLoader worker, which loads batches and trains nothing; {whose}", instead
+    )
+
+
+def _no_answer(host: hosts.Host, timeout_s: float, waits_in: int) -> str:
+    waits = "is in C code"
+    for numbers, told in (
+        (_WAITS_FOR_INPUT, "waits for input"),
+        (_WAITS_FOR_A_CHILD, "waits for a child process"),
+        (_WAITS_FOR_A_LOCK, "waits for a lock of C code"),
+        (_SLEEPS, "sleeps"),
+    ):
+        waits = told if waits_in in numbers else waits
+    return (
+        f"{host.title} has not answered within {timeout_s:g} s: its main thread {waits}, and the probe starts when it "
+        f"is next in Python; or it may not write into {host.inner_directory}"
     )

@@ -129,7 +129,7 @@ def shape_from_hf_config(config: Mapping[str, object], name: str) -> ModelShape:
         shape = msgspec.convert(config, kind).shape(name)
         shape.check()
     except ShapeError as error:
-        reason = str(error).removeprefix(f"{error.option}: ")  # the mend is in the file, not in an option
+        reason = str(error).removeprefix(f"{error.option}: ")  # what to change is in the file, not in an option
         raise CatalogError(f"the configuration of {name} cannot exist: {reason}") from error
     except ValueError as error:
         raise CatalogError(f"the configuration of {name} is not supported: {error}") from error

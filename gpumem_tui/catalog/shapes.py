@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from gpumem_tui.memory import Range
+
 Family = Literal["gpt2", "llama", "bert", "vit", "resnet", "mlp"]
 LANGUAGE_MODELS: tuple[Family, ...] = ("gpt2", "llama")
 """Families with a head over the vocabulary, which predict every next token."""
@@ -13,7 +15,7 @@ ATTENTION_FAMILIES: tuple[Family, ...] = (*SEQUENCE_FAMILIES, "vit")
 
 
 class ShapeError(ValueError):
-    """A shape that cannot exist. `option` is the command-line option to mend, the message says how."""
+    """A shape that cannot exist. `option` is the command-line option to change, the message says how."""
 
     def __init__(self, option: str, message: str) -> None:
         super().__init__(f"{option}: {message}")
@@ -43,6 +45,12 @@ class Gpu:
     def reserve_bytes(self) -> int:
         """What the driver keeps for itself."""
         return self.total_bytes - self.cuda_total_bytes
+
+    @property
+    def cuda_total_range(self) -> Range:
+        """What CUDA reports, by driver where its reserve is known to move."""
+        reserves = [self.reserve_bytes, *(size_bytes for _, size_bytes in self.reserves)]
+        return Range(self.total_bytes - max(reserves), self.total_bytes - min(reserves))
 
     @property
     def sm(self) -> str:

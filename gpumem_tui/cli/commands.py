@@ -72,7 +72,7 @@ def run() -> int:
     """Run the command that was typed and return the exit code.
 
     Raises:
-        OptionError: an option that cannot be obeyed.
+        OptionError: an invalid option.
     """
     try:
         code = cli.main(prog_name="gpumem-tui", standalone_mode=False)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 import time
 from typing import TYPE_CHECKING
 
 import click
 
-from gpumem_tui.cli.common import complain
+from gpumem_tui.cli.common import complain, is_terminal
 from gpumem_tui.cli.numbers import Finite
 from gpumem_tui.exit_codes import EXIT_BAD_INPUT, EXIT_FAILED
 
@@ -22,28 +23,45 @@ PID = click.IntRange(min=1)
 SECONDS = Finite(min=0.05)
 _FIRST_SAMPLE_S = 5.0
 _POLL_S = 0.1
+_LAST_LINES = 24
+"""Of a command's output that was on a screen of ours, these stay on the terminal."""
 
 
 @click.command(context_settings={"allow_interspersed_args": False})
+@click.option("--tui", "on_screen", is_flag=True, help="On a screen: its output, and the Monitor on it.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="[--] COMMAND...")
-def run(command: tuple[str, ...]) -> int:
+def run(on_screen: bool, command: tuple[str, ...]) -> int:
     """Train under the probe: any launcher, no change to the code.
 
     The command keeps its output, its signals and its exit code; 127 if there is no such command, 126 if it cannot be
-    run.
+    run. With --tui it has a terminal of its own: Ctrl-C and what is typed into its pane go to it.
     """
-    from gpumem_tui.attach.launch import CannotRun, execute, warnings
+    if on_screen and not is_terminal():
+        return complain("--tui: there is no terminal to draw on; without it `run` needs none", EXIT_BAD_INPUT)
+    from gpumem_tui.attach.launch import CannotRun, start, warnings
+    from gpumem_tui.attach.silence import RUN_AFTER_S, SilenceNote, silent_below
     from gpumem_tui.probe.files import default_directory
     from gpumem_tui.watch.cleaning import clean
     from gpumem_tui.watch.reader import Watcher
+    from gpumem_tui.watch.supervising import leave_as
 
     clean(Watcher().processes())
     for warning in warnings(command, default_directory()):
         complain(warning, 0)
+
+    def reasons() -> list[str]:
+        return silent_below(started.pid, _publishing(Watcher()))
+
+    note = SilenceNote(RUN_AFTER_S, reasons, lambda line: complain(f"nothing is published yet: {line}", 0))
     try:
-        execute(command)
+        if on_screen:
+            return _run_on_screen(command)
+        started = start(command, note.tick)
     except CannotRun as error:
         return complain(str(error), error.code)
+    ended = started.wait()
+    _tell_death(started.pid)
+    return leave_as(ended)
 
 
 @click.command()
@@ -55,8 +73,45 @@ def run(command: tuple[str, ...]) -> int:
 )  # fmt: skip
 def attach(pid: int, yes: bool, timeout_s: float) -> int:
     """Put the probe into a Python process that is already running."""
+    from gpumem_tui.attach.running import AttachFailed, StartsLater
+    from gpumem_tui.attach.target import Refused
+
+    try:
+        return _attach(pid, yes, timeout_s)
+    except StartsLater as later:
+        click.echo(f"{later}; then: `gpumem-tui watch {pid}`")
+        return 0
+    except (Refused, AttachFailed) as error:
+        code = complain(str(error), EXIT_FAILED)
+        pids = [host.pid for host in error.instead]
+    if not pids or not (yes or _is_asked("Attach to that instead?" if len(pids) == 1 else "Attach to those instead?")):
+        return code
+    return max(_attach_instead(other, timeout_s) for other in pids)
+
+
+def _attach_instead(pid: int, timeout_s: float) -> int:
+    from gpumem_tui.attach.running import AttachFailed
+    from gpumem_tui.attach.target import Refused
+
+    try:
+        return _attach(pid, True, timeout_s)
+    except (Refused, AttachFailed) as error:
+        return complain(str(error), EXIT_FAILED)
+
+
+def _is_asked(question: str) -> bool:
+    """What is answered on the terminal; no, where there is none."""
+    return sys.stdin is not None and sys.stdin.isatty() and click.confirm(question, err=True)
+
+
+def _attach(pid: int, yes: bool, timeout_s: float) -> int:
+    """Put the probe into one process and say how it went.
+
+    Raises:
+        Refused, AttachFailed: as of `running.attach`.
+    """
     from gpumem_tui.attach import running
-    from gpumem_tui.attach.target import Refused, inspect
+    from gpumem_tui.attach.target import inspect
     from gpumem_tui.memory import Unknown
 
     watcher = following(pid)
@@ -65,22 +120,22 @@ def attach(pid: int, yes: bool, timeout_s: float) -> int:
         problem = f" ({watched.problem})" if watched.problem else ""
         click.echo(f"{watched.title} publishes already, by {watched.process.entry}{problem}")
         return 0
-    try:
-        target = inspect(pid)
-        if not yes:
-            if sys.stdin is None or not sys.stdin.isatty():
-                return complain(f"there is no terminal to ask on: `gpumem-tui attach {pid} --yes`", EXIT_BAD_INPUT)
-            _explain(target)
-            if not click.confirm("Attach?", err=True):
-                return complain("not attached", EXIT_FAILED)
-        attached = running.attach(target, timeout_s)
-    except (Refused, running.AttachFailed) as error:
-        return complain(str(error), EXIT_FAILED)
+    target = inspect(pid)
+    if not yes:
+        if sys.stdin is None or not sys.stdin.isatty():
+            return complain(f"there is no terminal to ask on: `gpumem-tui attach {pid} --yes`", EXIT_BAD_INPUT)
+        _explain(target)
+        if not click.confirm("Attach?", err=True):
+            return complain("not attached", EXIT_FAILED)
+    attached = running.attach(target, timeout_s)
     pause_s = attached.pause_s
     pause = (
         pause_s.reason if isinstance(pause_s, Unknown) else f"its main thread stood still for {pause_s * 1e3:.1f} ms"
     )
-    click.echo(f"attached to {target.host.title} in {attached.seconds:.2f} s; {pause}")
+    if attached.was_there:
+        click.echo(f"the probe was in {target.host.title} already; {pause}")
+    else:
+        click.echo(f"attached to {target.host.title} in {attached.seconds:.2f} s; {pause}")
     if not attached.has_torch:
         click.echo("it has not imported torch; once it does and trains, it will publish")
         return 0
@@ -99,8 +154,9 @@ def attach(pid: int, yes: bool, timeout_s: float) -> int:
 @click.option("--json", "as_json", is_flag=True, help="JSON lines: one a sample.")
 def watch(pid: int | None, interval_s: float, post_mortem: bool, as_json: bool) -> int:
     """The processes that publish, a line a sample; of one that has ended, what its last moments were."""
+    from gpumem_tui.attach.silence import WATCH_AFTER_S, SilenceNote, silent_anywhere
     from gpumem_tui.watch import headless
-    from gpumem_tui.watch.records import State
+    from gpumem_tui.watch.records import FOR_MEMORY
 
     watcher = following(pid)
     process = None if pid is None else find(watcher, pid, ended=True)
@@ -109,10 +165,13 @@ def watch(pid: int | None, interval_s: float, post_mortem: bool, as_json: bool) 
     if post_mortem:
         return _post_mortem(watcher, process, as_json=as_json)
     if process is None or process.is_running:
-        process = headless.watch(watcher, pid, interval_s, as_json=as_json)
+        note = SilenceNote(
+            WATCH_AFTER_S, lambda: silent_anywhere(_publishing(watcher)), lambda line: complain(f"silent: {line}", 0)
+        )
+        process = headless.watch(watcher, pid, interval_s, as_json=as_json, while_silent=note.tick)
     else:
         headless.show_last(process, as_json=as_json)
-    if process is not None and process.state is State.OUT_OF_MEMORY:
+    if process is not None and process.state in FOR_MEMORY:
         return _post_mortem(watcher, process, as_json=as_json)
     return 0
 
@@ -136,18 +195,51 @@ def find(watcher: Watcher, pid: int, *, ended: bool = False) -> ProbedProcess | 
     return next((process for process in processes if process.pid is None and process.files.pid == pid), None)
 
 
+def _publishing(watcher: Watcher) -> set[int]:
+    """The pids of those that publish now."""
+    return {process.pid for process in watcher.processes() if process.pid is not None and process.is_running}
+
+
 def does_not_publish(pid: int) -> int:
     """Say why there is nothing to read of a process; the exit code."""
-    from gpumem_tui.watch import hosts
+    from gpumem_tui.attach.silence import why_silent
+    from gpumem_tui.watch import hosts, programs
 
     host = hosts.find(pid)
     if host is None:
         return complain(f"there is no process {pid}, and none that ended has left anything", EXIT_BAD_INPUT)
-    return complain(
-        f"{host.title} does not publish (yet): it does with its first optimizer step under `gpumem-tui run`, "
-        f"or after `gpumem-tui attach {pid}`",
-        EXIT_FAILED,
-    )
+    children = ", ".join(str(child.pid) for child in programs.trainers(pid))
+    instead = f"; its children that may train: {children}" if children else ""
+    return complain(f"{host.title} does not publish (yet): {why_silent(host)}{instead}", EXIT_FAILED)
+
+
+def _run_on_screen(command: tuple[str, ...]) -> int:
+    """Run with `--tui`; afterwards the terminal has the last lines that the command printed.
+
+    Raises:
+        CannotRun: there is no such command, or it may not be run.
+    """
+    from gpumem_tui.attach.launch import start_in_terminal
+    from gpumem_tui.settings import load
+    from gpumem_tui.tui.start import open_run
+
+    settings = load()
+    started = start_in_terminal(command)
+    code, lines = open_run(started, shlex.join(command), settings)
+    for line in lines[-_LAST_LINES:]:
+        click.echo(line)
+    _tell_death(started.pid)
+    return code
+
+
+def _tell_death(pid: int) -> None:
+    """Of a command that trained and was ended by a lack of memory, or by a crash, one line that says so."""
+    from gpumem_tui.watch.records import FOR_MEMORY, State
+
+    process = find(following(None), pid, ended=True)
+    if process is not None and process.state in FOR_MEMORY | {State.CRASHED}:
+        told = f"; `gpumem-tui watch {pid} --post-mortem` shows what it held" if process.state in FOR_MEMORY else ""
+        complain(f"{process.title}: {process.standing}{told}", 0)
 
 
 def _post_mortem(watcher: Watcher, process: ProbedProcess | None, *, as_json: bool) -> int:
@@ -167,8 +259,10 @@ def _post_mortem(watcher: Watcher, process: ProbedProcess | None, *, as_json: bo
             shown += 1
     if shown:
         return 0
-    whose = f"{process.title} has not" if process is not None else "no process that was watched has"
-    return complain(f"{whose} run out of memory", 0)
+    if process is None:
+        return complain("no process that was watched has run out of memory", 0)
+    ended = "" if process.is_running else f": {process.standing}"
+    return complain(f"{process.title} has not run out of memory{ended}", 0)
 
 
 def _explain(target: Target) -> None:

@@ -35,24 +35,11 @@ def follow_libraries(program: Program) -> None:
     follow_graphs(program.note)
     after_import("triton.runtime.driver", lambda module: module.driver.set_active(_TritonDriver(backend)))
     _compile_nothing(program)
-    _note_recurrent_layers(program)
     _iterate_in_full(program)
     after_import("triton.runtime.jit", lambda module: _launch_nothing(program, module.JITFunction))
     after_import(
         "triton.runtime.autotuner", lambda module: _launch_nothing(program, module.Autotuner, module.Heuristics)
     )
-
-
-def _note_recurrent_layers(program: Program) -> None:
-    """Their activations on CUDA are cuDNN's own reserve, whose size is not documented."""
-    functions: Any = torch._VF
-
-    def noted(run: Any, *args: Any) -> Any:
-        program.note("recurrent layers: traced as PyTorch composes them; what cuDNN keeps instead is not known")
-        return run(*args)
-
-    for name in ("lstm", "gru", "rnn_tanh", "rnn_relu"):
-        setattr(functions, name, functools.partial(noted, getattr(functions, name)))
 
 
 def _iterate_in_full(program: Program) -> None:

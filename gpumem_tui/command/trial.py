@@ -29,7 +29,7 @@ from gpumem_tui.search.events import (
     decode_request,
 )
 from gpumem_tui.simulator.growth import growth_line
-from gpumem_tui.simulator.profile import Profile, profile_for, too_old
+from gpumem_tui.simulator.profile import Profile, newer_than_checked, profile_for, too_old
 
 if TYPE_CHECKING:
     from gpumem_tui.command.changes import Changes
@@ -45,7 +45,7 @@ def take_part(link: Link) -> None:
         link.conclude(Failed("torch", f"torch {torch.__version__} of {sys.executable} {reason}"))
         os._exit(1)
     profile = profile_for(torch.__version__, request.gpu)
-    link.report(Ready(torch.__version__, profile.name, profile.context_bytes, profile.context_source))
+    link.report(Ready.of(torch.__version__, profile))
     if request.simulated:
         _Simulated(link, request, profile).start()
     elif torch.cuda.is_available():
@@ -167,7 +167,8 @@ class _Simulated(_Trial):
             self.changes.start()
 
     def all_notes(self) -> tuple[str, ...]:
-        return (*super().all_notes(), *self.rows.used)
+        newer = newer_than_checked(torch.__version__)
+        return (*((newer,) if newer else ()), *super().all_notes(), *self.rows.used, *self.gpu.notes)
 
     def outcome(self) -> ChildEvent:
         from gpumem_tui.simulator.replay import AffineTrace
@@ -186,6 +187,7 @@ class _Simulated(_Trial):
         size = self.request.batch_size or 0
         notes = tuple(line for line in (*self.all_notes(), growth_line(timeline)) if line)
         done = TraceDone.of(AffineTrace.constant(timeline), seconds, reasons, size, "", notes)
+        done = replace(done, rows_asked_for=self.gpu.mode.rows_asked_for)
         if self.changes is None:
             return done
         return replace(done, changes=self.changes.found(), is_sharded=self.changes.is_sharded)

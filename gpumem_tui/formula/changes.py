@@ -12,8 +12,9 @@ from typing import Any, Literal
 
 from gpumem_tui.catalog.shapes import ATTENTION_FAMILIES, Gpu, ModelShape, ShapeError
 from gpumem_tui.formula.extras import NO_EXTRAS, Extra, Extras, why_not
+from gpumem_tui.formula.optimizers import OPTIMIZER_TECHNIQUES
 from gpumem_tui.formula.price import ONE_MORE_FORWARD, Price, selective_recompute_percent
-from gpumem_tui.formula.recipe import Optimizer, Recipe, Sharding
+from gpumem_tui.formula.recipe import Recipe, Sharding
 from gpumem_tui.formula.transformer import fused
 
 Axis = Literal["precision", "recompute", "attention", "optimizer", "loss", "sample", "sharding", "state", "blocks"]
@@ -127,20 +128,20 @@ _ZERO3_PERCENT = 5.0
 """Assumed for the comparison only: half of what data parallel training loses at the most over 8 fast links."""
 
 
-MAX_HALVINGS = 4
+MOST_TIMES_HALVED = 4
 _PARTS = ("half", "a quarter of", "an eighth of", "a sixteenth of")
 
 
-def smaller_sample(shape: ModelShape, halvings: int = 1) -> Change | NotApplicable:
-    """The sequence or, for images, the side, halved once to `MAX_HALVINGS` times."""
-    key, part = "shorter-sequence", _PARTS[halvings - 1]
+def smaller_sample(shape: ModelShape, times_halved: int = 1) -> Change | NotApplicable:
+    """The sequence or, for images, the side, halved once to `MOST_TIMES_HALVED` times."""
+    key, part = "shorter-sequence", _PARTS[times_halved - 1]
     if shape.seq_len:
         name, size, cost = "sequence", "seq_len", f"{part} the context in a sample"
     elif shape.image_size:
-        name, size, cost = "image side", "image_size", f"1/{4**halvings} of the pixels in a sample"
+        name, size, cost = "image side", "image_size", f"1/{4**times_halved} of the pixels in a sample"
     else:
         return NotApplicable(key, "shorter sequence", "the network has no sequence and no image")
-    value = getattr(shape, size) >> halvings
+    value = getattr(shape, size) >> times_halved
     try:
         shape.overridden(**{size: value})
     except ShapeError as error:
@@ -152,7 +153,7 @@ def smaller_sample(shape: ModelShape, halvings: int = 1) -> Change | NotApplicab
         f"--{size.replace('_', '-')} {value}",
         cost,
         "less work per sample",
-        Price(halvings=halvings, changes=1),
+        Price(times_halved=times_halved, changes=1),
         shape={size: value},
     )
 
@@ -248,51 +249,21 @@ def _attention(setup: Setup) -> Change | NotApplicable:
     )
 
 
-_RETUNED = Price(retuned=1, changes=1)
-OPTIMIZER_CHANGES: Mapping[Optimizer, tuple[str, str, str, Price]] = MappingProxyType(
-    {
-        "adamw-8bit": (
-            "8-bit AdamW",
-            "moments quantized in blocks; needs the bitsandbytes package",
-            "Dettmers et al. 2022",
-            Price(risk=1, changes=1),
-        ),
-        "adafactor": (
-            "Adafactor",
-            "second moments as row and column sums, no momentum",
-            "Shazeer & Stern 2018",
-            _RETUNED,
-        ),
-        "lion": (
-            "Lion",
-            "a smaller learning rate and a larger weight decay; needs the lion-pytorch package",
-            "Chen et al. 2023",
-            _RETUNED,
-        ),
-        "sgd-momentum": (
-            "SGD with momentum",
-            "the learning rate must be tuned anew; transformers usually train worse than with Adam",
-            "Zhang et al. 2020",
-            Price(retuned=1, risk=2, changes=1),
-        ),
-        "sgd": (
-            "SGD",
-            "no momentum: the learning rate must be tuned anew; transformers usually train worse than with Adam",
-            "Zhang et al. 2020",
-            Price(retuned=1, risk=2, changes=1),
-        ),
-    }
-)
-"""By optimizer: name, cost, where that is from, and price."""
-
-
 def _optimizers(recipe: Recipe) -> Iterator[Change | NotApplicable]:
-    for optimizer, (name, cost, source, price) in OPTIMIZER_CHANGES.items():
-        if recipe.optimizer == optimizer:
-            yield NotApplicable(optimizer, name, "the plan uses it already")
-            continue
-        option = f"--optimizer {optimizer}"
-        yield Change(optimizer, "optimizer", name, option, cost, source, price, recipe={"optimizer": optimizer})
+    for key, technique in OPTIMIZER_TECHNIQUES.items():
+        if recipe.optimizer == key:
+            yield NotApplicable(key, technique.name, "the plan uses it already")
+        else:
+            yield Change(
+                key,
+                "optimizer",
+                technique.name,
+                f"--optimizer {key}",
+                technique.cost,
+                technique.source,
+                technique.price,
+                recipe={"optimizer": key},
+            )
 
 
 def _shardings(recipe: Recipe) -> Iterator[Change | NotApplicable]:

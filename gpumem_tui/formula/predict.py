@@ -11,7 +11,7 @@ from gpumem_tui.catalog.shapes import ATTENTION_FAMILIES, LANGUAGE_MODELS, Model
 from gpumem_tui.formula import convnet, mlp, transformer
 from gpumem_tui.formula.extras import NO_EXTRAS, Extras
 from gpumem_tui.formula.head import head_rows
-from gpumem_tui.formula.optimizer import offloaded_row, optimizer_row
+from gpumem_tui.formula.optimizers import offloaded_row, optimizer_row
 from gpumem_tui.formula.parameters import gathered_parameters, parameter_tensors
 from gpumem_tui.formula.precision import STORAGE
 from gpumem_tui.formula.recipe import Recipe

@@ -22,7 +22,7 @@ class Price:
 
     Attributes:
         gpus: further GPUs.
-        halvings: of the sequence or the image side: the network sees less.
+        times_halved: of the sequence or the image side: the network sees less.
         offloads: kinds of state moved to host memory, whose bus then bounds the step.
         retuned: optimizers of another kind, whose hyperparameters must be found anew.
         risk: to accuracy; 0: none published, 1: a published method with matching results, 2: rounding that can hurt.
@@ -31,7 +31,7 @@ class Price:
     """
 
     gpus: int = 0
-    halvings: int = 0
+    times_halved: int = 0
     offloads: int = 0
     retuned: int = 0
     risk: int = 0
@@ -41,7 +41,7 @@ class Price:
     def __add__(self, other: Price) -> Price:
         return Price(
             self.gpus + other.gpus,
-            self.halvings + other.halvings,
+            self.times_halved + other.times_halved,
             self.offloads + other.offloads,
             self.retuned + other.retuned,
             self.risk + other.risk,

@@ -17,9 +17,6 @@ RECOMPUTES: tuple[Recompute, ...] = get_args(Recompute)
 ATTENTIONS: tuple[Attention, ...] = get_args(Attention)
 SHARDINGS: tuple[Sharding, ...] = get_args(Sharding)
 
-NOT_IN_TORCH: frozenset[Optimizer] = frozenset({"lion", "adamw-8bit"})
-"""Optimizers that PyTorch does not implement: of the models of the catalog only the formula tells with them."""
-
 
 @dataclass(frozen=True, slots=True)
 class Recipe:

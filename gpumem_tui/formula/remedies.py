@@ -6,11 +6,14 @@ from dataclasses import dataclass
 
 from gpumem_tui.catalog.shapes import Gpu, ModelShape
 from gpumem_tui.formula.changes import SHARED_BY_DEFAULT, Change, Setup, changes
+from gpumem_tui.formula.optimizers import OPTIMIZER_TECHNIQUES
 from gpumem_tui.formula.predict import DEFAULT_HEADROOM, max_batch_size, predict
 from gpumem_tui.formula.recipe import Recipe
 
-_HALFWAY = frozenset({"zero1", "zero2", "lion", "sgd"})
-"""Left to the Plan: sharding less than all, and optimizers that are rarely the first thought."""
+_LEFT_TO_THE_PLAN = frozenset(
+    {"zero1", "zero2", *(key for key, technique in OPTIMIZER_TECHNIQUES.items() if not technique.is_remedy)}
+)
+"""Sharding less than all, and optimizers that are rarely the first thought."""
 
 _WORTHWHILE = 0.01
 """Share of the step that a remedy must save to be worth naming, unless it raises the batch size."""
@@ -78,4 +81,4 @@ def remedies(
 def _offered(change: Change, recipe: Recipe) -> bool:
     if change.key == "more-gpus":
         return recipe.gpus < SHARED_BY_DEFAULT
-    return change.extra is None and change.key not in _HALFWAY
+    return change.extra is None and change.key not in _LEFT_TO_THE_PLAN

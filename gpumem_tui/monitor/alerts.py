@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from gpumem_tui.memory import Unknown, format_bytes
-from gpumem_tui.monitor.probes import OutOfMemory, Probes
+from gpumem_tui.monitor.probes import Growing, OutOfMemory, Probes
 from gpumem_tui.monitor.snapshot import GpuProcess, GpuReading, Memory, Reading, Snapshot, State
 from gpumem_tui.monitor.trend import Trend
 from gpumem_tui.settings import Settings
@@ -35,7 +35,7 @@ class Severity(Enum):
     """How bad it is. The value is the key used in JSON."""
 
     NOTE = "note"
-    """Worth knowing, nothing to mend."""
+    """Worth knowing; nothing needs to be done."""
     WARNING = "warning"
     CRITICAL = "critical"
 
@@ -52,11 +52,19 @@ class AlertKind(Enum):
     ECC = "ecc"
     STALE = "stale"
     NEAR_FULL = "near_full"
+    GROWTH = "growth"
+    """A watched process's memory after each step rises steadily."""
     HOT = "hot"
     THROTTLED = "throttled"
 
 
-_HOLD_S = {AlertKind.OOM: 60.0, AlertKind.THROTTLED: 10.0, AlertKind.HOT: 5.0, AlertKind.NEAR_FULL: 3.0}
+_HOLD_S = {
+    AlertKind.OOM: 60.0,
+    AlertKind.THROTTLED: 10.0,
+    AlertKind.HOT: 5.0,
+    AlertKind.NEAR_FULL: 3.0,
+    AlertKind.GROWTH: 30.0,
+}
 """How long an alert outlives its cause, so that one that comes and goes does not flicker. Others end at once."""
 _DELAY_S = {AlertKind.THROTTLED: 5.0}
 """How long a cause must last before it is an alert. Others begin at once."""
@@ -109,7 +117,7 @@ class _Finding:
 
 
 @dataclass
-class _Standing:
+class _Lasting:
     """A cause that was seen lately: an alert once it has lasted."""
 
     finding: _Finding
@@ -156,20 +164,25 @@ class Alerts:
 
     def __init__(self, settings: Settings | None = None) -> None:
         self._settings = settings or Settings()
-        self._standing: dict[Key, _Standing] = {}
+        self._lasting: dict[Key, _Lasting] = {}
         self._past: dict[tuple[str, str], _Past] = {}
         self._probes: Probes = {}
         self._watched: frozenset[int] = frozenset()
         self._time_s = 0.0
 
     def update(
-        self, snapshot: Snapshot, probes: Probes | None = None, ended: Sequence[OutOfMemory] = ()
+        self,
+        snapshot: Snapshot,
+        probes: Probes | None = None,
+        ended: Sequence[OutOfMemory] = (),
+        growing: Sequence[Growing] = (),
     ) -> tuple[Alert, ...]:
         """The alerts after one more snapshot: the worst first, of those in the order of their kinds, then the oldest.
 
         Args:
             probes: what the probes of watched processes say, if any does.
             ended: the watched processes that memory ran out under, however long ago.
+            growing: the watched processes whose memory rises.
         """
         now_s = snapshot.time_s
         if now_s < self._time_s:
@@ -188,6 +201,8 @@ class Alerts:
             unread |= set(_unread(gpu))
         for uuid, finding in _ended(snapshot, ended):
             found[uuid, "", finding.kind] = finding
+        for uuid, finding in _growing(snapshot, growing):
+            found[uuid, "", finding.kind] = finding
         scopes = {(gpu.uuid, scope.instance) for gpu in snapshot.gpus for scope in _scopes(gpu)}
         self._past = {key: past for key, past in self._past.items() if key in scopes}
         self._probes = dict(probes) if probes else self._probes
@@ -197,20 +212,20 @@ class Alerts:
 
     def _follow(self, found: dict[Key, _Finding], unread: set[Key], now_s: float) -> None:
         for key, finding in found.items():
-            if key in self._standing:
-                self._standing[key].finding, self._standing[key].seen_s = finding, now_s
+            if key in self._lasting:
+                self._lasting[key].finding, self._lasting[key].seen_s = finding, now_s
             elif finding.begins:
-                self._standing[key] = _Standing(finding, now_s, now_s)
-        for key, standing in list(self._standing.items()):
-            patience_s = _PATIENCE_S if key in unread else _HOLD_S.get(standing.finding.kind, 0.0)
-            if now_s - standing.seen_s > patience_s:
-                del self._standing[key]
+                self._lasting[key] = _Lasting(finding, now_s, now_s)
+        for key, lasting in list(self._lasting.items()):
+            patience_s = _PATIENCE_S if key in unread else _HOLD_S.get(lasting.finding.kind, 0.0)
+            if now_s - lasting.seen_s > patience_s:
+                del self._lasting[key]
 
     def _alerts(self) -> tuple[Alert, ...]:
         alerts = [
-            Alert(standing.finding.severity, uuid, kind, standing.finding.message, standing.since_s, instance)
-            for (uuid, instance, kind), standing in self._standing.items()
-            if standing.seen_s - standing.since_s >= _DELAY_S.get(kind, 0.0)
+            Alert(lasting.finding.severity, uuid, kind, lasting.finding.message, lasting.since_s, instance)
+            for (uuid, instance, kind), lasting in self._lasting.items()
+            if lasting.seen_s - lasting.since_s >= _DELAY_S.get(kind, 0.0)
         ]
         worst_first, kinds = list(reversed(Severity)), list(AlertKind)
 
@@ -221,8 +236,8 @@ class Alerts:
 
     def _set_back(self, now_s: float) -> None:
         """The clock went back: nothing may have begun in the future."""
-        for standing in self._standing.values():
-            standing.since_s, standing.seen_s = min(standing.since_s, now_s), min(standing.seen_s, now_s)
+        for lasting in self._lasting.values():
+            lasting.since_s, lasting.seen_s = min(lasting.since_s, now_s), min(lasting.seen_s, now_s)
         self._past.clear()
 
     def _findings(self, gpu: GpuReading, now_s: float, probes: Probes) -> Iterator[_Finding]:
@@ -320,6 +335,15 @@ def _ended(snapshot: Snapshot, ended: Sequence[OutOfMemory]) -> Iterator[tuple[s
             uuid = end.gpu_uuid if end.gpu_uuid in indices else ""
             where = f"GPU {indices[uuid]}: " if uuid else ""
             yield uuid, _Finding(AlertKind.OOM, Severity.CRITICAL, f"{where}{end.message}")
+
+
+def _growing(snapshot: Snapshot, growing: Sequence[Growing]) -> Iterator[tuple[str, _Finding]]:
+    """Of those of one GPU the one that fills it first, which comes last; with the GPU's uuid."""
+    indices = {gpu.uuid: gpu.index for gpu in snapshot.gpus}
+    for one in sorted(growing, key=lambda one: one.left_s, reverse=True):
+        uuid = one.gpu_uuid if one.gpu_uuid in indices else ""
+        where = f"GPU {indices[uuid]}: " if uuid else ""
+        yield uuid, _Finding(AlertKind.GROWTH, Severity.WARNING, f"{where}{one.message}")
 
 
 def _throttled(gpu: GpuReading, title: str) -> Iterator[_Finding]:

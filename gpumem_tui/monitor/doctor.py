@@ -1,4 +1,4 @@
-"""What works on this machine, what does not, and what mends it.
+"""What works on this machine, what does not, and how to fix it.
 
 Every check says what it found in one line. Something that is missing but not needed here (a GPU on a laptop, a driver
 for it) is skipped; something that is there and does not work has failed.
@@ -50,7 +50,7 @@ class Status(Enum):
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was looked at. `remedy` is empty where there is nothing to mend."""
+    """One thing that was looked at. `remedy` is empty where there is nothing to fix."""
 
     name: str
     status: Status
@@ -249,14 +249,14 @@ def probe_directory_check() -> Check:
 
 
 def settings_check() -> Check:
-    """Whether the settings file can be obeyed."""
+    """Whether the settings file is valid."""
     from gpumem_tui.settings import SettingsError, default_path, load
 
     path = default_path()
     try:
         load()
     except SettingsError as error:
-        return Check("settings", Status.FAIL, str(error), f"mend {path}; `gpumem-tui settings` prints one")
+        return Check("settings", Status.FAIL, str(error), f"fix {path}; `gpumem-tui settings` prints one")
     if path.exists():
         return Check("settings", Status.OK, str(path))
     return Check("settings", Status.OK, f"none ({path} would be read)")

@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Standing:
+class DriverStatus:
     """How the driver stands.
 
     Attributes:
         driver_version, cuda_version: unknown with the remedy while it does not run.
         gpu_count: how many GPUs it lists, lost ones included; None while it does not run.
-        problem: why no GPU can be watched, and what mends it; empty otherwise.
+        problem: why no GPU can be watched, and how to fix it; empty otherwise.
         starts: how often it was started: handles are good for one start.
     """
 
@@ -35,19 +35,19 @@ class Driver:
     """NVML, for one thread.
 
     Args:
-        proc: where the kernel tells of itself.
+        proc: the folder of the kernel's own files, ``/proc``.
     """
 
     def __init__(self, proc: Path = Path("/proc")) -> None:
         self.call: Caller | None = None
-        self.standing = _standing_down("not started yet", 0)
+        self.status = _not_running("not started yet", 0)
         self._proc = proc
         self._on_the_bus: frozenset[str] = frozenset()
 
     @property
     def runs(self) -> bool:
         """NVML is started and answers."""
-        return self.standing.gpu_count is not None
+        return self.status.gpu_count is not None
 
     def tend(self) -> None:
         """Start it if it does not run, else count the GPUs again."""
@@ -61,8 +61,8 @@ class Driver:
             self._start(call)
 
     def give_up(self) -> None:
-        """Take it for gone: the next `tend` starts it anew."""
-        self.standing = _standing_down("the NVIDIA driver is being started again", self.standing.starts)
+        """Mark the driver as lost: the next `tend` starts NVML again."""
+        self.status = _not_running("the NVIDIA driver is being started again", self.status.starts)
 
     @property
     def sees_other_gpus(self) -> bool:
@@ -73,15 +73,15 @@ class Driver:
         from gpumem_tui.monitor import fields, nvml
 
         self._on_the_bus = self._bus()
-        starts = self.standing.starts + 1
+        starts = self.status.starts + 1
         try:
             nvml.start(call, self._proc)
             count = _count(call)
         except (nvml.StartFault, nvml.Fault) as fault:
-            self.standing = _standing_down(str(fault), starts)
+            self.status = _not_running(str(fault), starts)
         else:
             driver_version, cuda_version = fields.driver_version(call), fields.cuda_version(call)
-            self.standing = Standing(driver_version, cuda_version, count, _problem(count), starts)
+            self.status = DriverStatus(driver_version, cuda_version, count, _problem(count), starts)
 
     def _count(self, call: Caller) -> None:
         from gpumem_tui.monitor import nvml
@@ -93,7 +93,7 @@ class Driver:
         except nvml.Fault:
             return  # the GPUs that are known can still be read
         else:
-            self.standing = replace(self.standing, gpu_count=count, problem=_problem(count))
+            self.status = replace(self.status, gpu_count=count, problem=_problem(count))
 
     def _bus(self) -> frozenset[str]:
         folder = self._proc / "driver" / "nvidia" / "gpus"
@@ -110,5 +110,5 @@ def _problem(count: int) -> str:
     return "the NVIDIA driver runs, but lists no GPU: see `lspci | grep -i nvidia`; a container must be given its GPUs"
 
 
-def _standing_down(problem: str, starts: int) -> Standing:
-    return Standing(Unknown(problem), Unknown(problem), None, problem, starts)
+def _not_running(problem: str, starts: int) -> DriverStatus:
+    return DriverStatus(Unknown(problem), Unknown(problem), None, problem, starts)

@@ -164,7 +164,7 @@ def _array(call: Caller, function: str, kind: Any, arguments: Callable[[Any, Any
     """What a function that fills an array has.
 
     One call where it fits, as the list is short; the binding's own functions always ask for the length first, and to
-    list processes is among the dearest things to ask.
+    list processes is one of the slowest NVML queries.
     """
     room = 32
     while room <= _MOST_ENTRIES:
@@ -273,12 +273,12 @@ def pcie_tx_bytes_per_s(call: Caller, handle: Any) -> Reading[int]:
 
 
 def ecc_corrected(call: Caller, handle: Any) -> Reading[int]:
-    """Errors mended since the driver was loaded."""
+    """Errors corrected since the driver was loaded."""
     return _ecc_errors(call, handle, pynvml.NVML_MEMORY_ERROR_TYPE_CORRECTED)
 
 
 def ecc_uncorrected(call: Caller, handle: Any) -> Reading[int]:
-    """Errors that could not be mended since the driver was loaded."""
+    """Errors that could not be corrected since the driver was loaded."""
     return _ecc_errors(call, handle, pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED)
 
 

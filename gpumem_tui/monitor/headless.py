@@ -83,7 +83,7 @@ def live(source: Source, interval_s: float) -> Iterator[Snapshot]:
 def print_once(snapshot: Snapshot, alerts: Alerts, *, as_json: bool, ask: Ask = no_probes) -> None:
     """One reading: a JSON object, or a table, cut where a terminal ends."""
     probes = ask(snapshot)
-    current = alerts.update(snapshot, probes.figures, probes.ended)
+    current = alerts.update(snapshot, probes.figures, probes.ended, probes.growing)
     if as_json:
         _print_json(report.snapshot_json(snapshot, current, probes))
         return
@@ -109,7 +109,7 @@ def stream(
     known: set[tuple[str, str, AlertKind]] = set()
     for snapshot in snapshots:
         probes = ask(snapshot)
-        current = alerts.update(snapshot, probes.figures, probes.ended)
+        current = alerts.update(snapshot, probes.figures, probes.ended, probes.growing)
         if recorder is not None:
             recorder.add(snapshot)
         if as_json:

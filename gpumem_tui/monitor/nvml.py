@@ -60,7 +60,7 @@ class Gone(Fault):
 
 
 class StartFault(Exception):
-    """NVML does not start: why in a few words, and what mends it (empty where the reason says so)."""
+    """NVML does not start: why in a few words, and how to fix it (empty where the reason says so)."""
 
     def __init__(self, reason: str, remedy: str = "") -> None:
         super().__init__(f"{reason}: {remedy}" if remedy else reason)

@@ -42,17 +42,34 @@ class OutOfMemory:
 
 
 @dataclass(frozen=True)
+class Growing:
+    """A watched process whose memory after each step rises steadily.
+
+    Attributes:
+        gpu_uuid: where; empty for host memory.
+        message: one line that names the process, how fast, and how long there is room.
+        left_s: seconds until it is full; infinite where that is not known.
+    """
+
+    gpu_uuid: str
+    message: str
+    left_s: float
+
+
+@dataclass(frozen=True)
 class ProbeReport:
     """What all probes of the machine say at one moment, for whoever prints it.
 
     Attributes:
         figures: for histories and alerts.
         ended: processes that memory ran out under lately.
+        growing: processes whose memory rises.
         listed: a JSON object for each process that the driver may list, by GPU uuid and pid.
         unlisted: the same of processes on no GPU, or on one that cannot be told.
     """
 
     figures: Probes = field(default_factory=dict)
     ended: tuple[OutOfMemory, ...] = ()
+    growing: tuple[Growing, ...] = ()
     listed: Mapping[tuple[str, int], dict[str, Any]] = field(default_factory=dict)
     unlisted: tuple[dict[str, Any], ...] = ()

@@ -45,7 +45,7 @@ class Sampler(Snapshots):
         slow_interval_s: between readings of what changes slowly or is dear to ask.
         look: finds the processes of pids; by default `processes.HostProcesses().look`.
         clock: the time of snapshots, in seconds since the epoch.
-        proc: where the kernel tells of itself.
+        proc: the folder of the kernel's own files, ``/proc``.
     """
 
     def __init__(
@@ -137,10 +137,10 @@ class Sampler(Snapshots):
 
     def _poll_gpus(self) -> None:
         """Have every GPU read that is not being read still."""
-        standing = self._driver.standing
-        if standing.gpu_count is None:
+        driver = self._driver.status
+        if driver.gpu_count is None:
             return
-        self._adopt(standing.starts, standing.gpu_count)
+        self._adopt(driver.starts, driver.gpu_count)
         for watched in self._watched.values():
             watched.worker.ask()
         patience_s = _PATIENCE_S if self.latest() else _FIRST_PATIENCE_S
@@ -182,16 +182,16 @@ class Sampler(Snapshots):
     def _publish(self) -> None:
         if self._stopped:
             return
-        standing = self._driver.standing
+        driver = self._driver.status
         hung = self._driver.call.in_progress() if self._driver.call and not self._driver.runs else None
-        problem = f"the NVIDIA driver does not start: {not_returned(*hung)}" if hung else standing.problem
+        problem = f"the NVIDIA driver does not start: {not_returned(*hung)}" if hung else driver.problem
         host = self._host_reading()
         snapshot = Snapshot(
             time_s=self._clock(),
-            driver_version=Unknown(problem) if hung else standing.driver_version,
-            cuda_version=Unknown(problem) if hung else standing.cuda_version,
+            driver_version=Unknown(problem) if hung else driver.driver_version,
+            cuda_version=Unknown(problem) if hung else driver.cuda_version,
             gpus=self._roster.readings(
-                self._watched.values(), self._host.processes, host, runs=standing.gpu_count is not None
+                self._watched.values(), self._host.processes, host, runs=driver.gpu_count is not None
             ),
             host=host,
             problem=problem,

@@ -261,7 +261,7 @@ class Snapshot:
     Attributes:
         time_s: seconds since the epoch.
         driver_version, cuda_version: as the driver says; unknown with the remedy while NVML does not start.
-        problem: one line when no GPU can be watched (no driver, library mismatch, ...), with what mends it; empty
+        problem: one line when no GPU can be watched (no driver, library mismatch, ...), with how to fix it; empty
             otherwise.
         calls: NVML calls made so far, by function: what watching costs.
     """

@@ -10,7 +10,7 @@ _SHORTEST_S = 15.0
 """Less than this has no trend yet: a model being loaded grows fast and stops."""
 _MOST_POINTS = 24
 _LONGEST_S = 3600.0
-"""Further ahead than this nothing is foretold."""
+"""Further ahead than this nothing is predicted."""
 
 
 class Trend:

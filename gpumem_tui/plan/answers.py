@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from gpumem_tui.formula.accumulation import Accumulation, accumulation, tokens_per_global_batch
 from gpumem_tui.formula.changes import Setup
-from gpumem_tui.formula.plan import Accumulation, accumulation, tokens_per_global_batch
 from gpumem_tui.formula.predict import (
     FormulaPrediction,
     largest_obstacle,
@@ -13,10 +13,10 @@ from gpumem_tui.formula.predict import (
     predict,
     usable_bytes,
 )
-from gpumem_tui.memory import Breakdown, Unknown
+from gpumem_tui.memory import Breakdown, Range, Unknown
 from gpumem_tui.plan.plan import Plan
-from gpumem_tui.search.prediction import Traced
-from gpumem_tui.simulator.replay import BatchFinder, NotAffine
+from gpumem_tui.search.prediction import Fit, KnownUnknown, Traced
+from gpumem_tui.simulator.replay import BatchFinder
 from gpumem_tui.step import Phase
 
 
@@ -71,8 +71,12 @@ class TracedAnswer:
         peak_phase: the phase of a step that this moment lies in; None for a trace without phases.
         context_bytes: what the CUDA context takes, by assumption of the `profile`.
         total_bytes: what CUDA says the GPU has.
-        fits: whether the whole run goes through without running out of memory.
-        max_batch_size: the largest that does, or why that cannot be told.
+        device_used_range: reserved and context with the least and with the most of what is not known of them.
+        free_range: what that leaves of the GPU; below zero: what is missing.
+        fit: whether the whole run goes through without running out of memory, as far as is known.
+        max_batch_size: the largest that does with the most that is possible, or why that cannot be told.
+        may_fit_batch_size: the largest that does with the least.
+        unknowns: what is known as a range only.
         assumed: operators whose kernels take scratch of unknown size, counted as none: (operator, times, why).
     """
 
@@ -83,10 +87,19 @@ class TracedAnswer:
     peak_reserved_bytes: int
     context_bytes: int
     total_bytes: int
-    fits: bool
+    device_used_range: Range
+    free_range: Range
+    fit: Fit
     max_batch_size: int | Unknown
+    may_fit_batch_size: int | Unknown
     profile: str
     assumed: tuple[tuple[str, int, str], ...]
+    unknowns: tuple[KnownUnknown, ...]
+
+    @property
+    def fits(self) -> bool:
+        """Whether it fits with the most that is possible."""
+        return self.fit == "fits"
 
     @property
     def device_used_bytes(self) -> int:
@@ -161,10 +174,13 @@ def answer(plan: Plan) -> Answer:
     )
 
 
-def on_gpu(plan: Plan, traced: Traced) -> Traced:
-    """A trace made on any GPU of the plan's architecture, on the whole of the plan's GPU."""
+def on_gpu(plan: Plan, traced: Traced, finder: BatchFinder | None = None) -> Traced:
+    """A trace made on any GPU of the plan's architecture, on the whole of the plan's GPU. `finder`: of that trace."""
     capacity_bytes = plan.gpu.cuda_total_bytes - traced.context_bytes
-    return replace(traced, capacity_bytes=capacity_bytes, allowed_bytes=None, _runs={})  # runs are of one GPU
+    total_range = plan.gpu.cuda_total_range
+    return replace(
+        traced, capacity_bytes=capacity_bytes, total_range=total_range, allowed_bytes=None, finder=finder, _runs={}
+    )
 
 
 def traced_answer(plan: Plan, traced: Traced, finder: BatchFinder | None = None) -> TracedAnswer:
@@ -179,13 +195,8 @@ def traced_answer(plan: Plan, traced: Traced, finder: BatchFinder | None = None)
     Raises:
         NotAffine: the trace cannot be carried over to the plan's batch size.
     """
-    here = on_gpu(plan, traced)
+    here = on_gpu(plan, traced, finder)
     replay = here.at(plan.batch_size)
-    largest: int | Unknown
-    try:
-        largest = here.max_batch_size if finder is None else finder.largest(here.capacity_bytes)
-    except NotAffine as error:
-        largest = Unknown(str(error))
     return TracedAnswer(
         plan=plan,
         breakdown=replay.breakdown,
@@ -194,8 +205,12 @@ def traced_answer(plan: Plan, traced: Traced, finder: BatchFinder | None = None)
         peak_reserved_bytes=replay.peak_reserved_bytes,
         context_bytes=here.context_bytes,
         total_bytes=plan.gpu.cuda_total_bytes,
-        fits=replay.peak_reserved_bytes <= here.capacity_bytes,
-        max_batch_size=largest,
+        device_used_range=here.device_used_range(plan.batch_size),
+        free_range=here.free_range(plan.batch_size),
+        fit=here.fit(plan.batch_size),
+        max_batch_size=here.max_batch_size,
+        may_fit_batch_size=here.may_fit_batch_size,
         profile=here.profile,
         assumed=here.assumed,
+        unknowns=here.unknowns(plan.batch_size),
     )

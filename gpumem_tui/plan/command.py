@@ -11,17 +11,17 @@ from typing import Literal
 
 from gpumem_tui.catalog.loader import gpus
 from gpumem_tui.catalog.shapes import Gpu
+from gpumem_tui.formula.accumulation import Accumulation, accumulation
 from gpumem_tui.formula.changes import SHARED_BY_DEFAULT, STAGES
-from gpumem_tui.formula.plan import Accumulation, accumulation
 from gpumem_tui.formula.recipe import Sharding
-from gpumem_tui.memory import Breakdown, Bucket, Unknown
+from gpumem_tui.memory import Breakdown, Bucket, Range, Unknown
 from gpumem_tui.plan.command_runs import WhatIf
 from gpumem_tui.plan.injected import OFFLOADED, CommandChange, sharded_over
 from gpumem_tui.search.config import SearchConfig
 from gpumem_tui.search.predicting import Predicted
-from gpumem_tui.search.prediction import Traced
+from gpumem_tui.search.prediction import Fit, Traced
 from gpumem_tui.simulator.profile import CUBLAS_WORKSPACE, profile_for
-from gpumem_tui.simulator.replay import AffineTrace, BatchFinder, NotAffine
+from gpumem_tui.simulator.replay import AffineTrace, BatchFinder
 from gpumem_tui.simulator.timeline import Timeline
 
 _SHARDED: dict[Sharding, tuple[Bucket, ...]] = {
@@ -98,6 +98,9 @@ class CommandPlan:
             profile=now.name,
             context_bytes=now.context_bytes,
             context_source=now.context_source,
+            total_range=gpu.cuda_total_range,
+            context_range=now.context_range,
+            finder=None,
             _runs={},
         )
 
@@ -121,13 +124,25 @@ def _with_workspace(trace: AffineTrace, then_bytes: int, now_bytes: int) -> Affi
 
 @dataclass(frozen=True)
 class GpuRow:
-    """One GPU of the catalog. `largest`: the largest batch that fits, or why that is not known."""
+    """One GPU of the catalog.
+
+    Attributes:
+        free: what is left there, with the most and with the least of what is not known; below zero: what is missing.
+        largest: the largest batch that fits, or why that is not known; `may_fit`: the largest that may.
+    """
 
     gpu: Gpu
-    fits: bool
+    fit: Fit
     free_bytes: int
+    free: Range
     largest: int | Unknown
+    may_fit: int | Unknown
     is_exact: bool
+
+    @property
+    def fits(self) -> bool:
+        """Whether it fits with the most that is possible."""
+        return self.fit == "fits"
 
 
 @dataclass(frozen=True)
@@ -138,7 +153,13 @@ class BatchRow:
     peak_allocated_bytes: int
     peak_reserved_bytes: int
     device_used_bytes: int
-    fits: bool
+    device_used_range: Range
+    fit: Fit
+
+    @property
+    def fits(self) -> bool:
+        """Whether it fits with the most that is possible."""
+        return self.fit == "fits"
 
 
 @dataclass(frozen=True)
@@ -186,17 +207,25 @@ class CommandAnswers:
 
     Args:
         gpu: any; the one that was traced answers exactly.
+        finder: of the command's trace as that GPU has it, where it is shared with others.
     """
 
-    def __init__(self, plan: CommandPlan, gpu: Gpu | None = None) -> None:
+    def __init__(self, plan: CommandPlan, gpu: Gpu | None = None, finder: BatchFinder | None = None) -> None:
         self.plan = plan
         self.gpu = gpu or plan.config.device.gpu
         self.traced = plan.on(self.gpu)
+        if finder is not None:
+            self.traced = replace(self.traced, finder=finder)
 
     @cached_property
+    def fit(self) -> Fit:
+        """Whether the command fits at the planned batch size, as far as is known."""
+        return self.traced.fit(self.plan.batch_size)
+
+    @property
     def fits(self) -> bool:
-        """Whether the command fits at the planned batch size."""
-        return self.traced.fits(self.plan.batch_size)
+        """Whether it does with the most that is possible."""
+        return self.fit == "fits"
 
     @cached_property
     def peak_bytes(self) -> int:
@@ -209,9 +238,19 @@ class CommandAnswers:
         return self.gpu.cuda_total_bytes - self.traced.device_used_bytes(self.plan.batch_size)
 
     @property
+    def free(self) -> Range:
+        """The same with the most and with the least of what is not known."""
+        return self.traced.free_range(self.plan.batch_size)
+
+    @property
     def largest(self) -> int | Unknown:
         """The largest batch that fits, or why that is not known."""
         return self.traced.max_batch_size
+
+    @property
+    def may_fit(self) -> int | Unknown:
+        """The largest batch that may fit, or why that is not known."""
+        return self.traced.may_fit_batch_size
 
     def batches(self) -> list[BatchRow]:
         """Powers of two up to the largest batch that fits, it and the next one, and the planned one."""
@@ -224,7 +263,14 @@ class CommandAnswers:
     def _batch(self, size: int) -> BatchRow:
         replay = self.traced.at(size)
         used = self.traced.device_used_bytes(size)
-        return BatchRow(size, replay.peak_allocated_bytes, replay.peak_reserved_bytes, used, self.traced.fits(size))
+        return BatchRow(
+            size,
+            replay.peak_allocated_bytes,
+            replay.peak_reserved_bytes,
+            used,
+            self.traced.device_used_range(size),
+            self.traced.fit(size),
+        )
 
     def places(self) -> list[Place]:
         """What holds the peak, the largest first."""
@@ -277,7 +323,13 @@ class CommandAnswers:
             held = sum(phase.breakdown[bucket] for bucket in buckets)
             peak = max(peak, phase.peak_allocated_bytes - held + int(kept * held))
         saved = max(0, self.peak_bytes - peak)
-        roomier = replace(self.traced, capacity_bytes=self.traced.capacity_bytes + saved, _runs={})
+        total = self.traced.total_range
+        roomier = replace(
+            self.traced,
+            capacity_bytes=self.traced.capacity_bytes + saved,
+            total_range=None if total is None else total + Range(saved, saved),
+            _runs={},
+        )
         fits, largest = roomier.fits(self.plan.batch_size), roomier.max_batch_size
         return TechniqueRow(change, "formula", self.peak_bytes - saved, None, None, saved, fits, largest)
 
@@ -290,22 +342,12 @@ def gpu_rows(plan: CommandPlan) -> list[GpuRow]:
         traced = plan.on(gpu)
         workspace = profile_for(plan.predicted.ready.torch_version, gpu).cublas_workspace_bytes
         finder = finders.setdefault(workspace, BatchFinder(traced.trace, traced.settings))
-        fits = finder.fits(plan.batch_size, traced.capacity_bytes, traced.allowed_bytes)
-        _, reserved = finder.peaks(plan.batch_size)
-        if fits and reserved > traced.capacity_bytes:  # it fits as cached memory is given back
-            reserved = traced.at(plan.batch_size).peak_reserved_bytes
-        free = traced.capacity_bytes - reserved
-        rows.append(GpuRow(gpu, fits, free, _largest(plan, finder, traced), plan.same_kernels(gpu)))
+        answers = CommandAnswers(plan, gpu, finder)
+        free_bytes, free = answers.free_bytes, answers.free
+        rows.append(
+            GpuRow(gpu, answers.fit, free_bytes, free, answers.largest, answers.may_fit, plan.same_kernels(gpu))
+        )
     return rows
-
-
-def _largest(plan: CommandPlan, finder: BatchFinder, traced: Traced) -> int | Unknown:
-    if plan.base.only_at:
-        return Unknown(plan.base.not_affine)
-    try:
-        return finder.largest(traced.capacity_bytes, traced.allowed_bytes)
-    except NotAffine as error:
-        return Unknown(str(error))
 
 
 def _count(largest: int | Unknown) -> int:

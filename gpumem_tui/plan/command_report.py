@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from gpumem_tui.memory import ALLOCATED_BUCKETS, Bucket, Unknown, format_bytes
-from gpumem_tui.plan.command import CommandAnswers, CommandPlan, GpuRow, TechniqueRow, gpu_rows
+from gpumem_tui.memory import ALLOCATED_BUCKETS, Bucket, Unknown, format_bytes, format_range
+from gpumem_tui.plan.command import BatchRow, CommandAnswers, CommandPlan, GpuRow, TechniqueRow, gpu_rows
 from gpumem_tui.plan.markdown import bullets, table
 from gpumem_tui.search import report
+from gpumem_tui.search.ranges import FIT_ANSWERS, largest_words, range_line, room_words, up_to
 
 _PLACES = 12
 
@@ -26,7 +27,7 @@ def command_plan_json(plan: CommandPlan) -> dict[str, Any]:
         "techniques": [_technique_json(row) for row in tried],
         "not_applicable": [{"key": row.change.key, "name": row.change.name, "reason": row.reason} for row in others],
         "gpus": [_gpu_json(plan, row) for row in gpu_rows(plan)],
-        "batch_sizes": [vars(row) for row in answers.batches()],
+        "batch_sizes": [_batch_json(row) for row in answers.batches()],
         "ranks": {"ranks": plan.ranks, "sharded": plan.base.is_sharded, "note": ranks_line(plan)},
     }
 
@@ -51,14 +52,29 @@ def _technique_json(row: TechniqueRow) -> dict[str, Any]:
     return body
 
 
+def _batch_json(row: BatchRow) -> dict[str, Any]:
+    return {
+        "batch_size": row.batch_size,
+        "peak_allocated_bytes": row.peak_allocated_bytes,
+        "peak_reserved_bytes": row.peak_reserved_bytes,
+        "device_used_bytes": row.device_used_bytes,
+        "device_used_range": row.device_used_range.as_json(),
+        "fits": row.fits,
+        "fit": row.fit,
+    }
+
+
 def _gpu_json(plan: CommandPlan, row: GpuRow) -> dict[str, Any]:
     return {
         "name": row.gpu.name,
         "title": row.gpu.title,
         "total_bytes": row.gpu.total_bytes,
         "fits": row.fits,
+        "fit": row.fit,
         "free_bytes": row.free_bytes,
+        "free_range": row.free.as_json(),
         "max_batch_size": row.largest if isinstance(row.largest, int) else None,
+        "may_fit_batch_size": row.may_fit if isinstance(row.may_fit, int) else None,
         "traced_on": plan.config.device.gpu.name,
         "exact": row.is_exact,
     }
@@ -83,14 +99,13 @@ def ranks_line(plan: CommandPlan) -> str:
 
 def verdict_line(answers: CommandAnswers, *, with_gpu: bool = True) -> str:
     """Whether the command fits, and how large a batch would."""
-    free, gpu = answers.free_bytes, answers.gpu
-    left = f"{format_bytes(free)} of {format_bytes(gpu.cuda_total_bytes)} left"
-    room = left if answers.fits else f"{format_bytes(-free)} missing"
-    largest = answers.largest
-    most = f"; the largest that fits is {largest:,}" if isinstance(largest, int) else ""
-    said = "fits" if answers.fits else "does not fit"
+    gpu, largest = answers.gpu, answers.largest
+    room = room_words(answers.fit, answers.free, of=f" of {format_bytes(gpu.cuda_total_bytes)}")
+    most = ""
+    if isinstance(largest, int):
+        most = f"; the largest that fits is {largest:,}{up_to(largest, answers.may_fit)}"
     where = f" on {gpu.title}" if with_gpu else ""
-    return f"{answers.plan.size} {said}{where}, {room}{most}"
+    return f"{answers.plan.size} {answers.fit}{where}, {room}{most}"
 
 
 def batch_note(plan: CommandPlan) -> str:
@@ -141,6 +156,7 @@ def _ledger(answers: CommandAnswers) -> str:
         ("reserved", format_bytes(replay.peak_reserved_bytes)),
         ("CUDA context", format_bytes(answers.traced.context_bytes)),
         ("device used", format_bytes(answers.traced.device_used_bytes(answers.plan.batch_size))),
+        ("– at least and at most", format_range(answers.traced.device_used_range(answers.plan.batch_size))),
     ]
     return table(("bucket", "traced"), rows)
 
@@ -148,6 +164,8 @@ def _ledger(answers: CommandAnswers) -> str:
 def _verdict(answers: CommandAnswers) -> Iterator[str]:
     plan, traced = answers.plan, answers.traced
     yield f"{verdict_line(answers)}."
+    if said := range_line(traced.device_used_range(plan.batch_size), traced.unknowns(plan.batch_size)):
+        yield f"{said[:1].upper()}{said[1:]}."
     yield f"{report.peak_line(traced, plan.batch_size)}."
     yield from report.assumed_lines(traced)
     yield from traced.notes
@@ -183,7 +201,7 @@ def _batches(answers: CommandAnswers) -> str:
             format_bytes(row.peak_allocated_bytes),
             format_bytes(row.peak_reserved_bytes),
             format_bytes(row.device_used_bytes),
-            "yes" if row.fits else "no",
+            FIT_ANSWERS[row.fit],
         )
         for row in answers.batches()
     ]
@@ -211,9 +229,9 @@ def _gpus(plan: CommandPlan) -> str:
         (
             row.gpu.title,
             format_bytes(row.gpu.total_bytes),
-            "yes" if row.fits else "no",
+            FIT_ANSWERS[row.fit],
             format_bytes(row.free_bytes),
-            f"{row.largest:,}" if isinstance(row.largest, int) else "–",
+            largest_words(row.largest, row.may_fit) or "–",
             exactness(plan, row),
         )
         for row in gpu_rows(plan)

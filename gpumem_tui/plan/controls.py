@@ -14,6 +14,7 @@ from gpumem_tui.catalog.loader import gpus, models
 from gpumem_tui.catalog.shapes import ShapeError
 from gpumem_tui.errors import OptionError
 from gpumem_tui.formula.extras import Extras, why_not
+from gpumem_tui.formula.optimizers import OPTIMIZER_RECORDS
 from gpumem_tui.formula.parameters import count_parameters
 from gpumem_tui.formula.recipe import ATTENTIONS, OPTIMIZERS, PRECISIONS, RECOMPUTES, SHARDINGS, Recipe
 from gpumem_tui.memory import GIB, format_count
@@ -34,7 +35,7 @@ from gpumem_tui.plan.steps import (
 
 
 class PlanError(ValueError):
-    """The controls contradict each other. `control` is the key of the one to mend, the message says how."""
+    """The controls contradict each other. `control` is the key of the one to change, the message says how."""
 
     def __init__(self, control: str, message: str) -> None:
         super().__init__(message)
@@ -145,7 +146,7 @@ def check(plan: Plan) -> None:
     """Whether the controls could have said this.
 
     Raises:
-        OptionError: a number out of its range, or numbers that do not go together; names the option to mend.
+        OptionError: a number out of its range, or numbers that do not go together; names the option to change.
     """
     try:
         plan_of(draft_of(plan))
@@ -308,11 +309,8 @@ _CONTROLS: tuple[Control, ...] = (
         "fp32": "4 bytes a value", "amp-bf16": "autocast: fp32 weights, bfloat16 compute",
         "amp-fp16": "autocast: fp32 weights, fp16 compute, loss scaling", "bf16": "everything in bfloat16",
     }, PRECISIONS),
-    _recipe_choice("optimizer", _TRAINING, "What it keeps per parameter between steps", {
-        "adamw": "two moments", "adam": "two moments", "sgd": "nothing", "sgd-momentum": "one buffer",
-        "adafactor": "row and column sums", "adagrad": "one sum", "rmsprop": "one mean", "lion": "one momentum",
-        "adamw-8bit": "two moments in 8 bits; needs bitsandbytes",
-    }, OPTIMIZERS),
+    _recipe_choice("optimizer", _TRAINING, "What it keeps per parameter between steps",
+                   {key: record.keeps for key, record in OPTIMIZER_RECORDS.items()}, OPTIMIZERS),
     _recipe_choice("recompute", _TRAINING, "What backward computes again instead of keeping", {
         "none": "keep every activation", "selective": "the attention core", "full": "every block",
     }, RECOMPUTES),

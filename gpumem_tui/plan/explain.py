@@ -9,6 +9,7 @@ from types import MappingProxyType
 from gpumem_tui.catalog.shapes import SEQUENCE_FAMILIES, ModelShape
 from gpumem_tui.formula.changes import NotApplicable
 from gpumem_tui.formula.extras import LOSS_CHUNKS, OFFLOADED_BLOCKS
+from gpumem_tui.formula.optimizers import OPTIMIZER_TECHNIQUES
 from gpumem_tui.formula.parameters import count_parameters, textbook_parameters
 from gpumem_tui.formula.price import COST_ORDER
 from gpumem_tui.formula.rows import FormulaRow
@@ -275,11 +276,7 @@ _TECHNIQUES: Mapping[str, tuple[str, str]] = MappingProxyType(
         ),
         "full-recompute": ("2·L·S·b·h and one block's own", "the output head stays; 60 to 90 % less of the blocks"),
         "fused-attention": ("the 5·a·S/h term becomes 4·a·S bytes", "needs a kernel for the head width and precision"),
-        "adamw-8bit": ("8N → 2N", "the scale of each block of 256 values is left out"),
-        "adafactor": ("8N → row and column sums", "without momentum; variants that keep it need about half of Adam's"),
-        "lion": ("8N → 4N", "a learning rate 3 to 10 times smaller"),
-        "sgd-momentum": ("8N → 4N", "convolutional networks take it well, transformers do not"),
-        "sgd": ("8N → 0", "convolutional networks take it well, transformers do not"),
+        **{key: (technique.arithmetic, technique.caveat) for key, technique in OPTIMIZER_TECHNIQUES.items()},
         "zero1": ("optimizer state / D", "PyTorch's ZeroRedundancyOptimizer spreads whole tensors: less even"),
         "zero2": ("(gradients + optimizer state) / D", "in FSDP2: sharding without resharding after forward"),
         "zero3": ("(parameters + gradients + optimizer state) / D", "blocks are gathered while they run"),

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from types import MappingProxyType
 
 from gpumem_tui.catalog.shapes import Gpu
-from gpumem_tui.formula.changes import BF16_SINCE, OPTIMIZER_CHANGES, sharded
+from gpumem_tui.formula.changes import BF16_SINCE, sharded
 from gpumem_tui.formula.extras import LOSS_CHUNKS
+from gpumem_tui.formula.optimizers import OPTIMIZER_TECHNIQUES
 from gpumem_tui.formula.price import ONE_MORE_FORWARD, Price
-from gpumem_tui.formula.recipe import Optimizer, Sharding
+from gpumem_tui.formula.recipe import Sharding
 
 MORE_RANKS = "more-ranks"
 """The change that is made to the launcher's line, not to the program."""
@@ -35,16 +35,7 @@ class CommandChange:
     price: Price
 
 
-_HOW: Mapping[Optimizer, str] = MappingProxyType(
-    {
-        "adamw-8bit": "bitsandbytes.optim.AdamW8bit(parameters, …)",
-        "adafactor": "torch.optim.Adafactor(parameters, …)",
-        "sgd-momentum": "torch.optim.SGD(parameters, momentum=0.9, …)",
-        "sgd": "torch.optim.SGD(parameters, …)",
-    }
-)
-
-
+_OPTIMIZERS = {key: technique for key, technique in OPTIMIZER_TECHNIQUES.items() if technique.code}
 _BY_PARAMETER_PERCENT = 1.0
 """Assumed for the comparison only: launches of kernels, which a large model's arithmetic hides."""
 
@@ -149,10 +140,9 @@ def _more_ranks(ranks: int) -> Iterator[CommandChange]:
 
 
 def _optimizers() -> Iterator[CommandChange]:
-    for optimizer, how in _HOW.items():
-        name, cost, source, price = OPTIMIZER_CHANGES[optimizer]
-        yield CommandChange(optimizer, name, how, cost, source, price)
+    for key, technique in _OPTIMIZERS.items():
+        yield CommandChange(key, technique.name, technique.code, technique.cost, technique.source, technique.price)
 
 
-NAMES = ("checkpointing", "autocast", *_HOW, "chunked-loss", "set-to-none", "fused", "no-foreach", MORE_RANKS)
+NAMES = ("checkpointing", "autocast", *_OPTIMIZERS, "chunked-loss", "set-to-none", "fused", "no-foreach", MORE_RANKS)
 """Every change as `--what-if` takes it."""

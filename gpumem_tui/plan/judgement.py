@@ -8,8 +8,8 @@ from math import log2
 
 from gpumem_tui.catalog.shapes import Gpu, ModelShape
 from gpumem_tui.formula import convnet
+from gpumem_tui.formula.accumulation import accumulation
 from gpumem_tui.formula.changes import BF16_SINCE
-from gpumem_tui.formula.plan import accumulation
 from gpumem_tui.formula.recipe import PRECISIONS
 from gpumem_tui.plan.answers import samples, target_of
 from gpumem_tui.plan.curves import Curve, Series

@@ -14,6 +14,7 @@ from gpumem_tui.plan.plan import Plan
 from gpumem_tui.plan.techniques import Combination, Techniques, cheapest_combination, techniques
 from gpumem_tui.search import report
 from gpumem_tui.search.prediction import Traced
+from gpumem_tui.search.ranges import largest_words, range_line, room_words
 from gpumem_tui.workload.spec import WorkloadSpec
 
 _CURVE_POINTS = 12
@@ -73,7 +74,7 @@ def _ledger(now: Answer, traced: TracedAnswer | Unknown) -> str:
         ("= allocated", cell(now.peak_bytes), cell(known.peak_allocated_bytes if known else None)),
         ("reserved", cell(None), cell(known.peak_reserved_bytes if known else None)),
         ("device used", cell(None), cell(known.device_used_bytes if known else None)),
-        ("largest batch", f"{now.max_batch_size:,}", _count(known.max_batch_size) if known else cell(None)),
+        ("largest batch", f"{now.max_batch_size:,}", _largest(known) if known else cell(None)),
     ]
     return table((f"at batch {now.plan.batch_size:,}", "Formula", "Traced"), rows)
 
@@ -87,11 +88,11 @@ def _verdict(now: Answer, traced: TracedAnswer | Unknown) -> Iterator[str]:
         yield f"{now.obstacle[:1].upper()}{now.obstacle[1:]}."
     if isinstance(traced, Unknown):
         yield f"No trace: {traced.reason}."
-    elif traced.fits:
-        spare = f"{format_bytes(traced.spare_bytes)} of {format_bytes(traced.total_bytes)} to spare"
-        yield f"By trace ({traced.profile}) it fits, with {spare}."
     else:
-        yield f"By trace ({traced.profile}) it does not fit: {format_bytes(-traced.spare_bytes)} are missing."
+        room = room_words(traced.fit, traced.free_range, of=f" of {format_bytes(traced.total_bytes)}")
+        yield f"By trace ({traced.profile}) it {traced.fit}: {room}."
+        if said := range_line(traced.device_used_range, traced.unknowns):
+            yield f"{said[:1].upper()}{said[1:]}."
     if isinstance(traced, TracedAnswer) and (phase := traced.peaks_elsewhere) is not None:
         yield (
             f"The columns are of two moments: the traced peak is {report.PHASE_WORDS[phase]}, the formula "
@@ -204,5 +205,8 @@ def _number(value: float) -> str:
     return f"{value:,.0f}" if value == int(value) or value >= 1000 else f"{value:,.2f}"
 
 
-def _count(value: int | Unknown) -> str:
-    return f"unknown: {value.reason}" if isinstance(value, Unknown) else f"{value:,}"
+def _largest(traced: TracedAnswer) -> str:
+    largest = traced.max_batch_size
+    if isinstance(largest, Unknown):
+        return f"unknown: {largest.reason}"
+    return largest_words(largest, traced.may_fit_batch_size)

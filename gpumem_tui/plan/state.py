@@ -14,7 +14,7 @@ _REMEMBERED = 500
 
 @dataclass(frozen=True)
 class Problem:
-    """Why the controls describe no plan: the key of the control to mend, and one line."""
+    """Why the controls describe no plan: the key of the control to change, and one line."""
 
     control: str
     message: str
@@ -65,7 +65,7 @@ class PlanState:
 
 
 def opened(plan: Plan) -> PlanState:
-    """A plan without a history. One that the controls could not make is shown with what to mend."""
+    """A plan without a history. One that the controls could not make is shown with what to change."""
     draft = draft_of(plan)
     try:
         return PlanState(Setting(draft, plan_of(draft)))

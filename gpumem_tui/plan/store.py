@@ -26,7 +26,7 @@ _NAME = re.compile(r"\w[\w .+-]*")
 
 
 class StoreError(Exception):
-    """A plan that cannot be saved or read: one line that says which, why, and the mend."""
+    """A plan that cannot be saved or read: one line that says which, why, and how to fix it."""
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
 
+from gpumem_tui.formula.accumulation import Accumulation, accumulation
 from gpumem_tui.formula.changes import (
-    MAX_HALVINGS,
+    MOST_TIMES_HALVED,
     STAGES,
     Change,
     NotApplicable,
@@ -18,10 +19,9 @@ from gpumem_tui.formula.changes import (
     sharded,
     smaller_sample,
 )
-from gpumem_tui.formula.plan import Accumulation, accumulation
+from gpumem_tui.formula.optimizers import OPTIMIZER_RECORDS
 from gpumem_tui.formula.predict import predict, usable_bytes
 from gpumem_tui.formula.price import Price
-from gpumem_tui.formula.recipe import NOT_IN_TORCH
 from gpumem_tui.memory import Unknown, format_bytes
 from gpumem_tui.plan.answers import largest_batch, predicted, setup_of, target_of, with_setup
 from gpumem_tui.plan.judgement import SMALLEST_NORMALIZED_BATCH, busy_share
@@ -103,7 +103,7 @@ def techniques(plan: Plan) -> Techniques:
     Sorted by what helps most: where the plan does not fit, what makes it fit comes first; then the larger new
     maximum batch, then the more bytes saved.
     """
-    now = _Standing.of(plan)
+    now = _Memory.of(plan)
     helping: list[Technique] = []
     others: list[NotApplicable] = []
     for found in [*changes(setup_of(plan), plan.gpu), *_batch_changes(plan, now)]:
@@ -118,17 +118,17 @@ def techniques(plan: Plan) -> Techniques:
 
 def formula_only(plan: Plan) -> bool:
     """Whether nothing but the closed form can answer the plan."""
-    return bool(plan.extras) or plan.recipe.optimizer in NOT_IN_TORCH
+    return bool(plan.extras) or bool(OPTIMIZER_RECORDS[plan.recipe.optimizer].elsewhere)
 
 
 @dataclass(frozen=True)
-class _Standing:
+class _Memory:
     peak_bytes: int
     usable_bytes: int
     max_batch_size: int
 
     @classmethod
-    def of(cls, plan: Plan) -> _Standing:
+    def of(cls, plan: Plan) -> _Memory:
         return cls(predicted(plan).peak_bytes, usable_bytes(plan.gpu.total_bytes, plan.headroom), largest_batch(plan))
 
     @property
@@ -136,7 +136,7 @@ class _Standing:
         return self.peak_bytes <= self.usable_bytes
 
 
-def _judged(plan: Plan, change: Change, now: _Standing) -> Technique | NotApplicable:
+def _judged(plan: Plan, change: Change, now: _Memory) -> Technique | NotApplicable:
     changed = with_setup(plan, change.applied(setup_of(plan)))
     if (reason := conflict(changed.recipe)) is not None:
         return NotApplicable(change.key, change.name, reason)
@@ -147,8 +147,8 @@ def _judged(plan: Plan, change: Change, now: _Standing) -> Technique | NotApplic
     return found
 
 
-def _technique(changed: Plan, now: _Standing, key: str, name: str, option: str, cost: str, source: str) -> Technique:
-    then = _Standing.of(changed)
+def _technique(changed: Plan, now: _Memory, key: str, name: str, option: str, cost: str, source: str) -> Technique:
+    then = _Memory.of(changed)
     return Technique(
         key=key,
         name=name,
@@ -164,7 +164,7 @@ def _technique(changed: Plan, now: _Standing, key: str, name: str, option: str, 
     )
 
 
-def _batch_changes(plan: Plan, now: _Standing) -> Iterator[Technique | NotApplicable]:
+def _batch_changes(plan: Plan, now: _Memory) -> Iterator[Technique | NotApplicable]:
     """Fewer samples in a pass: with more passes for the same step, or with a smaller step."""
     if plan.batch_size == 1:
         for key, name in (("gradient-accumulation", "gradient accumulation"), ("smaller-batch", "smaller micro-batch")):
@@ -230,22 +230,22 @@ def cheapest_combination(plan: Plan, *, traceable: bool = False) -> Combination 
     Args:
         traceable: only sets that a trace can confirm.
     """
-    most = max(n for n in range(MAX_HALVINGS + 1) if n == 0 or isinstance(smaller_sample(plan.shape, n), Change))
+    most = max(n for n in range(MOST_TIMES_HALVED + 1) if n == 0 or isinstance(smaller_sample(plan.shape, n), Change))
     gpus = plan.recipe.gpus
     while gpus <= max(_MOST_ASKED_GPUS, plan.recipe.gpus):
-        for halvings in range(most + 1):
-            best = _cheapest_at(plan, gpus, halvings, traceable=traceable)
+        for times_halved in range(most + 1):
+            best = _cheapest_at(plan, gpus, times_halved, traceable=traceable)
             if best is not None:
                 return best
-            if not halvings and _cheapest_at(plan, gpus, most, traceable=traceable) is None:
+            if not times_halved and _cheapest_at(plan, gpus, most, traceable=traceable) is None:
                 break  # what does not fit with the smallest sample does not with any
         gpus *= 2
     return Unknown(f"nothing makes one sample fit on {_MOST_ASKED_GPUS:,} GPUs of this kind")
 
 
-def _cheapest_at(plan: Plan, gpus: int, halvings: int, *, traceable: bool) -> Combination | None:
+def _cheapest_at(plan: Plan, gpus: int, times_halved: int, *, traceable: bool) -> Combination | None:
     """The cheapest on so many GPUs and with the sample halved so many times; None if no set fits."""
-    sample = smaller_sample(plan.shape, halvings) if halvings else None
+    sample = smaller_sample(plan.shape, times_halved) if times_halved else None
     if isinstance(sample, NotApplicable):
         return None
     by_axis = _by_axis(plan, gpus, traceable=traceable)

@@ -2,3 +2,18 @@
 
 Standard library and torch only, on Python 3.9 and torch 2.1 and later: it lives in somebody else's environment.
 """
+
+from __future__ import annotations
+
+TYPE_CHECKING = False  # typing's own: every Python process below `gpumem-tui run` loads this as it starts
+if TYPE_CHECKING:
+    from types import ModuleType
+
+
+def __getattr__(name: str) -> ModuleType:
+    """`callbacks`, which nobody else imports."""
+    if name != "callbacks":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return import_module("gpumem_tui.probe.callbacks")

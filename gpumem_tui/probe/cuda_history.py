@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -13,8 +13,8 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 
 from gpumem_tui.memory import Bucket
 from gpumem_tui.probe import allocator
-from gpumem_tui.probe.documents import LookedDevice
-from gpumem_tui.probe.history import StepHistory
+from gpumem_tui.probe.documents import Kept, LookedDevice
+from gpumem_tui.probe.history import StepHistory, listed_as_kept
 from gpumem_tui.probe.segments import Segments
 from gpumem_tui.probe.tensors import memory_of
 from gpumem_tui.sites import calling_line_of, in_checkpoint, in_order
@@ -28,7 +28,7 @@ class Note:
     """Something said after so many allocations and releases on a device: a phase or module begins, or what blocks are.
 
     `module` is the qualified name of the innermost that runs, empty for none; `owners` are addresses, each with the
-    module whose it is.
+    module whose it is. `step_ends`: a step ends here.
     """
 
     position: int
@@ -37,10 +37,11 @@ class Note:
     bucket: Bucket | None = None
     addresses: tuple[int, ...] = ()
     owners: tuple[tuple[int, str], ...] = ()
+    step_ends: bool = False
 
 
 class HistoryRecorder:
-    """Has the allocator write down every event of the step; every note carries the allocator's own count of them.
+    """Has the allocator write down every event; every note carries the allocator's own count of them.
 
     Nothing here synchronizes or allocates on a device. The hooks that follow modules are left out for compiled code,
     which would be compiled anew for them.
@@ -51,11 +52,14 @@ class HistoryRecorder:
 
     method = "allocator history"
 
-    def __init__(self, names: Mapping[int, str], devices: Iterable[int], phases_known: bool) -> None:
+    def __init__(
+        self, names: Mapping[int, str], devices: Iterable[int], phases_known: bool, follows_modules: bool
+    ) -> None:
         self.unavailable: dict[str, str] = {}
         self._names = names
         self._devices = list(devices)
         self._phases_known = phases_known
+        self._follows_modules = follows_modules
         self._notes: dict[int, list[Note]] = {device: [] for device in self._devices}
         self._positions: dict[int, int] = {}
         self._before: list[dict[str, Any]] = []
@@ -63,7 +67,6 @@ class HistoryRecorder:
         self._started_us = 0
         self._running: list[str] = []
         self._hooks = ExitStack()
-        self._found: list[LookedDevice] = []
         self.active = self._recording = False
 
     def start(self) -> str:
@@ -77,22 +80,17 @@ class HistoryRecorder:
         self._started_us = time.time_ns() // 1000
         torch.cuda.memory._record_memory_history("all", context="alloc", stacks="python", max_entries=_MOST_EVENTS)
         self.active = self._recording = True
-        if self._phases_known:
+        if self._follows_modules:
             self._hooks.callback(register_module_forward_pre_hook(self._enter_module).remove)
             self._hooks.callback(register_module_forward_hook(self._leave_module, always_call=True).remove)
         return ""
 
     def stop(self) -> bool:
-        """Take what was written down, and have nothing written down any more. A second call does nothing."""
+        """Have nothing written down any more. A second call does nothing."""
         self._hooks.close()
-        if not self._recording:
-            return True
-        self.active = self._recording = False
-        try:
-            snapshot = torch.cuda.memory._snapshot()
-        finally:
+        if self._recording:
+            self.active = self._recording = False
             torch.cuda.memory._record_memory_history(None)
-        self._found = [self._read(device, snapshot["device_traces"][device]) for device in self._devices]
         return True
 
     def enter(self, phase: Phase) -> None:
@@ -119,21 +117,46 @@ class HistoryRecorder:
             if device in self._notes:
                 self._notes[device].append(Note(self._position(device), owners=tuple(found)))
 
-    def result(self) -> list[LookedDevice]:
-        """What was recorded."""
-        return self._found
+    def end_step(self) -> None:
+        """The step ends; the next may be recorded too."""
+        for device, notes in self._notes.items():
+            notes.append(Note(self._position(device), step_ends=True))
 
-    def _read(self, device: int, trace: list[dict[str, Any]]) -> LookedDevice:
-        before = [segment for segment in self._before if segment["device"] == device]
-        history = step_history(
-            Segments(before, self._settings), trace, self._notes[device], self._started_us, self._phases_known
-        )
-        if len(trace) >= _MOST_EVENTS:
-            self.unavailable["events"] = f"the step has more than {_MOST_EVENTS:,} allocator events: its end is shown"
-        missing = allocator.figures(device).allocated_bytes - history.live_bytes()
-        if missing:
-            self.unavailable["sum"] = f"at the step's end the allocator counts {missing:+,} bytes beside these"
-        return history.result(device, allocator.device_uuid(device))
+    def result(self) -> list[LookedDevice]:
+        """What was written down of the step that has just ended."""
+        found = []
+        for device, history in self._histories():
+            missing = allocator.figures(device).allocated_bytes - history.live_bytes()
+            if missing:
+                self.unavailable["sum"] = f"at the step's end the allocator counts {missing:+,} bytes beside these"
+            found.append(history.result(device, allocator.device_uuid(device)))
+        return found
+
+    def kept(self) -> list[Kept]:
+        """What each of the steps left behind; asked at the end of the last.
+
+        Raises:
+            RuntimeError: more was written down than there is room for, so the steps' beginning is lost.
+        """
+        found = [row for device, history in self._histories() for row in listed_as_kept(device, history.kept())]
+        if "events" in self.unavailable:
+            raise RuntimeError(self.unavailable["events"])
+        return sorted(found, key=lambda row: -row["bytes"])
+
+    def _histories(self) -> Iterator[tuple[int, StepHistory]]:
+        """What was written down by now, by device."""
+        traces = torch.cuda.memory._snapshot()["device_traces"]
+        for device in self._devices:
+            if len(traces[device]) >= _MOST_EVENTS:
+                self.unavailable["events"] = (
+                    f"there were more than {_MOST_EVENTS:,} allocator events: the last are shown"
+                )
+            before = [segment for segment in self._before if segment["device"] == device]
+            segments = Segments(before, self._settings)
+            yield (
+                device,
+                step_history(segments, traces[device], self._notes[device], self._started_us, self._phases_known),
+            )
 
     def _enter_module(self, module: torch.nn.Module, *_: Any) -> None:
         self._running.append(self._names.get(id(module), type(module).__name__))
@@ -184,6 +207,8 @@ def step_history(
             for address in entry.addresses:
                 if address in numbers and entry.bucket is not None:
                     history.tag(numbers[address], entry.bucket)
+            if entry.step_ends:
+                history.end_step()
             for address, owner in entry.owners:
                 if address in numbers:
                     history.own(numbers[address], owner)

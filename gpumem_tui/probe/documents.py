@@ -56,13 +56,17 @@ class Untrained(TypedDict):
 
 
 class ModelDocument(TypedDict):
-    """``.model.json``: what is trained; replaced when that changes. `models` is empty if no module was found."""
+    """``.model.json``: what is trained; replaced when that changes. `models` is empty if no module was found.
+
+    `complete` is False where the probe came in late and has not yet seen all of the process: modules may be missing.
+    """
 
     step: int
     wall_ns: int
     models: list[Model]
     optimizers: list[Optimizer]
     untrained: list[Untrained]
+    complete: bool
 
 
 class Held(TypedDict):
@@ -106,8 +110,23 @@ class LookedDevice(TypedDict):
     peak_s: float
 
 
+class Kept(TypedDict):
+    """What each step makes at one place and nobody has released two steps later: a leak, if memory grows by it.
+
+    `bytes` and `allocations` are of one step: the least that any of the followed steps kept there. Parameters,
+    gradients and optimizer state are left out. Texts as in `Held`.
+    """
+
+    device: int
+    operator: str
+    module: str
+    source: str
+    bytes: int
+    allocations: int
+
+
 class LookDocument(TypedDict):
-    """``.look.json``: the answer to a `Request` of kind ``look``.
+    """``.look.json``: the answer to a `Request` of kind ``look``. Written twice: see `kept`.
 
     Attributes:
         request: the request's number.
@@ -115,7 +134,9 @@ class LookDocument(TypedDict):
         step_s: how long it took, the recording included.
         method: ``allocator history`` (CUDA), ``operators`` (CPU), or empty if nothing was recorded.
         devices: empty if nothing was recorded.
-        unavailable: reasons by what they concern: ``look`` if there is none at all; ``module`` and ``phases``;
+        kept: what every step leaves behind, the largest first. None as long as the two steps that follow the looked one
+            have not ended, when the document is written again; or for ever, with a reason in `unavailable`.
+        unavailable: reasons by what they concern: ``look`` if there is none at all; ``module``, ``phases``, ``kept``;
             ``allocator`` where there is none; ``events`` if there were too many; ``sum`` if the allocator counts more.
     """
 
@@ -125,6 +146,7 @@ class LookDocument(TypedDict):
     step_s: float
     method: str
     devices: list[LookedDevice]
+    kept: list[Kept] | None
     unavailable: dict[str, str]
 
 
@@ -141,6 +163,8 @@ class OutOfMemoryDocument(TypedDict):
         buckets: parameters, gradients, optimizer on that device, at that moment.
         allocated_bytes, reserved_bytes, ...: the allocator's figures at that moment; None without an allocator. What
             `allocated_bytes` exceeds the buckets by is activations, batch data, temporary and other.
+        resident_bytes, limit_bytes, limit_owner: of an error of host memory: what the process held of it (``VmRSS``),
+            by how much it is bound, and whose limit that is, as `gpumem_tui.host_memory.Limit`.
         fatal: whether the error ended the process (True), or was seen when it was raised and may have been caught.
         samples: the last records, oldest first, as `wire.Record.as_json`.
     """
@@ -166,8 +190,39 @@ class OutOfMemoryDocument(TypedDict):
     ooms: int | None
     inactive_split_bytes: int | None
     requested_live_bytes: int | None
+    resident_bytes: int | None
+    limit_bytes: int | None
+    limit_owner: str
     fatal: bool
     samples: list[dict[str, Any]]
+
+
+class ErrorDocument(TypedDict):
+    """``.error.json``: the exception that nobody caught. `error` is its class, `source` the line as above."""
+
+    step: int
+    wall_ns: int
+    error: str
+    message: str
+    source: str
+
+
+class ExitDocument(TypedDict):
+    """``.exit.json``: how the process ended, written by `gpumem-tui run`, not by the probe.
+
+    Attributes:
+        exit_code, signal: the one that is not None tells; both are None where that could not be learned.
+        killed_for_memory: the kernel killed it because memory ran out.
+        resident_bytes, limit_bytes, limit_owner: as in `OutOfMemoryDocument`, at the end or shortly before.
+    """
+
+    wall_ns: int
+    exit_code: int | None
+    signal: int | None
+    killed_for_memory: bool
+    resident_bytes: int | None
+    limit_bytes: int | None
+    limit_owner: str
 
 
 # How it is written and read

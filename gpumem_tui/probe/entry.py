@@ -13,10 +13,13 @@ _attached = False
 _problem = ""
 
 
-def attach(how: str = "call") -> str:
-    """Watch this process from now on, or from when it imports torch. A second call does nothing. Never raises.
+def is_attached() -> bool:
+    """Whether `attach` has been called in this process, or in the one that it was forked from."""
+    return _attached
 
-    While torch is being imported, as an attach by pid may find it, nothing is done either: that can be tried again.
+
+def attach(how: str = "call") -> str:
+    """Watch this process from now on, or from when it has imported torch. A second call does nothing. Never raises.
 
     Args:
         how: what viewers show as the way in: ``run``, ``attach``, ``call`` or ``callback``.
@@ -25,32 +28,27 @@ def attach(how: str = "call") -> str:
         Why this process is not watched; empty if it is, or will be.
     """
     global _attached
-    torch = sys.modules.get("torch")
-    if _attached:
-        return _problem
-    if getattr(getattr(torch, "__spec__", None), "_initializing", False):
-        return "torch is being imported: try again in a moment"
-    _attached = True
-    if torch is not None:
-        return _install(how)
+    if not _attached:
+        _attached = True
+        torch = sys.modules.get("torch")
+        late = torch is not None and not getattr(getattr(torch, "__spec__", None), "_initializing", False)
 
-    def install(torch: object) -> None:
-        _install(how)
+        def install(torch: object) -> None:
+            _install(how, late)
 
-    after_import("torch", install)
-    return ""
+        after_import("torch", install)
+    return _problem
 
 
-def _install(how: str) -> str:
+def _install(how: str, late: bool) -> None:
     global _problem
     try:
         from gpumem_tui.probe.probe import Probe
 
-        Probe(how).install()
+        Probe(how, late).install()
     except Exception as error:  # noqa: BLE001  a torch too old, a broken installation: then it is not watched
         _problem = f"{type(error).__name__}: {error}"
         if how != "attach":  # whoever attaches is told, the program's user would not be
             import logging
 
             logging.getLogger("gpumem_tui").warning("gpumem-tui cannot watch this process: %s", _problem)
-    return _problem

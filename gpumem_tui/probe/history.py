@@ -9,12 +9,13 @@ from collections import defaultdict
 from dataclasses import dataclass, replace
 
 from gpumem_tui.memory import Bucket
-from gpumem_tui.probe.documents import Held, LookedDevice
+from gpumem_tui.probe.documents import Held, Kept, LookedDevice
 from gpumem_tui.step import Phase, Site
 
 TIMELINE_POINTS = 400
 LISTED_PLACES = 2000
 _BEFORE = -1
+_STEADY = (Bucket.PARAMETERS, Bucket.GRADIENTS, Bucket.OPTIMIZER)
 _Place = tuple[str, Site, bool]
 """A bucket, where in the program, and whether from before the step."""
 
@@ -47,6 +48,7 @@ class StepHistory:
         self._allocations: list[_Allocation] = []
         self._events: list[tuple[float, int]] = []
         self._phases: list[tuple[int, float, Phase]] = [(0, 0.0, Phase.BATCH)]
+        self._step_ends: list[int] = []
 
     @property
     def phase(self) -> Phase:
@@ -80,6 +82,10 @@ class StepHistory:
         if phase is not self.phase:
             self._phases.append((len(self._events), time_s, phase))
 
+    def end_step(self) -> None:
+        """A step ends; what follows is the next one's."""
+        self._step_ends.append(len(self._events))
+
     def tag(self, number: int, bucket: Bucket) -> None:
         """What an allocation is. The first word stands."""
         allocation = self._allocations[number]
@@ -111,6 +117,30 @@ class StepHistory:
             phases=[(time_s, phase.value) for _, time_s, phase in self._phases] if self._phases_known else [],
             peak_s=self._events[peak][0] if peak >= 0 else 0.0,
         )
+
+    def kept(self) -> dict[Site, list[int]]:
+        """The sizes of what a step makes at each place, and nobody has released by now; asked at the end of a step.
+
+        Of the steps before the last each must keep something at the same place: a buffer that is made once is no
+        growth, and of several steps the one counts that keeps least. Parameters, gradients and optimizer state are
+        left out: they are made once, or anew in each step instead of the old.
+        """
+        starts = [0, *self._step_ends]
+        steps = [self._left_of(start, end) for start, end in zip(starts, self._step_ends[:-1])]  # noqa: B905  Python 3.9
+        if len(steps) < 2:
+            return {}
+        return {
+            site: min((step.get(site, []) for step in steps), key=sum)
+            for site in steps[0]
+            if all(site in step for step in steps)
+        }
+
+    def _left_of(self, start: int, end: int) -> dict[Site, list[int]]:
+        left: dict[Site, list[int]] = defaultdict(list)
+        for allocation in self._allocations:
+            if start <= allocation.made < end and allocation.released is None and allocation.bucket not in _STEADY:
+                left[allocation.site].append(allocation.size_bytes)
+        return left
 
     def live_bytes(self) -> int:
         """What lives at the end."""
@@ -165,6 +195,23 @@ class StepHistory:
                 highest[part] = (time_s, live)
         points = sorted(highest.values())
         return points if points[-1] == (end_s, live) else [*points, (end_s, live)]
+
+
+def listed_as_kept(device: int, kept: dict[Site, list[int]]) -> list[Kept]:
+    """What `StepHistory.kept` found on a device, the largest first."""
+    rows = [
+        Kept(
+            device=device,
+            operator=site.operator,
+            module=site.module,
+            source=site.source,
+            bytes=sum(sizes),
+            allocations=len(sizes),
+        )
+        for site, sizes in kept.items()
+        if sum(sizes)
+    ]
+    return sorted(rows, key=lambda row: -row["bytes"])[:LISTED_PLACES]
 
 
 def _listed(places: dict[_Place, list[int]]) -> list[Held]:

@@ -16,6 +16,8 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from gpumem_tui.memory import Bucket
 from gpumem_tui.probe import allocator
+from gpumem_tui.probe.between import BetweenSteps
+from gpumem_tui.probe.compiler import invisible, uncompiled
 from gpumem_tui.probe.cuda_history import HistoryRecorder
 from gpumem_tui.probe.documents import LookDocument, LookedDevice
 from gpumem_tui.probe.finding import Trained
@@ -25,91 +27,172 @@ from gpumem_tui.sites import SiteFinder
 from gpumem_tui.step import Phase
 
 _LONGEST_S = 600.0
+_STEPS = 3
+"""The first is the one that is looked at. What it and the second leave behind is told by the end of the third."""
 _COMPILED = "code compiled by torch.compile would be compiled anew to be followed"
+_NOT_SEEN = "account of kept memory"
 
 
 class Look:
     """One look, which answers one request.
 
-    Everything that it puts into the process it takes out again when the step ends: the recording, hooks on modules and
+    Everything that it puts into the process it takes out again when it is over: the recording, hooks on modules and
     optimizers, and a mark in `torch.autograd.backward`.
+
+    Where the optimizer steps inside of backward (`in_backward`), a step ends when backward does, and the recording
+    begins with the next forward: modes that are entered inside of backward are undone by autograd as it ends.
+
+    Args:
+        find: gives what is trained, as it is then.
+        backward_ended: where the optimizer steps inside of backward, called when backward has ended.
+
+    Attributes:
+        is_over: nothing more will be answered.
     """
 
-    def __init__(self, request: int, step: int, optimizer: torch.optim.Optimizer) -> None:
+    def __init__(
+        self,
+        request: int,
+        step: int,
+        optimizer: torch.optim.Optimizer,
+        find: Callable[[], Trained],
+        backward_ended: Callable[[], None] | None = None,
+    ) -> None:
+        self.is_over = False
         self._request = request
         self._step = step + 1
         self._optimizer = weakref.ref(optimizer)
+        self._find = find
+        self._backward_ended = backward_ended
         self._started = time.perf_counter()
         self._step_s = 0.0
-        self._recorder: HistoryRecorder | OperatorRecorder | None = None
+        self._recorder: HistoryRecorder | OperatorRecorder | BetweenSteps | None = None
         self._parts: list[tuple[str, weakref.ref[nn.Module]]] = []
+        self._answer: LookDocument | None = None
+        self._steps = 0
         self._undo = ExitStack()
-        self._phase = Phase.BATCH
+        self._first_phase = self._phase = Phase.BATCH
         self._failure = ""
-        self._active = False
+        self._active = self._in_step = self._has_stepped = self._follows_backward = False
 
-    def start(self, roots: list[nn.Module], trained: Trained) -> str:
+    def start(self, roots: list[nn.Module]) -> str:
         """Begin to record; or, with nothing left behind, why that cannot be done."""
         try:
-            reason = self._begin(roots, trained)
+            reason = self._begin(roots)
         except Exception as error:  # noqa: BLE001  whatever it is, who asked is told
             reason = f"{type(error).__name__}: {error}"
         if reason:
             self.stop()
         return reason
 
-    def _begin(self, roots: list[nn.Module], trained: Trained) -> str:
+    def _begin(self, roots: list[nn.Module]) -> str:
         named = [(name or type(root).__name__, part) for root in roots for name, part in root.named_modules()]
         names = {id(part): name for name, part in named}
         self._parts = [(name, weakref.ref(part)) for name, part in named]
         compiled = _has_compiled_code(part for root in roots for part in root.modules())
         follows = bool(roots) and not compiled
         if allocator.is_running():
-            devices = allocator.devices_in_use(trained.holdings())
-            recorder: HistoryRecorder | OperatorRecorder = HistoryRecorder(names, devices, follows)
+            devices = allocator.devices_in_use(self._find().holdings())
+            self._recorder = HistoryRecorder(names, devices, follows or compiled, follows)
         elif compiled:
-            return _COMPILED
+            self._recorder = BetweenSteps(f"{_COMPILED}; shown is what was found as the step ended")
         else:
-            sites = SiteFinder()
-            for root in roots:
-                sites.name_modules(root)
-            recorder = OperatorRecorder(sites, follows)
-            self._undo.enter_context(sites.watching())
-        self._recorder = recorder
+            self._recorder = self._operators(roots, follows)
+        if not follows:
+            reason = _COMPILED if compiled else "no module holds what is trained"
+            more = f"{reason}; only backward is told from the rest" if compiled else reason
+            for what, why in (("module", reason), ("phases", more)):
+                self._recorder.unavailable.setdefault(what, why)
+        if compiled:
+            self._first_phase = Phase.FORWARD  # with the batch, from which it cannot be told
+        if self._backward_ended is not None and isinstance(self._recorder, OperatorRecorder):
+            self._undo.callback(register_module_forward_pre_hook(self._record_from_forward(set(names))).remove)
+            self._follow_backward()
+            return ""
+        reason = self._record(set(names) if follows else set())
+        if not reason and (compiled or self._backward_ended is not None):
+            self._follow_backward()
+        return reason
+
+    def _operators(self, roots: list[nn.Module], follows: bool) -> OperatorRecorder:
+        sites = SiteFinder()
+        for root in roots:
+            sites.name_modules(root)
+        self._undo.enter_context(sites.watching())
+        return OperatorRecorder(sites, follows)
+
+    def _record(self, parts: set[int]) -> str:
+        """Begin to record; `parts`: the modules whose forward can be followed."""
+        assert self._recorder is not None
         self._started = time.perf_counter()
-        reason = recorder.start()
+        reason = self._recorder.start()
         if reason:
             return reason
         self._active = True
-        self._tag(trained)
-        if follows:
-            self._follow_phases(set(names))
-        else:
-            reason = _COMPILED if compiled else "no module holds what is trained"
-            recorder.unavailable.update({"phases": reason, "module": reason})
+        self._enter(self._first_phase)
+        if not isinstance(self._recorder, BetweenSteps):
+            self._tag()
+        if parts:
+            self._follow_phases(parts)
         return ""
+
+    def _record_from_forward(self, parts: set[int]) -> Callable[..., None]:
+        """A hook that begins to record with the first forward."""
+
+        def begin(module: nn.Module, arguments: Any) -> None:
+            begun = self._active or self._failure or self.is_over
+            if not begun and torch._C._current_graph_task_id() == -1:
+                try:
+                    self._failure = self._record(parts)
+                except Exception as error:  # noqa: BLE001  whatever it is, who asked is told
+                    self._failure = f"{type(error).__name__}: {error}"
+                self._enter(Phase.FORWARD, arguments if id(module) in parts else ())
+
+        return begin
+
+    def optimizer_stepped(self) -> None:
+        """An optimizer's step has ended; whether that ends the step of training is another question."""
+        self._in_step, self._has_stepped = False, True
+        if torch._C._current_graph_task_id() != -1 and self._first_phase is Phase.BATCH:
+            self._enter(Phase.BACKWARD)
 
     def ends_with(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether this optimizer's step ends the looked one; or it can no longer end as it should."""
         return self._optimizer() is optimizer or bool(self._problem())
 
-    def finish(self, step: int, trained: Trained) -> LookDocument:
-        """The step has ended: stop, and say what it was."""
-        problem = self._problem()
-        self.disarm()
-        self._step, self._step_s = step, time.perf_counter() - self._started
+    def step_ended(self, step: int) -> LookDocument | None:
+        """A step has ended: what it was, after the first; what each leaves behind, after the last; else None."""
+        self._steps += 1
+        self._in_step = self._has_stepped = False
+        if self._steps == 1:
+            self._step, self._step_s = step, time.perf_counter() - self._started
         try:
-            self._tag(trained)
-            self.stop()
-            if problem or self._recorder is None:
-                return self._document([], {"look": problem})
-            return self._document(self._recorder.result(), self._recorder.unavailable)
+            return self._after_step()
         except Exception as error:  # noqa: BLE001  whatever it is, who asked is told
             return self.abandon(f"{type(error).__name__}: {error}")
 
+    def _after_step(self) -> LookDocument | None:
+        problem, recorder = self._problem(), self._recorder
+        if problem or recorder is None or not self._active:
+            return self.abandon(problem or "no module's forward came before backward")
+        self._tag()
+        recorder.end_step()
+        self.is_over = self._steps == _STEPS or isinstance(recorder, BetweenSteps)
+        if self._answer is None:
+            self._answer = self._document(recorder.result(), dict(recorder.unavailable))
+        if self.is_over:
+            self._answer = {**self._answer, "kept": recorder.kept()}
+            self.disarm()
+        else:
+            self._enter(self._first_phase)
+        return self._answer if self.is_over or self._steps == 1 else None
+
     def abandon(self, reason: str) -> LookDocument:
-        """Stop, and say that nothing was seen."""
+        """Stop, and say that nothing more was seen: nothing at all, or not what steps leave behind."""
+        self.is_over = True
         self.stop()
+        if self._answer is not None:
+            return {**self._answer, "unavailable": {**self._answer["unavailable"], _NOT_SEEN: reason}}
         return self._document([], {"look": reason})
 
     def stop(self) -> bool:
@@ -139,11 +222,13 @@ class Look:
             step_s=self._step_s,
             method=self._recorder.method if self._recorder is not None and devices else "",
             devices=devices,
+            kept=None,
             unavailable=unavailable,
         )
 
-    def _tag(self, trained: Trained) -> None:
+    def _tag(self) -> None:
         if self._recorder is not None:
+            trained = self._find()
             self._recorder.tag(Bucket.PARAMETERS, trained.parameters)
             self._recorder.tag(Bucket.GRADIENTS, trained.gradients)
             self._recorder.tag(Bucket.OPTIMIZER, trained.optimizer)
@@ -177,41 +262,74 @@ class Look:
             if self._active and starts and id(module) in parts:
                 self._enter(Phase.FORWARD, arguments)
 
-        def enter_optimizer(*_: Any) -> None:
-            self._enter(Phase.OPTIMIZER)
+        def enter_optimizer(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+            inside = torch._C._current_graph_task_id() != -1
+            self._in_step = not inside
+            self._enter(Phase.OPTIMIZER, gradients=_gradients(optimizer) if inside else ())
 
         self._undo.callback(register_module_forward_pre_hook(enter_module).remove)
         self._undo.callback(register_optimizer_step_pre_hook(enter_optimizer).remove)
-        self._undo.callback(_mark_backward(lambda: self._enter(Phase.BACKWARD)))
+        self._follow_backward()
 
-    def _enter(self, phase: Phase, batch: Any = ()) -> None:
-        """A phase begins, with this batch. What fails here ends the look, not the step: arguments can be anything."""
+    def _follow_backward(self) -> None:
+        """Tell when backward begins and ends; a second time does nothing."""
+        if self._follows_backward:
+            return
+        self._follows_backward = True
+
+        def begins() -> None:
+            self._enter(Phase.BACKWARD)
+
+        def ended() -> None:
+            if self._first_phase is Phase.FORWARD:
+                self._enter(Phase.FORWARD)
+            elif self._in_step:  # in the closure of an optimizer that steps by calling it
+                self._enter(Phase.OPTIMIZER)
+            if self._backward_ended is not None and self._has_stepped:
+                self._backward_ended()
+
+        self._undo.callback(_mark_backward(uncompiled(begins), uncompiled(ended)))
+
+    def _enter(self, phase: Phase, batch: Any = (), gradients: Iterable[torch.Tensor] = ()) -> None:
+        """A phase begins, with this batch, and with these gradients, which may be gone before the step ends.
+
+        What fails here ends the look, not the step: arguments can be anything.
+        """
         if not self._active or self._recorder is None:
             return
         self._phase = phase
         try:
             self._recorder.enter(phase)
+            self._recorder.tag(Bucket.GRADIENTS, gradients)
             self._recorder.tag(Bucket.BATCH_DATA, (tensor for tensor in tensors_in(batch) if tensor.grad_fn is None))
         except Exception as error:  # noqa: BLE001  whatever it is, who asked is told
             self._failure = f"{type(error).__name__}: {error}"
             self.disarm()
 
 
-def _mark_backward(begins: Callable[[], None]) -> Callable[[], None]:
-    """Have `begins` called when backward does; returns what undoes that."""
+def _mark_backward(begins: Callable[[], None], ended: Callable[[], None]) -> Callable[[], None]:
+    """Have these called when backward begins and has ended; returns what undoes that."""
     backward = torch.autograd.backward
 
     def marked(*args: Any, **kwargs: Any) -> Any:
-        if torch._C._current_graph_task_id() == -1:
-            begins()
-        return backward(*args, **kwargs)
+        if torch._C._current_graph_task_id() != -1:
+            return backward(*args, **kwargs)
+        begins()
+        result = backward(*args, **kwargs)
+        ended()
+        return result
 
     def undo() -> None:
         if torch.autograd.backward is marked:  # else something was put over it, and goes on calling it
             torch.autograd.backward = backward
 
-    torch.autograd.backward = marked
+    torch.autograd.backward = invisible(marked)
     return undo
+
+
+def _gradients(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    return [parameter.grad for parameter in parameters if parameter.is_leaf and parameter.grad is not None]
 
 
 def _is_whole(tensor: torch.Tensor) -> bool:

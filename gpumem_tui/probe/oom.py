@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
+import builtins
 import os
 import re
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from types import FrameType, TracebackType
@@ -14,6 +16,7 @@ from typing import Any
 
 import torch
 
+from gpumem_tui import host_memory
 from gpumem_tui.probe import allocator
 from gpumem_tui.probe.compiler import uncompiled
 from gpumem_tui.probe.documents import OutOfMemoryDocument
@@ -29,6 +32,10 @@ _UNITS = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 _CAUGHT_EVERY_S = 1.0
 _SAME_ERROR_S = 60.0
 _MESSAGE_LENGTH = 2000
+_LONGEST_CHAIN = 100
+_GROUPS: tuple[type[BaseException], ...] = tuple(
+    group for group in [getattr(builtins, "BaseExceptionGroup", None)] if group is not None
+)
 
 
 @dataclass(frozen=True)
@@ -41,15 +48,18 @@ class State:
 
 
 class BlackBox:
-    """Writes down every time memory runs out; the last one stands.
+    """Writes down every time memory runs out, and the error that ends the process; the last one stands.
 
     CUDA's allocator tells when it gives up, before the error is raised and while everything is still held. An error
     that ends the process without that (host memory, another allocator, a version of torch that does not tell) is seen
-    as it leaves.
+    by `sys.excepthook`; where the program or a library has put its own there, by what the interpreter remembers of it
+    at the exit. An error counts as out-of-memory too if it was raised from such a one, while one was handled, or as a
+    group that holds one.
 
     Args:
         look: gives the state; called inside a failing allocation, in any thread.
-        publish: writes the document.
+        publish: writes the document of an out-of-memory.
+        publish_error: writes down the error that ends the process: its class, its text, and the line that raised it.
         guarded: calls what it is given, or leaves that be; nothing that is raised there gets past it. An exception
             would take the place of the program's own.
     """
@@ -58,14 +68,17 @@ class BlackBox:
         self,
         look: Callable[[], State],
         publish: Callable[[OutOfMemoryDocument], None],
+        publish_error: Callable[[str, str, str], None],
         guarded: Callable[[Callable[[], None]], object],
     ) -> None:
         self._look = look
         self._publish = publish
+        self._publish_error = publish_error
         self._guarded = guarded
         self._last: OutOfMemoryDocument | None = None
         self._last_at = -_SAME_ERROR_S
         self._watches_allocator = False
+        self._uncaught = 0
 
     def arm(self) -> None:
         """Watch the allocator and the exit."""
@@ -73,11 +86,17 @@ class BlackBox:
         before = sys.excepthook
 
         def excepthook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-            if _is_out_of_memory(error):
-                self.process_failed(error, trace)
+            self.process_failed(error, trace)
             before(kind, error, trace)
 
         sys.excepthook = excepthook
+        atexit.register(self._at_exit)
+
+    def _at_exit(self) -> None:
+        """The interpreter remembers what nobody caught before it calls `sys.excepthook`, whosever that is by now."""
+        error = getattr(sys, "last_value", None)
+        if isinstance(error, BaseException) and id(error) != self._uncaught and not _is_interactive():
+            self.process_failed(error, error.__traceback__)
 
     def watch_allocator(self) -> None:
         """Watch the allocator from when CUDA is initialized, now or later; this does not initialize it.
@@ -118,15 +137,22 @@ class BlackBox:
         )
 
     def process_failed(self, error: BaseException, trace: TracebackType | None) -> None:
-        """An out-of-memory error ends the process."""
-        self._guarded(lambda: self._write(self._last_document(error, trace)))
+        """An error ends the process."""
+        self._uncaught = id(error)
+        self._guarded(
+            lambda: self._publish_error(type(error).__name__, str(error)[:_MESSAGE_LENGTH], _failing_line(trace))
+        )
+        cause = next((one for one in _chain(error) if _is_out_of_memory(one)), None)
+        if cause is not None:
+            where = trace if cause is error else cause.__traceback__
+            self._guarded(lambda: self._write(self._last_document(cause, where)))
 
     def _last_document(self, error: BaseException, trace: TracebackType | None) -> OutOfMemoryDocument:
         text = str(error)
         document = self._last
         if not isinstance(error, _OutOfMemory):
             document = _host_document(self._look(), text)
-        elif document is None or time.monotonic() - self._last_at > _SAME_ERROR_S:
+        elif document is None or document["device"] == CPU or time.monotonic() - self._last_at > _SAME_ERROR_S:
             document = _document_of_message(self._look(), text)
         source = _failing_line(trace) or document["source"]
         return {**document, "source": source, "message": text[:_MESSAGE_LENGTH], "fatal": True}
@@ -137,10 +163,31 @@ class BlackBox:
 
 
 def _is_out_of_memory(error: BaseException) -> bool:
-    """Whether a device's memory ran out, or the host's."""
+    """Whether it says itself that a device's memory ran out, or the host's."""
     if isinstance(error, RuntimeError) and _HOST_MEMORY.search(str(error)):
         return True
     return isinstance(error, (_OutOfMemory, MemoryError))
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """An error, what it was raised from or while handling, and what a group of them holds; each once."""
+    waiting, seen = [error], {id(error)}
+    for _ in range(_LONGEST_CHAIN):
+        if not waiting:
+            return
+        one = waiting.pop(0)
+        yield one
+        held = one.exceptions if isinstance(one, _GROUPS) else ()  # type: ignore[attr-defined]  # Python 3.11
+        for other in (one.__cause__, one.__context__, *held):
+            if other is not None and id(other) not in seen:
+                seen.add(id(other))
+                waiting.append(other)
+
+
+def _is_interactive() -> bool:
+    """Whether the interpreter remembers the last error of a session that went on: a prompt's, a notebook's."""
+    ipython = sys.modules.get("IPython")
+    return hasattr(sys, "ps1") or (ipython is not None and ipython.get_ipython() is not None)
 
 
 def _document(
@@ -185,6 +232,9 @@ def _document(
         ooms=figure["ooms"],
         inactive_split_bytes=figure["inactive_split_bytes"],
         requested_live_bytes=figure["requested_bytes"],
+        resident_bytes=None,
+        limit_bytes=None,
+        limit_owner="",
         fatal=False,
         samples=[record.as_json() for record in state.samples],
     )
@@ -204,16 +254,21 @@ def _document_of_message(state: State, text: str) -> OutOfMemoryDocument:
 
 
 def _host_document(state: State, text: str) -> OutOfMemoryDocument:
-    """Of an error that says that host memory ran out. How much of that there is, and is free, depends on whom one asks:
-    the machine, a container, a limit of the process."""
+    """Of an error that says that host memory ran out. How much of that is free depends on whom one asks, so what the
+    process holds and what binds it is told instead."""
     requested = _HOST_MEMORY.search(text)
-    return _document(
+    document = _document(
         state,
         device=CPU,
         requested_bytes=int(requested[1]) if requested else None,
         device_total_bytes=None,
         device_free_bytes=None,
     )
+    limit = host_memory.limit()
+    document["resident_bytes"] = host_memory.resident_bytes()
+    if limit is not None:
+        document["limit_bytes"], document["limit_owner"] = limit.bytes, limit.owner
+    return document
 
 
 def _size(pattern: str, text: str) -> int | None:

@@ -11,8 +11,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 
 from gpumem_tui.memory import Bucket
-from gpumem_tui.probe.documents import LookedDevice
-from gpumem_tui.probe.history import StepHistory
+from gpumem_tui.probe.documents import Kept, LookedDevice
+from gpumem_tui.probe.history import StepHistory, listed_as_kept
 from gpumem_tui.probe.tensors import memory_of, tensors_in
 from gpumem_tui.probe.wire import CPU
 from gpumem_tui.sites import SiteFinder
@@ -62,10 +62,12 @@ class OperatorRecorder(TorchDispatchMode):
     def stop(self) -> bool:
         """Record no more, and leave; whether that could be done.
 
-        Modes are a stack: below a mode that the program entered since, or from another thread, this one must wait.
+        Modes are a stack: below a mode that the program entered since, or from another thread, this one must wait; and
+        inside of backward too, after which autograd restores the stack that was there before.
         """
         self.active = False
-        if self._entered and _get_current_dispatch_mode() is self:
+        inside = torch._C._current_graph_task_id() != -1
+        if self._entered and not inside and _get_current_dispatch_mode() is self:
             self._entered = False
             self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
         return not self._entered
@@ -90,8 +92,12 @@ class OperatorRecorder(TorchDispatchMode):
                     self._know(storage)
                     self._history.own(self._live[storage._cdata].number, module)
 
+    def end_step(self) -> None:
+        """The step ends; the next may be recorded too."""
+        self._history.end_step()
+
     def result(self) -> list[LookedDevice]:
-        """What was recorded.
+        """What was recorded of the step that has just ended.
 
         Raises:
             Exception: what went wrong while recording; the program did not notice.
@@ -99,6 +105,16 @@ class OperatorRecorder(TorchDispatchMode):
         if self._failed is not None:
             raise self._failed
         return [self._history.result(CPU, "")]
+
+    def kept(self) -> list[Kept]:
+        """What each of the steps left behind; asked at the end of the last.
+
+        Raises:
+            Exception: as `result`.
+        """
+        if self._failed is not None:
+            raise self._failed
+        return listed_as_kept(CPU, self._history.kept())
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

@@ -6,6 +6,7 @@ import atexit
 import logging
 import math
 import os
+import sys
 import threading
 import time
 import weakref
@@ -22,6 +23,7 @@ from gpumem_tui.probe import allocator, wire
 from gpumem_tui.probe.compiler import invisible, uncompiled
 from gpumem_tui.probe.documents import (
     MAX_REQUEST_BYTES,
+    ErrorDocument,
     LookDocument,
     ModelDocument,
     OutOfMemoryDocument,
@@ -53,17 +55,23 @@ class Probe:
     """Lives in the training process. Never waits, never raises into the program, has no thread.
 
     All that happens, happens in the hook that torch calls after an optimizer's step, at the program's exit and when
-    memory runs out. After `MOST_FAILURES` failures in a row the probe switches itself off. In a forked child it is off.
+    memory runs out. After `MOST_FAILURES` failures in a row the probe switches itself off. A forked child publishes for
+    itself, once it steps an optimizer; those that load data never do.
+
+    Args:
+        entry: as `wire.Process.entry`.
+        late: whether modules may have been made before.
     """
 
-    def __init__(self, entry: str) -> None:
+    def __init__(self, entry: str, late: bool = True) -> None:
         self._entry = entry
+        self._late = late
         self._steps = StepCount()
         self._finder = Finder()
         self._ring: Ring | None = None
         self._look: Look | None = None
-        self._look_is_over = False
-        self._black_box = BlackBox(self._look_around, self._publish_out_of_memory, self._guarded)
+        self._queued_in = -1
+        self._black_box = BlackBox(self._look_around, self._publish_out_of_memory, self._publish_error, self._guarded)
         self._samples: deque[wire.Record] = deque(maxlen=KEPT_SAMPLES)
         self._lock = threading.Lock()
         self._due = 0.0
@@ -75,25 +83,22 @@ class Probe:
         self._is_off = False
         self._errors = 0
         self._dropped = 0
+        self._is_child = False
         self._pid = os.getpid()
 
     def install(self) -> None:
         """Begin to watch. Needs torch, and none of CUDA."""
-        fired, monotonic = self._steps.fired, time.monotonic
+        fire, monotonic = self._steps.fire, time.monotonic
         boundary = uncompiled(self._boundary)
 
         def after_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-            try:
-                fired[id(optimizer)] += 1
-            except KeyError:
-                boundary(optimizer)
-                return
-            if monotonic() >= self._due:
+            if not fire(id(optimizer)) or monotonic() >= self._due:
                 boundary(optimizer)
 
+        self._finder.follow(self._late)
         register_optimizer_step_post_hook(invisible(after_step))
         self._black_box.arm()
-        os.register_at_fork(after_in_child=self._leave_child)
+        os.register_at_fork(after_in_child=self._begin_in_child)
         atexit.register(self._end)
 
     # What torch, the interpreter and the allocator call
@@ -104,14 +109,21 @@ class Probe:
 
     def _end(self) -> None:
         """The interpreter exits."""
-        self._guarded(self._last_words, though_off=True)
+        self._guarded(self._publish_end, though_off=True)
         self._due = math.inf
 
-    def _leave_child(self) -> None:
-        """This is a forked child. What is published is the parent's, and so are the files."""
-        self._due = math.inf
+    def _begin_in_child(self) -> None:
+        """This is a forked child. What has been published is the parent's, and so are the files and a look."""
+        self._lock = threading.Lock()  # another thread of the parent's may have held the other one
+        self._pid, self._is_child = os.getpid(), True
+        self._ring, self._last, self._control, self._answered = None, None, (0, 0), 0
+        self._samples.clear()
+        self._failures = self._errors = self._dropped = 0
+        self._queued_in = -1
         if self._look is not None:
             self._look.disarm()
+            self._look = None
+        self._due = math.inf if self._is_off else 0.0
 
     def _guarded(self, work: Callable[[], _T], though_off: bool = False) -> _T | None:
         """Do something, of which no failure reaches the program; skip it if another thread is at it, or in a child."""
@@ -135,6 +147,7 @@ class Probe:
     def _switch_off(self, reason: str) -> None:
         self._is_off = True
         self._due = math.inf
+        self._finder.leave()
         if self._look is not None:
             self._look.disarm()
             with suppress(Exception):  # what failed before may fail here as well, and it has just been told
@@ -147,26 +160,45 @@ class Probe:
     # Sampling
 
     def _at_boundary(self, optimizer: torch.optim.Optimizer) -> None:
-        if id(optimizer) not in self._steps.fired:
+        if not self._steps.knows(optimizer):
             self._meet(optimizer)
         if time.monotonic() < self._due:
             return
         self._steps.recheck(optimizer)
         if not self._steps.is_whole(optimizer):
             return
+        backward = torch._C._current_graph_task_id()
         if self._look is not None:
-            self._end_look(self._look, optimizer)
-        else:
+            self._look.optimizer_stepped()
+            if backward == -1 or self._look.is_over:
+                self._end_look(self._look, optimizer)
+        elif backward == -1:
             self._sample()
-            self._obey(optimizer)
+            self._follow_commands(optimizer)
+        elif backward != self._queued_in:
+            self._queued_in = backward
+            self._queue_after_backward(optimizer)
+
+    def _queue_after_backward(self, optimizer: torch.optim.Optimizer) -> None:
+        """The optimizer steps inside of backward, as others may after it: the step ends with that."""
+        stepped = weakref.ref(optimizer)
+
+        def at_end() -> None:
+            optimizer = stepped()
+            if optimizer is not None and self._look is None:
+                self._sample()
+                self._follow_commands(optimizer, in_backward=True)
+
+        callback = uncompiled(lambda: self._guarded(at_end))
+        torch.autograd.Variable._execution_engine.queue_callback(callback)
 
     def _meet(self, optimizer: torch.optim.Optimizer) -> None:
         self._steps.meet(optimizer)
         self._finder.meet(optimizer)
         weakref.finalize(optimizer, self._steps.forget, id(optimizer)).atexit = False
 
-    def _last_words(self) -> None:
-        if self._look is not None and not self._look_is_over:
+    def _publish_end(self) -> None:
+        if self._look is not None and not self._look.is_over:
             self._answer(self._look.abandon("the program ended before the step did"))
         if self._ring is not None:
             try:
@@ -197,15 +229,19 @@ class Probe:
     def _scan(self, ring: Ring) -> None:
         """Find the modules, and publish what is trained."""
         started = time.monotonic()
-        self._finder.scan()
+        self._finder.update()
+        self._publish_model(ring)
         now = time.monotonic()
         self._next_scan = now + (now - started) / SCAN_SHARE
+
+    def _publish_model(self, ring: Ring) -> None:
         document = ModelDocument(
             step=self._steps.steps,
             wall_ns=time.time_ns(),
             models=describe_models(self._finder.roots),
             optimizers=describe_optimizers(self._finder.optimizers),
             untrained=describe_untrained(self._finder.untrained, self._finder.roots),
+            complete=self._finder.complete,
         )
         write_document(ring.files.model, encode_document(dict(document)))
 
@@ -217,6 +253,7 @@ class Probe:
         step_s = (now - before[0]) / (steps - before[1]) if before and steps > before[1] else math.nan
         wall_ns, monotonic_ns = time.time_ns(), time.monotonic_ns()
         cuda = allocator.devices_in_use(holdings)
+        host_bytes = _resident_bytes()
         return [
             wire.Record(
                 sequence=0,
@@ -233,6 +270,7 @@ class Probe:
                 **asdict(allocator.figures(device) if device in cuda else allocator.UNKNOWN),
                 dropped=self._dropped,
                 errors=self._errors,
+                host_bytes=host_bytes,
             )
             for device in sorted({*holdings, *cuda} or {wire.CPU})  # where nothing is left, that is said
         ]
@@ -242,19 +280,29 @@ class Probe:
     def _publish_out_of_memory(self, document: OutOfMemoryDocument) -> None:
         write_document(self._open_ring().files.oom, encode_document(dict(document)))
 
+    def _publish_error(self, error: str, message: str, source: str) -> None:
+        if self._ring is not None:  # else it never trained, and nobody would look for it
+            document = ErrorDocument(
+                step=self._steps.steps, wall_ns=time.time_ns(), error=error, message=message, source=source
+            )
+            write_document(self._ring.files.error, encode_document(dict(document)))
+
     def _look_around(self) -> State:
         if self._finder.stale:
-            self._finder.scan()
+            self._finder.update()
         return State(self._steps.steps, self._finder.trained().holdings(), list(self._samples))
 
     def _open_ring(self) -> Ring:
         if self._ring is None:
             self._ring = Ring(self._entry)
+            processes = sys.modules.get("multiprocessing.util")
+            if self._is_child and processes is not None:  # its children end without the interpreter's own exit
+                processes.Finalize(None, self._end, exitpriority=0)
         return self._ring
 
     # A viewer's requests
 
-    def _obey(self, optimizer: torch.optim.Optimizer) -> None:
+    def _follow_commands(self, optimizer: torch.optim.Optimizer, in_backward: bool = False) -> None:
         """Do what a viewer asks for, if that is new."""
         path = self._open_ring().files.control
         try:
@@ -269,25 +317,49 @@ class Probe:
         if request.kind != "look" or request.number <= self._answered:
             return
         self._answered = request.number
+        self._start_look(request.number, optimizer, in_backward)
+
+    def _start_look(self, request: int, optimizer: torch.optim.Optimizer, in_backward: bool) -> None:
+        """Begin to record the next step, with every module that there is by now."""
         from gpumem_tui.probe.look import Look  # not before it is asked for
 
-        look = Look(request.number, self._steps.steps, optimizer)
-        reason = look.start(self._finder.roots, self._finder.trained())
+        ring = self._open_ring()
+        with torch._C.DisableTorchFunction():
+            self._finder.scan()
+            self._publish_model(ring)
+        ended = (lambda: self._guarded(lambda: self._end_look(look, optimizer=None))) if in_backward else None
+        look = Look(request, self._steps.steps, optimizer, self._finder.trained, ended)
+        reason = look.start(self._finder.roots)
         if reason:
             self._answer(look.abandon(reason))
         else:
-            self._look, self._look_is_over = look, False
+            self._look = look
             self._due = 0.0  # every step's end is looked at, until the one that ends the look
+            ring.looking(request)
 
-    def _end_look(self, look: Look, optimizer: torch.optim.Optimizer) -> None:
-        if not self._look_is_over:
-            if not look.ends_with(optimizer):
+    def _end_look(self, look: Look, optimizer: torch.optim.Optimizer | None) -> None:
+        """A step may have ended that is looked at; None: the step of an optimizer within backward has."""
+        if not look.is_over:
+            if optimizer is not None and not look.ends_with(optimizer):
                 return
-            self._look_is_over = True
             with torch._C.DisableTorchFunction():
-                self._answer(look.finish(self._steps.steps, self._finder.trained()))
+                document = look.step_ended(self._steps.steps)
+            if document is not None:
+                self._answer(document)
+            if not look.is_over:
+                return
         self._look = None if look.stop() else look
         self._due = time.monotonic() + INTERVAL_S
 
     def _answer(self, document: LookDocument) -> None:
-        write_document(self._open_ring().files.look, encode_document(dict(document)))
+        ring = self._open_ring()
+        write_document(ring.files.look, encode_document(dict(document)))
+        ring.looking(0)
+
+
+def _resident_bytes() -> int:
+    """What this process holds of the host's memory, without pages of files, which the kernel takes back at will: of
+    /proc/PID/statm the second field less the third, in pages. A data set that is mapped fills those."""
+    with open("/proc/self/statm", "rb") as file:
+        resident, shared = map(int, file.read().split()[1:3])
+    return (resident - shared) * os.sysconf("SC_PAGE_SIZE")

@@ -11,7 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from gpumem_tui.probe import wire
-from gpumem_tui.probe.files import Files, check_directory, default_directory, start_ticks
+from gpumem_tui.probe.files import Files, default_directory, start_ticks
+from gpumem_tui.probe.folder import Folder
 
 
 class Ring:
@@ -22,7 +23,7 @@ class Ring:
     cannot kill this process as a mapped one would. A file that was deleted, cut or replaced is made again.
 
     Raises:
-        OSError, WireError: by every method: the directory cannot be had, is full, or is not private.
+        OSError, WireError: by every method: the directory cannot be made or reached, is full, or is not private.
     """
 
     def __init__(self, entry: str) -> None:
@@ -30,9 +31,12 @@ class Ring:
         self._entry = entry
         self._identity = (0, 0, 0)
         self._written = 0
-        for left_over in self.files.all():  # exec keeps the pid and the start: those are of the program before
-            left_over.unlink(missing_ok=True)
-        self._create()
+        directory = self.files.directory
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with self._folder() as folder:
+            for left_over in self.files.all():  # exec keeps the pid and the start: those are of the program before
+                folder.remove(left_over.name)
+            self._create(folder)
 
     def append(self, records: Iterable[wire.Record]) -> None:
         """Write records; their sequence numbers are given here."""
@@ -48,8 +52,12 @@ class Ring:
             os.close(descriptor)
 
     def end(self) -> None:
-        """Say that the process leaves in good order."""
+        """Say that the interpreter exits."""
         self._patch(*wire.ended_patch(time.time_ns()))
+
+    def looking(self, request: int) -> None:
+        """Say which request for a look is being recorded; 0 once none is."""
+        self._patch(*wire.looking_patch(request))
 
     def switch_off(self, reason: str) -> None:
         """Say that nothing more will come, and why."""
@@ -63,30 +71,33 @@ class Ring:
             os.close(descriptor)
 
     def _open(self) -> int:
-        for _ in range(2):
-            with suppress(FileNotFoundError):
-                descriptor = os.open(self.files.ring, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-                found = os.fstat(descriptor)
-                if (found.st_dev, found.st_ino, found.st_size) == self._identity:
-                    return descriptor
-                os.close(descriptor)
-            self._create()
+        self.files.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with self._folder() as folder:
+            for _ in range(2):
+                with suppress(FileNotFoundError):
+                    descriptor = folder.open(self.files.ring.name, os.O_WRONLY)
+                    found = os.fstat(descriptor)
+                    if (found.st_dev, found.st_ino, found.st_size) == self._identity:
+                        return descriptor
+                    os.close(descriptor)
+                self._create(folder)
         raise FileExistsError(f"{self.files.ring} is replaced as often as it is made")
 
-    def _create(self) -> None:
-        directory = self.files.directory
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        check_directory(directory, (os.getuid(),))
-        temporary = directory / f".{self.files.ring.name}"
-        temporary.unlink(missing_ok=True)
-        descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    def _folder(self) -> Folder:
+        return Folder(self.files.directory, (os.getuid(),))
+
+    def _create(self, folder: Folder) -> None:
+        name = self.files.ring.name
+        temporary = f".{name}"
+        folder.remove(temporary)
+        descriptor = folder.open(temporary, os.O_RDWR | os.O_CREAT)
         try:
             os.posix_fallocate(descriptor, 0, wire.RING_BYTES)
             os.pwrite(descriptor, wire.encode_header(_this_process(self.files, self._entry)), 0)
             made = os.fstat(descriptor)
-            os.rename(temporary, self.files.ring)
+            folder.rename(temporary, name)
         except OSError:
-            temporary.unlink(missing_ok=True)
+            folder.remove(temporary)
             raise
         finally:
             os.close(descriptor)

@@ -14,27 +14,43 @@ _WRAPPER = torch.optim.Optimizer.profile_hook_step(lambda: None).__code__
 class StepCount:
     """Training steps, where several optimizers take part in one, or one fires its hook more than once.
 
+    A step begins when an optimizer steps that has stepped already since the last one began: so the two of a GAN count
+    once, the busier one decides, and of optimizers that are used one after another all steps count, but for the first
+    of each turn, which might be of the step before. A second run in the same process goes on from the first.
+
     A class that overrides `step` and calls its parent's fires the hook in both: that is seen on the stack when it first
     steps, and at every `recheck`, as torch puts the hook around the parent's only when the first of that class is made.
-    Among several optimizers the one with most steps counts, and one that comes later starts where the others are: so
-    the two of a GAN count once, and a second run in the same process goes on from the first.
 
     Attributes:
-        fired: by the optimizer's `id`, how often its hook has fired. The hook itself counts here.
+        steps: training steps so far.
     """
 
     def __init__(self) -> None:
-        self.fired: dict[int, int] = {}
+        self.steps = 0
+        self._fired: dict[int, int] = {}
         self._fires_per_step: dict[int, int] = {}
-        self._first: dict[int, int] = {}
-        self._past = 0
+        self._stepped: set[int] = set()
+
+    def knows(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether it was met."""
+        return id(optimizer) in self._fired
+
+    def fire(self, key: int) -> bool:
+        """The hook of the optimizer with this `id` fires; False, and nothing counted, if it was never met."""
+        fires = self._fired.get(key)
+        if fires is None:
+            return False
+        self._fired[key] = fires + 1
+        if fires % self._fires_per_step[key] == 0:
+            self._begin(key)
+        return True
 
     def meet(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer fires its hook for the first time."""
         key = id(optimizer)
-        self._first[key] = max(0, self.steps - 1)
         self._fires_per_step[key] = _nested_steps(optimizer)
-        self.fired[key] = 1
+        self._fired[key] = 1
+        self._begin(key)
 
     def recheck(self, optimizer: torch.optim.Optimizer) -> None:
         """The optimizer fires its hook: does it do so more often within a step by now? The count goes on from here.
@@ -44,29 +60,25 @@ class StepCount:
         key = id(optimizer)
         nested = _nested_steps(optimizer)
         if nested > self._fires_per_step[key]:
-            self._first[key] = self._of(key) - 1
             self._fires_per_step[key] = nested
-            self.fired[key] = 1
+            self._fired[key] = 1
 
     def forget(self, key: int) -> None:
         """An optimizer is gone; its `id` may come back as another's. The count stands."""
-        self._past = self.steps
-        for table in (self.fired, self._fires_per_step, self._first):
+        self._stepped.discard(key)
+        for table in (self._fired, self._fires_per_step):
             table.pop(key, None)
 
     def is_whole(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether no call of this optimizer's `step` is still to end."""
         key = id(optimizer)
-        return self.fired[key] % self._fires_per_step[key] == 0
+        return self._fired[key] % self._fires_per_step[key] == 0
 
-    @property
-    def steps(self) -> int:
-        """Training steps so far."""
-        return max([self._past, *(self._of(key) for key in list(self.fired))])
-
-    def _of(self, key: int) -> int:
-        whole, begun = divmod(self.fired[key], self._fires_per_step[key])
-        return self._first[key] + whole + (begun > 0)
+    def _begin(self, key: int) -> None:
+        if key in self._stepped or not self._stepped:  # none of those that took part may be left
+            self.steps += 1
+            self._stepped.clear()
+        self._stepped.add(key)
 
 
 def _nested_steps(optimizer: torch.optim.Optimizer) -> int:

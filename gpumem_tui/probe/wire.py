@@ -34,8 +34,9 @@ _PREFIX = struct.Struct("<8sIIIIQQII")
 _WRITTEN_AT = 24
 _ENDED_AT = 32
 _SWITCHED_OFF_AT = HEADER_BYTES - 256
+_LOOKING_AT = _SWITCHED_OFF_AT - 8
 _COUNTER = struct.Struct("<Q")
-_RECORD = struct.Struct("<QQQQdBBhI16s13qII")
+_RECORD = struct.Struct("<QQQQdBBhI16s13qIIQ")
 _CHECKSUM = struct.Struct("<I")
 _HAS_ALLOCATOR = 1
 
@@ -89,6 +90,7 @@ class Record:
         requested_bytes: what was asked for, before rounding.
         dropped: samples that could not be written so far.
         errors: exceptions inside the probe that were swallowed so far.
+        host_bytes: resident host memory of the process, without pages of files; the same in all records of a sample.
     """
 
     sequence: int
@@ -115,6 +117,7 @@ class Record:
     requested_bytes: int
     dropped: int
     errors: int
+    host_bytes: int = -1
 
     def as_json(self) -> dict[str, Any]:
         """The record by field name; an unknown step time is None."""
@@ -132,14 +135,17 @@ class Header:
 
     Attributes:
         written: records written since the ring was made; the newest has this sequence number.
-        ended_ns: wall time at which the process left in good order; 0 while it runs, and if it was killed.
+        ended_ns: wall time at which the interpreter exited; 0 while it runs, and if it was killed.
         switched_off: why the probe switched itself off; empty if it did not.
+        looking: the number of the request for a look that is being recorded; 0 for none. A request that is neither
+            this nor answered waits for a step's end, at which the probe sees it.
     """
 
     process: Process
     written: int
     ended_ns: int
     switched_off: str
+    looking: int = 0
 
 
 def encode_header(process: Process) -> bytes:
@@ -147,7 +153,7 @@ def encode_header(process: Process) -> bytes:
     command = [argument[:512] for argument in process.command]
     while True:
         text = json.dumps(asdict(replace(process, command=tuple(command)))).encode()
-        if _PREFIX.size + len(text) <= _SWITCHED_OFF_AT:
+        if _PREFIX.size + len(text) <= _LOOKING_AT:
             break
         if not command:
             raise WireError("the header's texts do not fit")
@@ -175,7 +181,8 @@ def decode_header(data: bytes) -> Header:
     if crc32(text) != checksum:
         raise WireError("the ring's header is damaged")
     switched_off = data[_SWITCHED_OFF_AT:HEADER_BYTES].rstrip(b"\0").decode(errors="ignore")
-    return Header(flat_from_json(Process, json_object(text)), written, ended_ns, switched_off)
+    looking = _COUNTER.unpack_from(data, _LOOKING_AT)[0] if _PREFIX.size + length <= _LOOKING_AT else 0
+    return Header(flat_from_json(Process, json_object(text)), written, ended_ns, switched_off, looking)
 
 
 def encode_record(record: Record) -> bytes:
@@ -195,6 +202,7 @@ def encode_record(record: Record) -> bytes:
         *(getattr(record, name) for name in _COUNTS),
         record.dropped,
         record.errors,
+        record.host_bytes + 1,  # a slot of a probe that does not know this field has 0 here
     )
     body = body.ljust(SLOT_BYTES - _CHECKSUM.size, b"\0")
     return body + _CHECKSUM.pack(crc32(body))
@@ -212,21 +220,13 @@ def decode_record(slot: bytes) -> Record:
     values = _RECORD.unpack_from(body)
     sequence, step, wall_ns, monotonic_ns, step_s, phase, flags, device, _, raw_uuid = values[:10]
     counts = values[10:23]
-    sane = sequence > 0 and phase < len(PHASES) and device >= CPU and min(counts) >= -1
+    host_bytes = values[25] - 1
+    sane = sequence > 0 and phase < len(PHASES) and device >= CPU and min(counts) >= -1 and host_bytes <= LARGEST
     if not sane or math.isinf(step_s) or step_s < 0 or max(values[:4]) > LARGEST:
         raise WireError("the slot's record makes no sense")
-    return Record(
-        sequence,
-        step,
-        wall_ns,
-        monotonic_ns,
-        step_s,
-        PHASES[phase],
-        device,
-        f"GPU-{uuid.UUID(bytes=raw_uuid)}" if any(raw_uuid) else "",
-        bool(flags & _HAS_ALLOCATOR),
-        *values[10:],
-    )
+    device_uuid = f"GPU-{uuid.UUID(bytes=raw_uuid)}" if any(raw_uuid) else ""
+    told = (step, wall_ns, monotonic_ns, step_s, PHASES[phase], device, device_uuid, bool(flags & _HAS_ALLOCATOR))
+    return Record(*(sequence, *told, *values[10:25], host_bytes))
 
 
 def slot_offset(sequence: int) -> int:
@@ -240,8 +240,13 @@ def written_patch(written: int) -> tuple[int, bytes]:
 
 
 def ended_patch(wall_ns: int) -> tuple[int, bytes]:
-    """Offset and bytes that tell that the process left in good order."""
+    """Offset and bytes that tell that the interpreter exits."""
     return _ENDED_AT, _COUNTER.pack(wall_ns)
+
+
+def looking_patch(request: int) -> tuple[int, bytes]:
+    """Offset and bytes that tell which request for a look is being recorded; 0 for none."""
+    return _LOOKING_AT, _COUNTER.pack(request)
 
 
 def switched_off_patch(reason: str) -> tuple[int, bytes]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from gpumem_tui.formula.optimizers import OPTIMIZER_RECORDS
 from gpumem_tui.formula.predict import largest_obstacle, predict
-from gpumem_tui.formula.recipe import NOT_IN_TORCH, Recipe
+from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.formula.remedies import remedies
 from gpumem_tui.memory import Unknown, format_bytes
 from gpumem_tui.search.config import SearchConfig
@@ -77,6 +78,6 @@ def _unsearchable(recipe: Recipe, was: Recipe) -> str:
     """What `search` says of a recipe that it does not run; empty for one that it does."""
     if recipe.sharding != "none" and was.sharding == "none":
         return "; predicted only: a search runs the step of one GPU"
-    if recipe.optimizer in NOT_IN_TORCH and recipe.optimizer != was.optimizer:
+    if OPTIMIZER_RECORDS[recipe.optimizer].elsewhere and recipe.optimizer != was.optimizer:
         return "; by the formula only: PyTorch has none, so a search takes it in a workload file"
     return ""

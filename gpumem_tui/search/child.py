@@ -1,4 +1,4 @@
-"""Start of a child process: makes this copy of gpumem_tui importable in any interpreter, then runs `trial.main`.
+"""Start of a fork server: makes this copy of gpumem_tui importable in any interpreter, then runs `fork_server.serve`.
 
 Run as a script by path, possibly by a Python that has never heard of the package. Nothing else of the installation this
 file lies in becomes importable there.
@@ -26,6 +26,6 @@ if __name__ == "__main__":
         sys.exit(f"Python {sys.version.split()[0]} is too old to train under: 3.10 or newer is needed")
     sys.path[0] = os.getcwd()
     _import_package()
-    from gpumem_tui.search.trial import main
+    from gpumem_tui.search.fork_server import serve
 
-    main(int(sys.argv[1]), int(sys.argv[2]))
+    serve(int(sys.argv[1]), simulated=sys.argv[2] == "simulated")

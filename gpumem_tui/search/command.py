@@ -19,6 +19,7 @@ from pathlib import Path
 from gpumem_tui.attach.launch import bypass
 from gpumem_tui.command.link import REQUEST_FILE, SOCKET_FILE
 from gpumem_tui.command.session import STACK_FILE, STACK_SIGNAL
+from gpumem_tui.output_lines import OutputLines
 from gpumem_tui.search.events import (
     ChildEvent,
     Ended,
@@ -35,7 +36,6 @@ from gpumem_tui.search.events import (
 )
 from gpumem_tui.search.process import CannotStart, ChildDied, no_room, open_pipe
 from gpumem_tui.search.stdin import CommandInput
-from gpumem_tui.text import printable
 
 _PACKAGE = Path(__file__).parent.parent
 _SUPERVISOR = _PACKAGE / "command" / "supervise.py"
@@ -48,7 +48,6 @@ _ANSWER_S = 2.0
 _NOT_FOUND, _NOT_RUNNABLE = 127, 126
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 _INSTALLED = re.compile(r"^<|/lib/python[\d.]+/|-packages/|/gpumem_tui/")
-_ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 SWITCHED_OFF: Mapping[str, str] = {
     "WANDB_MODE": "disabled",
@@ -119,7 +118,7 @@ class CommandProcess:
         self._simulated = not isinstance(request, TrialRequest) or request.simulated
         self._name = Path(words[0]).name
         self._cwd = command.cwd
-        self._output = _Lines()
+        self._output = OutputLines()
         self._members: dict[socket.socket, _Member] = {}
         self._paused = False
 
@@ -334,31 +333,6 @@ class _Member:
             self.pid, self.ranks = event.pid, event.ranks
         else:
             self.steps = max(self.steps, getattr(event, "step", getattr(event, "steps", -1)))
-
-
-class _Lines:
-    """What the command prints, by lines fit for a terminal; of a line that is written over, its last state."""
-
-    def __init__(self) -> None:
-        self.last = ""
-        self._rest = b""
-
-    def split(self, chunk: bytes) -> Iterator[str]:
-        *lines, self._rest = (self._rest + chunk).split(b"\n")
-        self._rest = self._rest[-(1 << 16) :]
-        for line in lines:
-            yield from self._shown(line)
-
-    def rest(self) -> Iterator[str]:
-        yield from self._shown(self._rest)
-        self._rest = b""
-
-    def _shown(self, line: bytes) -> Iterator[str]:
-        written = [part for part in line.decode(errors="replace").split("\r") if part.strip()]
-        text = printable(_ESCAPES.sub("", written[-1].expandtabs())).rstrip() if written else ""
-        if text:
-            self.last = text
-            yield text
 
 
 def _send(connection: socket.socket, word: bytes) -> None:

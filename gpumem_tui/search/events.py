@@ -14,7 +14,8 @@ from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Literal
 
 from gpumem_tui.catalog.shapes import Gpu
-from gpumem_tui.memory import Breakdown
+from gpumem_tui.memory import Breakdown, Range
+from gpumem_tui.simulator.profile import Profile
 from gpumem_tui.simulator.replay import AffineTrace
 from gpumem_tui.simulator.rules import Computed
 from gpumem_tui.simulator.timeline import Mark
@@ -74,13 +75,23 @@ Request = TrialRequest | TraceRequest
 
 @dataclass(frozen=True)
 class Ready:
-    """The child runs and has imported torch. `profile` and what follows are the simulator's (see `Profile`)."""
+    """The child runs and has imported torch. `profile` and what follows are the simulator's (see `Profile`).
+
+    Attributes:
+        context_range: None where `context_bytes` is exact.
+    """
 
     torch_version: str
     profile: str
     context_bytes: int
     context_source: str
+    context_range: Range | None = None
     event: Literal["ready"] = "ready"
+
+    @classmethod
+    def of(cls, torch_version: str, profile: Profile) -> Ready:
+        """What the simulator assumes, told."""
+        return cls(torch_version, profile.name, profile.context_bytes, profile.context_source, profile.context_range)
 
 
 @dataclass(frozen=True)
@@ -174,6 +185,7 @@ class TraceDone:
         changes: of a command, by change, why it cannot be made or was not; empty where it can be, or was.
         is_sharded: whether each rank of a command holds a part.
         emptied: before which events the step emptied its cache.
+        rows_asked_for: of a command, the largest part into which it cuts its batch (see `simulator.parts`); 0 for none.
         apart: the trace at one size for which this form does not hold, as `AffineTrace.apart`; None for none.
         streams, completions: as in `Timeline`.
     """
@@ -194,6 +206,7 @@ class TraceDone:
     changes: tuple[tuple[str, str], ...] = ()
     is_sharded: bool = False
     emptied: tuple[int, ...] = ()
+    rows_asked_for: int = 0
     apart: TraceDone | None = None
     streams: tuple[int, ...] = ()
     completions: tuple[tuple[int, int], ...] = ()
@@ -256,10 +269,13 @@ class Failed:
         kind: ``workload``: the user's file or options are wrong; ``torch``: no usable torch in that interpreter;
             ``trace``: the step cannot be traced; ``device``: the GPU cannot be used.
         detail: one clear line.
+        peaks: of a step whose memory is no straight line in the batch size, (batch size, highest allocated bytes) at
+            two sizes; empty otherwise.
     """
 
     kind: Literal["workload", "torch", "trace", "device"]
     detail: str
+    peaks: tuple[tuple[int, int], ...] = ()
     event: Literal["failed"] = "failed"
 
 

@@ -17,6 +17,7 @@ from gpumem_tui.search.events import TrialDone
 from gpumem_tui.search.ledger import ledger_lines, reserve_words
 from gpumem_tui.search.predicting import CommandOutput, Predicted, TraceStarted
 from gpumem_tui.search.prediction import Prediction, Traced
+from gpumem_tui.search.ranges import found_line, range_line
 from gpumem_tui.search.runner import SearchFinished, TrialFinished, TrialProgress, TrialStarted, search
 from gpumem_tui.search.verdict import Verdict
 
@@ -85,6 +86,8 @@ def _prediction_lines(config: SearchConfig, predicted: Predicted, batch_size: in
     if isinstance(traced, Traced):
         yield report.peak_line(traced, batch_size)
         yield report.fits_line(config.workload, traced, batch_size)
+        if said := range_line(traced.device_used_range(batch_size), traced.unknowns(batch_size)):
+            yield said
         if note := report.sharding_line(config.workload.recipe):
             yield note
         yield f"CUDA context {report.context_words(traced)}"
@@ -184,6 +187,10 @@ class _Plain:
         checked = f"{verified}, " if verdict.verified else "not verified, " if verdict.outcome == "found" else ""
         trials = "1 trial" if verdict.trials == 1 else f"{verdict.trials} trials"
         self._print(f"{checked}{trials}, {verdict.ooms} out of memory")
+        traced = None if prediction is None else prediction.traced
+        if self._config.device.simulated and isinstance(traced, Traced) and verdict.outcome == "found":
+            for line in filter(None, (found_line(traced, verdict.max_batch_size),)):
+                self._print(line)
         if verdict.with_headroom is not None:
             self._print(report.headroom_line(verdict.with_headroom))
         for line in report.advice(self._config, verdict):

@@ -19,7 +19,7 @@ class WithHeadroom:
     Attributes:
         share: the headroom. `batch_size`: 0 if not even one sample leaves that.
         free_bytes: what the batch leaves, of the device or of a user's cap.
-        known_by: ``trial``: it ran so; ``trace``: the trace foretells it.
+        known_by: ``trial``: it ran so; ``trace``: the trace predicts it.
     """
 
     share: float

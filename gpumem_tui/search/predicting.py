@@ -20,7 +20,7 @@ class Predicted:
     """Before the first trial: both predictions, and what the child's interpreter said of itself.
 
     Attributes:
-        guess: a largest batch size to try first, where a command's traces are no affine form; None for none.
+        guess: a largest batch size to try first, where traces are no affine form; None for none.
     """
 
     prediction: Prediction
@@ -79,6 +79,7 @@ def predicting(
         return
     ready: Ready | None = None
     traced: Traced | Unknown = Unknown("the trace ended early")
+    peaks: tuple[tuple[int, int], ...] = ()
     request = TraceRequest(config.workload, config.device.gpu, config.steps, batch_size, not_affine)
     try:
         for event in converse(request, config, control):
@@ -87,7 +88,7 @@ def predicting(
             elif isinstance(event, TraceDone) and ready is not None:
                 traced = Traced.of(ready, event, config.device.gpu, config.limit_bytes, config.allocator)
             elif isinstance(event, Failed):
-                traced = _untraced(event, config)
+                traced, peaks = _untraced(event, config), event.peaks
     except ChildDied as death:
         if ready is None:
             raise _no_python(config, str(death)) from death
@@ -95,8 +96,9 @@ def predicting(
             raise
         traced = Unknown(f"tracing failed: {death}")
     if ready is None:
-        raise _no_python(config, "without a word")
-    yield Predicted(Prediction(config.formula, traced), ready)
+        raise _no_python(config, "without saying why")
+    guess = _extrapolated(peaks, config, ready) if peaks else None
+    yield Predicted(Prediction(config.formula, traced), ready, guess)
 
 
 def _tracing_command(
@@ -158,19 +160,33 @@ def _tracing_command(
                     yield from run(checked)
                     at_checked = runs[checked][1].trace.at(checked)
                 trace.check(checked, at_checked)
+            if rows := max(done.rows_asked_for for _, done in runs.values()):
+                otherwise = NotAffine.in_parts(rows)
+                yield from run(size := otherwise.sizes[0])
+                if not trace.holds(size, runs[size][1].trace.at(size)):
+                    raise otherwise
             found = traced(second[0], trace, "")
-        except NotAffine as error:
-            found = Unknown(str(error)) if batch_size is None else traced(batch_size, None, str(error))
-            guess = _extrapolated([traced(size, None, "") for size in TRACED_BATCH_SIZES])
+        except NotAffine as found_out:
+            rows = max(done.rows_asked_for for _, done in runs.values())
+            error = NotAffine.in_parts(rows) if rows else found_out
+            if batch_size is None:
+                for size in error.sizes:
+                    if size not in runs:
+                        yield from run(size)
+                peaks = [(size, traced(size, None, "").at(size).peak_allocated_bytes) for size in error.sizes]
+                found, guess = Unknown(str(error)), _extrapolated(peaks, config, runs[error.sizes[0]][0])
+            else:
+                found = traced(batch_size, None, str(error))
     ready = next(iter(runs.values()))[0]
     yield Predicted(Prediction(config.formula, found), ready, guess)
 
 
-def _extrapolated(runs: Sequence[Traced]) -> int | None:
+def _extrapolated(peaks: Sequence[tuple[int, int]], config: SearchConfig, ready: Ready) -> int | None:
     """Where the line through two runs' allocated peaks meets the device's capacity; None if it does not rise."""
-    (size, peak), (other, other_peak) = ((run.only_at, run.at(run.only_at).peak_allocated_bytes) for run in runs)
+    (size, peak), (other, other_peak) = peaks
     slope = (other_peak - peak) / (other - size)
-    capacity = min(runs[0].capacity_bytes, runs[0].allowed_bytes or runs[0].capacity_bytes)
+    capacity = config.device.gpu.cuda_total_bytes - ready.context_bytes
+    capacity = min(capacity, config.limit_bytes or capacity)
     return size + max(0, int((capacity - peak) / slope)) if slope > 0 else None
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Literal
 
 from gpumem_tui.catalog.shapes import Gpu
 from gpumem_tui.formula.extras import NO_EXTRAS, Extras
 from gpumem_tui.formula.predict import DEFAULT_HEADROOM, FormulaPrediction, max_batch_size, predict
-from gpumem_tui.memory import Unknown
+from gpumem_tui.memory import Range, Unknown
 from gpumem_tui.search.events import Ready, TraceDone
 from gpumem_tui.simulator.replay import AffineTrace, BatchFinder, NotAffine, Replay, replay
 from gpumem_tui.simulator.settings import AllocatorSettings
@@ -51,19 +52,34 @@ def _no_formula(workload: WorkloadSpec) -> str:
     return "no formula for a command" if workload.command is not None else "no formula for a workload file"
 
 
+Fit = Literal["fits", "may fit", "does not fit"]
+"""Fits with the most that the device total is known to be, with the least of it only, or not even with that."""
+
+
+@dataclass(frozen=True)
+class KnownUnknown:
+    """A part of the device total that is known as a range only, and where that is from."""
+
+    name: str
+    size: Range
+    source: str
+
+
 @dataclass(frozen=True)
 class Traced:
     """The traced step for one workload and GPU, at any batch size.
 
     Attributes:
-        capacity_bytes: what the allocator can take: CUDA's total less the context.
+        capacity_bytes: what the allocator can take: CUDA's total less the context, as expected.
+        total_range, context_range: between what figures these two are known to be; None where they are exact.
         allowed_bytes: a user's cap on reserved bytes, None for none.
         profile, context_bytes: the simulator's assumptions (see `Profile`).
         seconds: how long tracing took.
         assumed: operators whose kernels' scratch is not known and counted as none: (operator, times, why).
         only_at: the one batch size this is about, where memory depends on the batch in ways that no line through
-            traces foretells, and `not_affine` says so; 0: it answers for every size.
+            traces predicts, and `not_affine` says so; 0: it answers for every size.
         changes, is_sharded: as `TraceDone` has them.
+        finder: of this very trace, where it is shared with other GPUs'; what it found for one spares work on the next.
     """
 
     trace: AffineTrace
@@ -80,7 +96,10 @@ class Traced:
     changes: tuple[tuple[str, str], ...] = ()
     is_sharded: bool = False
     settings: AllocatorSettings = field(default_factory=AllocatorSettings)
-    _runs: dict[int, tuple[Replay, bool]] = field(default_factory=dict, repr=False, compare=False)
+    total_range: Range | None = None
+    context_range: Range | None = None
+    finder: BatchFinder | None = field(default=None, repr=False, compare=False)
+    _runs: dict[int, Replay] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
     def of(
@@ -102,6 +121,8 @@ class Traced:
             changes=done.changes,
             is_sharded=done.is_sharded,
             settings=settings,
+            total_range=gpu.cuda_total_range,
+            context_range=ready.context_range,
         )
 
     def at(self, batch_size: int) -> Replay:
@@ -110,9 +131,12 @@ class Traced:
         Raises:
             ValueError: only one batch size was traced, and it is another.
         """
-        if self.only_at not in (0, batch_size):
-            raise ValueError(f"traced at batch size {self.only_at} only, not at {batch_size}")
-        return self._run(batch_size)[0]
+        self._check(batch_size)
+        if batch_size not in self._runs:
+            timeline = self.trace.at(batch_size)
+            found = replay(timeline, self.capacity_bytes, self.settings, self.allowed_bytes)
+            self._runs[batch_size] = found if found.fits else replay(timeline, settings=self.settings)
+        return self._runs[batch_size]
 
     def recorded(self, batch_size: int) -> Recording:
         """The run at a batch size on this device, event by event, up to where memory runs out if it does.
@@ -120,29 +144,72 @@ class Traced:
         Raises:
             ValueError: only one batch size was traced, and it is another.
         """
-        if self.only_at not in (0, batch_size):
-            raise ValueError(f"traced at batch size {self.only_at} only, not at {batch_size}")
+        self._check(batch_size)
         return record(self.trace.at(batch_size), self.capacity_bytes, self.settings, self.allowed_bytes)
 
-    def fits(self, batch_size: int) -> bool:
-        """Whether the step fits on this device."""
-        return self._run(batch_size)[1]
+    def fit(self, batch_size: int) -> Fit:
+        """Whether the step fits on this device, as far as is known."""
+        finder, capacity = self._finder, self.capacity_range
+        if finder.fits(batch_size, capacity.low_bytes, self.allowed_bytes, at_most=True):
+            return "fits"
+        return "may fit" if finder.fits(batch_size, capacity.high_bytes, self.allowed_bytes) else "does not fit"
 
-    def _run(self, batch_size: int) -> tuple[Replay, bool]:
-        if batch_size not in self._runs:
-            timeline = self.trace.at(batch_size)
-            found = replay(timeline, self.capacity_bytes, self.settings, self.allowed_bytes)
-            shown = found if found.fits else replay(timeline, settings=self.settings)
-            self._runs[batch_size] = shown, found.fits
-        return self._runs[batch_size]
+    def fits(self, batch_size: int) -> bool:
+        """Whether the step fits on this device with the most that it is known to take."""
+        return self.fit(batch_size) == "fits"
+
+    @property
+    def capacity_range(self) -> Range:
+        """What the allocator can take at least and at most."""
+        return self._total - self._context
+
+    @property
+    def _total(self) -> Range:
+        total_bytes = self.capacity_bytes + self.context_bytes
+        return self.total_range or Range(total_bytes, total_bytes)
+
+    @property
+    def _context(self) -> Range:
+        return self.context_range or Range(self.context_bytes, self.context_bytes)
+
+    def _check(self, batch_size: int) -> None:
+        if self.only_at not in (0, batch_size):
+            raise ValueError(f"traced at batch size {self.only_at} only, not at {batch_size}")
 
     def held_at_peak(self, batch_size: int) -> list[Held]:
         """What is live at the peak, by bucket and place in the program, the largest first."""
         return self.trace.at(batch_size).held_after(self.at(batch_size).peak_event)
 
     def device_used_bytes(self, batch_size: int) -> int:
-        """What the device holds for this process at the peak: reserved and context."""
-        return self.at(batch_size).peak_reserved_bytes + self.context_bytes
+        """What the device holds for this process at the peak, as expected: reserved and context."""
+        self._check(batch_size)
+        _, reserved = self._finder.peaks_within(batch_size, self.capacity_bytes, self.allowed_bytes)
+        return reserved + self.context_bytes
+
+    def device_used_range(self, batch_size: int) -> Range:
+        """The same with the least and with the most of what is not known."""
+        return self._reserved_range(batch_size) + self._context
+
+    def free_range(self, batch_size: int) -> Range:
+        """What the device has left at the peak with the most and with the least of what is not known."""
+        return self._total - self.device_used_range(batch_size)
+
+    def _reserved_range(self, batch_size: int) -> Range:
+        self._check(batch_size)
+        return self._finder.reserved_range(batch_size, self.capacity_bytes, self.capacity_range, self.allowed_bytes)
+
+    def unknowns(self, batch_size: int) -> tuple[KnownUnknown, ...]:
+        """What makes the device total a range, and what it leaves a step."""
+        found = []
+        if not self._context.is_exact:
+            found.append(KnownUnknown("CUDA context", self._context, self.context_source))
+        if not self._total.is_exact:
+            found.append(KnownUnknown("CUDA's total", self._total, "less what the driver keeps, by driver"))
+        reserved = self._reserved_range(batch_size)
+        if self.trace.is_open and not reserved.is_exact:
+            more = Range(0, reserved.high_bytes - reserved.low_bytes)
+            found.append(KnownUnknown("cuDNN workspaces", more, _WORKSPACES))
+        return tuple(found)
 
     @property
     def grows(self) -> bool:
@@ -151,13 +218,34 @@ class Traced:
 
     @cached_property
     def max_batch_size(self) -> int | Unknown:
-        """Largest batch size that fits by replay, or why that cannot be told."""
+        """Largest batch size that fits by replay with the most that is known to be possible, or why that cannot be
+        told."""
+        return self._largest(self.capacity_range.low_bytes, at_most=True)
+
+    @cached_property
+    def may_fit_batch_size(self) -> int | Unknown:
+        """Largest batch size that fits with the least that is known to be possible, or why that cannot be told."""
+        return self._largest(self.capacity_range.high_bytes)
+
+    @cached_property
+    def expected_batch_size(self) -> int | Unknown:
+        """Largest batch size that fits as expected, which the simulated GPU is; or why that cannot be told."""
+        return self._largest(self.capacity_bytes)
+
+    @cached_property
+    def _finder(self) -> BatchFinder:
+        return self.finder or BatchFinder(self.trace, self.settings)
+
+    def _largest(self, capacity_bytes: int, *, at_most: bool = False) -> int | Unknown:
         if self.only_at:
             return Unknown(self.not_affine)
         try:
-            return BatchFinder(self.trace, self.settings).largest(self.capacity_bytes, self.allowed_bytes)
+            return self._finder.largest(capacity_bytes, self.allowed_bytes, at_most=at_most)
         except NotAffine as error:
             return Unknown(str(error))
+
+
+_WORKSPACES = "depend on the algorithms that cuDNN picks"
 
 
 @dataclass(frozen=True)
@@ -169,8 +257,8 @@ class Prediction:
 
     @property
     def best_max_batch_size(self) -> int | None:
-        """The size to start a search from: traced if there is one, else by formula."""
-        if isinstance(self.traced, Traced) and isinstance(self.traced.max_batch_size, int):
-            return self.traced.max_batch_size
+        """The size to start a search from: traced if there is one, as expected, else by formula."""
+        if isinstance(self.traced, Traced) and isinstance(self.traced.expected_batch_size, int):
+            return self.traced.expected_batch_size
         formula = self.formula.max_batch_size
         return formula if isinstance(formula, int) else None

@@ -5,19 +5,15 @@ from __future__ import annotations
 import os
 import selectors
 import signal
-import subprocess
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
-from pathlib import Path
 
+from gpumem_tui.search import interpreters
 from gpumem_tui.search.events import ChildEvent, Request, TrialRequest, WireError, decode_event, encode
-from gpumem_tui.text import printable, shortened
+from gpumem_tui.text import shortened
 
-_CHILD = Path(__file__).with_name("child.py")
 _POLL_S = 0.1
-_OUTPUT_TAIL_BYTES = 4096
 _LONGEST_LAST_LINE = 200
 
 
@@ -52,7 +48,7 @@ def no_room(error: OSError) -> str:
 
 
 class ChildProcess:
-    """A fresh interpreter that does one request.
+    """A fresh process that does one request, forked by an interpreter that has torch imported.
 
     Args:
         request: what to do.
@@ -68,29 +64,24 @@ class ChildProcess:
         environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "" if simulated or gpu_uuid is None else gpu_uuid}
         with ExitStack() as ours, ExitStack() as theirs:  # of a child that cannot be started, nothing stays open
             try:
+                commands_fd, writing_fd = open_pipe(theirs, ours)
                 read_fd, write_fd = open_pipe(ours, theirs)
                 lifeline_fd, held_fd = open_pipe(theirs, ours)
-                self._output = ours.enter_context(tempfile.TemporaryFile())
-                self._process = subprocess.Popen(
-                    [python, str(_CHILD), str(write_fd), str(lifeline_fd)],
-                    stdin=subprocess.PIPE,
-                    stdout=self._output,
-                    stderr=subprocess.STDOUT,
-                    pass_fds=(write_fd, lifeline_fd),
-                    env=environment,
-                    start_new_session=True,
-                )
+                self._server = interpreters.borrow(python, simulated=simulated)
+                ours.callback(self._server.close)
+                self._server.fork((commands_fd, write_fd, lifeline_fd), environment)
             except OSError as error:
                 raise _cannot_start(python, error) from error
             ours.pop_all()
+        self._commands = os.fdopen(writing_fd, "wb", buffering=0)
         self._lifeline = os.fdopen(held_fd, "wb", buffering=0)  # closed with this process, however that ends
         self._pipe = os.fdopen(read_fd, "rb", buffering=0)
         self._command(encode(request))
 
     @property
     def pid(self) -> int:
-        """The child's process id."""
-        return self._process.pid
+        """The child's process id; until torch is imported, the interpreter's."""
+        return self._server.pid
 
     def events(
         self, wait: Callable[[], None], timeout_s: float, held: Callable[[], bool] = lambda: False
@@ -115,7 +106,7 @@ class ChildProcess:
                 if not selector.select(0 if ended else _POLL_S):
                     if ended:
                         break  # what it started may live on and hold the pipe open
-                    ended = self._process.poll() is not None
+                    ended = self._server.code() is not None
                     if held():
                         heard = time.monotonic()
                     elif time.monotonic() - heard > timeout_s:
@@ -130,7 +121,7 @@ class ChildProcess:
                     yield self._decoded(line)
         code = self._exit_code(wait, timeout_s)
         if code != 0 or rest:
-            raise ChildDied(self._epitaph(code))
+            raise ChildDied(self._how_it_ended(code))
 
     def pause(self) -> None:
         """Stop after the step that is running."""
@@ -142,23 +133,13 @@ class ChildProcess:
 
     def end(self) -> None:
         """Kill the child and everything it started, if it still runs, and free what it held here."""
-        with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
-        if self._process.stdin is not None:
-            with suppress(BrokenPipeError):
-                self._process.stdin.close()
-        self._lifeline.close()
-        self._pipe.close()
-        self._output.close()
+        interpreters.give_back(self._server)
+        for file in (self._commands, self._lifeline, self._pipe):
+            file.close()
 
     def _command(self, line: bytes) -> None:
-        assert self._process.stdin is not None
-        try:
-            self._process.stdin.write(line)
-            self._process.stdin.flush()
-        except BrokenPipeError:
-            return  # the child is gone; `events` says how
+        with suppress(BrokenPipeError):  # the child is gone; `events` says how
+            self._commands.write(line)
 
     def _decoded(self, line: bytes) -> ChildEvent:
         try:
@@ -169,21 +150,16 @@ class ChildProcess:
     def _exit_code(self, wait: Callable[[], None], timeout_s: float) -> int:
         """How it ended, soon after its last word; user code that closes every file can silence it and run on."""
         deadline = time.monotonic() + timeout_s
-        while True:
+        while (code := self._server.code(_POLL_S)) is None:
             wait()
-            try:
-                return self._process.wait(_POLL_S)
-            except subprocess.TimeoutExpired:
-                if time.monotonic() > deadline:
-                    raise ChildDied(f"closed its pipe and ran on for {timeout_s:.0f} s: the trial hangs") from None
+            if time.monotonic() > deadline:
+                raise ChildDied(f"closed its pipe and ran on for {timeout_s:.0f} s: the trial hangs")
+        return code
 
-    def _epitaph(self, code: int) -> str:
+    def _how_it_ended(self, code: int) -> str:
         """How the child died, with the last line it printed."""
-        self._output.seek(0, os.SEEK_END)
-        self._output.seek(max(0, self._output.tell() - _OUTPUT_TAIL_BYTES))
-        printed = self._output.read().decode(errors="replace").strip().splitlines()
-        word = " ".join(printable(printed[-1]).split()) if printed else ""
-        last = f": {shortened(word, _LONGEST_LAST_LINE)}" if word else ""
+        printed = self._server.last_line()
+        last = f": {shortened(printed, _LONGEST_LAST_LINE)}" if printed else ""
         if code >= 0:
             return f"exited with code {code}{last}"
         name = signal.Signals(-code).name if -code in signal.Signals.__members__.values() else f"signal {-code}"

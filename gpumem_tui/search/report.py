@@ -7,11 +7,11 @@ from collections import Counter
 from dataclasses import asdict
 from typing import Any
 
+from gpumem_tui.formula.accumulation import Accumulation, accumulation, tokens_per_global_batch
 from gpumem_tui.formula.parameters import count_parameters
-from gpumem_tui.formula.plan import Accumulation, accumulation, tokens_per_global_batch
 from gpumem_tui.formula.predict import FormulaPrediction
 from gpumem_tui.formula.recipe import Recipe, Sharding
-from gpumem_tui.memory import ALLOCATED_BUCKETS, Bucket, Unknown, format_bytes
+from gpumem_tui.memory import ALLOCATED_BUCKETS, Bucket, Unknown, format_bytes, format_range
 from gpumem_tui.search.advice import advise, obstacle
 from gpumem_tui.search.comparison import compared, peak_error
 from gpumem_tui.search.config import Device, SearchConfig
@@ -19,6 +19,7 @@ from gpumem_tui.search.events import Outcome, TrialDone
 from gpumem_tui.search.headroom import WithHeadroom
 from gpumem_tui.search.ledger import signed
 from gpumem_tui.search.prediction import Formula, Prediction, Traced
+from gpumem_tui.search.ranges import range_json, up_to
 from gpumem_tui.search.shortfall import shortfall
 from gpumem_tui.search.verdict import Verdict
 from gpumem_tui.simulator.replay import Replay
@@ -119,7 +120,12 @@ def traced_json(traced: Traced | Unknown, batch_size: int) -> dict[str, Any]:
         "device_used_bytes": traced.device_used_bytes(batch_size),
         "max_batch_size": largest if isinstance(largest, int) else None,
         "profile": traced.profile,
-        "fits": traced.fits(batch_size),
+        **range_json(
+            traced.fit(batch_size),
+            traced.device_used_range(batch_size),
+            traced.may_fit_batch_size,
+            traced.unknowns(batch_size),
+        ),
         "peak": _moment_json(replay),
         "context_bytes": traced.context_bytes,
         "context_source": traced.context_source,
@@ -261,8 +267,10 @@ def device_line(device: Device, limit_bytes: int | None = None) -> str:
 def predicted_line(prediction: Prediction) -> str:
     """Both predicted largest batches."""
     traced = prediction.traced
-    by_trace = traced.max_batch_size if isinstance(traced, Traced) else traced
-    return f"predicted largest batch: formula {_value(prediction.formula.max_batch_size)}, traced {_value(by_trace)}"
+    said = f"predicted largest batch: formula {_value(prediction.formula.max_batch_size)}, traced "
+    if isinstance(traced, Unknown):
+        return said + _value(traced)
+    return said + _value(traced.max_batch_size) + up_to(traced.max_batch_size, traced.may_fit_batch_size)
 
 
 def gap_line(prediction: Prediction) -> str:
@@ -286,12 +294,12 @@ def gap_line(prediction: Prediction) -> str:
 def fits_line(workload: WorkloadSpec, traced: Traced, batch_size: int) -> str:
     """Whether the traced step fits on the device."""
     largest = traced.max_batch_size
-    verdict = f"{workload.batch_words(batch_size)} {'fits' if traced.fits(batch_size) else 'does not fit'}"
+    verdict = f"{workload.batch_words(batch_size)} {traced.fit(batch_size)}"
     if workload.command is not None and not workload.command.takes_batch:
         return f"by trace {verdict}; for the largest batch that does, {workload.command.rewriting}"
     if isinstance(largest, Unknown):
         return f"by trace {verdict}; the largest that does is not known: {largest.reason}"
-    return f"by trace {verdict}; the largest that does is {largest}"
+    return f"by trace {verdict}; the largest that does is {largest}{up_to(largest, traced.may_fit_batch_size)}"
 
 
 def peak_line(traced: Traced, batch_size: int) -> str:
@@ -306,7 +314,9 @@ def peak_line(traced: Traced, batch_size: int) -> str:
 
 def context_words(traced: Traced) -> str:
     """How large the CUDA context is taken to be, and how that is known."""
-    return f"{format_bytes(traced.context_bytes)}: {traced.context_source}"
+    between = traced.context_range
+    said = "" if between is None or between.is_exact else f" ({format_range(between)})"
+    return f"{format_bytes(traced.context_bytes)}{said}: {traced.context_source}"
 
 
 def sharding_line(recipe: Recipe) -> str:

@@ -100,7 +100,7 @@ def _trial(size: int, config: SearchConfig, control: Control, results: list[Tria
         number = len(results) + 1
         yield TrialStarted(number, size)
         result: TrialDone | None = None
-        died = "the trial ended without a word"
+        died = "the trial ended without a result"
         try:
             for event in converse(_trial_request(size, config), config, control):
                 if isinstance(event, Sample):

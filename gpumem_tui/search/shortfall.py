@@ -18,7 +18,7 @@ def shortfall(result: TrialDone, limit_bytes: int | None = None) -> str:
     it failed for another reason; empty for one that fits.
 
     Args:
-        limit_bytes: a user's cap on reserved bytes: memory beyond it is free, and not to be had.
+        limit_bytes: a user's cap on reserved bytes: memory beyond it is free, but cannot be used.
     """
     wanted, free = _WANTED.search(result.detail), _FREE.search(result.detail)
     if result.outcome != "oom" or wanted is None:

@@ -34,7 +34,7 @@ from gpumem_tui.search.events import (
     encode,
 )
 from gpumem_tui.simulator.growth import growth_line
-from gpumem_tui.simulator.profile import Profile, profile_for, too_old
+from gpumem_tui.simulator.profile import Profile, newer_than_checked, profile_for, too_old
 from gpumem_tui.simulator.uncompiled import exclude_nothing, leave_compiler_unloaded, stay_eager
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def _serve(events_fd: int) -> None:
     pipe = os.fdopen(events_fd, "wb")
     commands = _take_stdin()
     request = decode_request(commands.readline())
-    may_run = _obey(commands)
+    may_run = _follow_commands(commands)
 
     def report(event: ChildEvent) -> None:
         pipe.write(encode(event))
@@ -94,7 +94,7 @@ def _serve(events_fd: int) -> None:
     from gpumem_tui.workload.base import WorkloadError
 
     profile = profile_for(torch.__version__, request.gpu)
-    report(Ready(torch.__version__, profile.name, profile.context_bytes, profile.context_source))
+    report(Ready.of(torch.__version__, profile))
     try:
         if request.simulated:
             from gpumem_tui.simulator.device import register
@@ -102,7 +102,8 @@ def _serve(events_fd: int) -> None:
 
             leave_compiler_unloaded(torch)
             register()
-            notes: dict[str, None] = {}
+            newer = newer_than_checked(torch.__version__)
+            notes: dict[str, None] = {newer: None} if newer else {}
             rows = AssumedRows(request.workload.assumed_rows, notes)
             stay_eager(notes.setdefault)
             if isinstance(request, TraceRequest):
@@ -120,7 +121,7 @@ def _serve(events_fd: int) -> None:
         report(Failed("trace", str(error)))
 
 
-# The parent's hand on this process
+# Commands from the parent, and its end
 
 
 def _take_stdin() -> RawIOBase:
@@ -148,7 +149,7 @@ def _guard(lifeline_fd: int) -> None:
 
 
 def _die_with_parent() -> None:
-    """Ask the kernel to kill this process when its parent dies, SIGKILL included (Linux only; see `_obey` too)."""
+    """Ask the kernel to kill this process when its parent dies, SIGKILL included (Linux only)."""
     if sys.platform == "linux":
         import ctypes
 
@@ -156,7 +157,7 @@ def _die_with_parent() -> None:
         ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
 
 
-def _obey(commands: RawIOBase) -> threading.Event:
+def _follow_commands(commands: RawIOBase) -> threading.Event:
     """Follow ``pause`` and ``resume`` lines; at the end of the stream, when the parent is gone, leave at once."""
     may_run = threading.Event()
     may_run.set()
@@ -179,7 +180,10 @@ def _simulated_trial(
     from gpumem_tui.simulator.cuda import device_for
     from gpumem_tui.simulator.device import SimulatedGpu
 
-    gpu = SimulatedGpu(request.gpu, profile, request.limit_bytes, on_backward_error=_leaving(report), assumed_rows=rows)
+    gpu = SimulatedGpu(
+        request.gpu, profile, request.limit_bytes, on_backward_error=_leaving(report), assumed_rows=rows,
+        notes=rows.used,
+    )  # fmt: skip
     with device_for(gpu, user_code=request.workload.file is not None) as device:
         return _trial(request, request.workload.load(), device, gpu, profile, report, may_run)
 
@@ -320,7 +324,7 @@ def trace(request: TraceRequest, profile: Profile, report: Report, rows: Assumed
             found = replace(found, apart=((1, one),))
     except NotAffine as error:
         if request.batch_size is None:
-            return Failed("trace", str(error))
+            return Failed("trace", str(error), tracer.peaks(error.sizes))
         only_at, not_affine = request.batch_size, str(error)
         found = AffineTrace.constant(tracer.at(only_at))
     reasons = tuple((operator, times, assumption(operator)) for operator, times in sorted(assumed.items()))

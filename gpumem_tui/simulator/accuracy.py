@@ -12,6 +12,7 @@ import json
 import statistics
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +22,7 @@ import msgspec
 from gpumem_tui.catalog.loader import find_gpu
 from gpumem_tui.catalog.shapes import Gpu
 from gpumem_tui.formula.predict import predict
-from gpumem_tui.memory import format_bytes
+from gpumem_tui.memory import Range, format_bytes, format_range
 from gpumem_tui.simulator.measurements import (
     DEFAULT_PUBLISHED,
     DEFAULT_RECORDINGS,
@@ -39,9 +40,11 @@ from gpumem_tui.simulator.measurements import (
     load_recordings,
 )
 from gpumem_tui.simulator.profile import profile_for
+from gpumem_tui.simulator.replay import UNLIMITED_BYTES, AffineTrace, BatchFinder
 from gpumem_tui.workload.spec import WorkloadSpec
 
 if TYPE_CHECKING:
+    from gpumem_tui.simulator.device import SimulatedGpu
     from gpumem_tui.workload.base import Workload
 
 # Predictions
@@ -51,23 +54,27 @@ def traced(
     workload: Workload, gpu: Gpu, batch_size: int, steps: int, context_bytes: int | None = None
 ) -> dict[Kind, int]:
     """The peaks of `steps` steps on the simulated GPU, unlimited. `context_bytes` replaces the profile's assumption."""
-    import torch
-
-    from gpumem_tui.simulator.device import SimulatedGpu, simulate
-    from gpumem_tui.workload.run import StepRun
-
-    profile = profile_for(torch.__version__, gpu)
-    simulated = SimulatedGpu(gpu, profile, unlimited=True)
-    gc.collect()
-    with simulate(simulated) as device:
-        StepRun(workload, batch_size, device, simulated).run(steps)
+    simulated = _run(workload, gpu, batch_size, steps)
     stats = simulated.allocator.stats
-    context_bytes = profile.context_bytes if context_bytes is None else context_bytes
+    context_bytes = simulated.profile.context_bytes if context_bytes is None else context_bytes
     return {
         "allocated": stats.peak_allocated_bytes,
         "reserved": stats.peak_reserved_bytes,
         "device_used": stats.peak_reserved_bytes + context_bytes,
     }
+
+
+def _run(workload: Workload, gpu: Gpu, batch_size: int, steps: int) -> SimulatedGpu:
+    import torch
+
+    from gpumem_tui.simulator.device import SimulatedGpu, simulate
+    from gpumem_tui.workload.run import StepRun
+
+    simulated = SimulatedGpu(gpu, profile_for(torch.__version__, gpu), unlimited=True)
+    gc.collect()
+    with simulate(simulated) as device:
+        StepRun(workload, batch_size, device, simulated).run(steps)
+    return simulated
 
 
 def traced_published(peak: PublishedPeak) -> int:
@@ -79,6 +86,41 @@ def traced_published(peak: PublishedPeak) -> int:
 
     less_bytes = at(peak.less_batch_size) if peak.less_batch_size else 0
     return at(peak.batch_size) - less_bytes + peak.add_bytes
+
+
+def published_range(peak: PublishedPeak) -> Range:
+    """Between what figures the simulated counterpart of a published device total lies.
+
+    Of a difference to another batch size, what is constant cancels, the context too.
+    """
+
+    def reserved(batch_size: int) -> tuple[Range, Range]:
+        with _cudnn_benchmark(peak.cudnn_benchmark):
+            simulated = _run(_published_workload(peak), find_gpu(peak.gpu), batch_size, PUBLISHED_STEPS)
+        finder = BatchFinder(AffineTrace.constant(simulated.finish()))
+        without_limit = Range(UNLIMITED_BYTES, UNLIMITED_BYTES)
+        return finder.reserved_range(batch_size, UNLIMITED_BYTES, without_limit), simulated.profile.context_range
+
+    found, context = reserved(peak.batch_size)
+    found += Range(peak.add_bytes, peak.add_bytes)
+    if peak.less_batch_size:
+        return found - reserved(peak.less_batch_size)[0]
+    if peak.context_bytes is not None:
+        context = Range.of((peak.context_bytes, peak.context_most_bytes or peak.context_bytes))
+    return found + context
+
+
+@contextmanager
+def _cudnn_benchmark(is_on: bool) -> Iterator[None]:
+    """The switch that a program would set."""
+    import torch
+
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = is_on
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before
 
 
 def _published_workload(peak: PublishedPeak) -> Workload:
@@ -105,7 +147,10 @@ def _published_workload(peak: PublishedPeak) -> Workload:
 
 @dataclass(frozen=True)
 class Row:
-    """One figure: predicted by formula and by tracing, and measured. Bytes; `formula_bytes` None where it has none."""
+    """One figure: predicted by formula and by tracing, and measured. Bytes; `formula_bytes` None where it has none.
+
+    `range`: between what figures a published device total was predicted to lie.
+    """
 
     id: str
     origin: Origin
@@ -115,6 +160,7 @@ class Row:
     measured_bytes: int
     tolerance_percent: float | None = None
     why: str = ""
+    range: Range | None = None
 
     @property
     def error_percent(self) -> float:
@@ -167,6 +213,7 @@ def published_rows(published: Published) -> Iterator[Row]:
             measured_bytes=peak.measured_bytes,
             tolerance_percent=peak.tolerance_percent,
             why=peak.why,
+            range=published_range(peak) if peak.kind == "device_used" else None,
         )
 
 
@@ -228,13 +275,20 @@ def _print_json(rows: Sequence[Row], edges: Sequence[RecordedEdge], not_modelled
     print(json.dumps(body, indent=2))
 
 
+def _range_words(row: Row) -> str:
+    """Whether what was measured lies in the predicted range."""
+    if row.range is None:
+        return ""
+    return f"  {'within' if row.measured_bytes in row.range else 'outside'} {format_range(row.range)}"
+
+
 def _print_table(rows: Sequence[Row], edges: Sequence[RecordedEdge], not_modelled: Sequence[NotModelled]) -> None:
     width = max((len(row.id) for row in rows), default=2)
     print(f"{'configuration':{width}}  {'kind':11}  {'formula':>10}  {'traced':>10}  {'measured':>10}  {'error':>9}")
     for row in rows:
         sizes = (format_bytes(size) for size in (row.formula_bytes, row.traced_bytes, row.measured_bytes))
         print(f"{row.id:{width}}  {row.kind:11}  " + "  ".join(f"{s:>10}" for s in sizes), end="")
-        print(f"  {row.error_percent:+8.3f}%" + (f"  {row.why}" if row.why else ""))
+        print(f"  {row.error_percent:+8.3f}%" + _range_words(row) + (f"  {row.why}" if row.why else ""))
     for summary in summarize(rows):
         print(
             f"{summary.origin}, {summary.kind}: {summary.rows} rows; error median {summary.median_percent:.3f} %, "

@@ -23,7 +23,7 @@ COPIES = (TO_COPY, COPY)
 
 Key = tuple[Any, ...]
 
-UNTOLD: Any = object()
+MISS: Any = object()
 """Stands where the answer of a call does not follow from its key, or is not known yet."""
 
 
@@ -74,7 +74,7 @@ class Answers:
         return torch.device(self._device_type, 0)
 
     def key(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Key | None:
-        """What tells the answer of a call, None where that is unknown."""
+        """The cache key of a call; None where its answer depends on more than what a key holds."""
         parts: list[Any] = [func, torch.is_inference_mode_enabled()]
         if not self._describe(args, parts, from_host=func in COPIES):
             return None
@@ -85,10 +85,10 @@ class Answers:
         return tuple(parts)
 
     def recall(self, key: Key, args: tuple[Any, ...]) -> Any:
-        """The answer of a call with this key, or `UNTOLD`."""
+        """The answer of a call with this key, or `MISS`."""
         known = self._known.get(key)
         if known is None:
-            return UNTOLD
+            return MISS
         kind, answers = known
         if kind is FakeTensor:
             return self._make(answers[0], args)

@@ -20,7 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _device as default_devices
 from torch.utils._python_dispatch import _push_mode
 
-from gpumem_tui.simulator import host, runtime, transfer
+from gpumem_tui.simulator import hooks, host, recurrent, runtime, transfer
 from gpumem_tui.simulator.backend import Backend
 from gpumem_tui.simulator.device import DEVICE_TYPE, SimulatedGpu, backend, simulate
 from gpumem_tui.simulator.loading import Loading
@@ -33,14 +33,18 @@ from gpumem_tui.simulator.names import (
     by_number,
     is_here,
     presented,
+    simulated,
     text_of,
 )
 from gpumem_tui.simulator.streams import SimulatedEvent, SimulatedStream, StreamContext
-from gpumem_tui.simulator.subclasses import become, make_subclass
+from gpumem_tui.simulator.subclasses import become, known_length, make_subclass
 
 _CUDA_VERSION = "12.8"
 _CUDNN_VERSION = 91002
 """What the CUDA wheels of torch 2.10 were built with; answered by a build without CUDA, whose own answer is none."""
+
+_CUDNN_BENCHMARK_LIMIT = 10
+"""torch's default (`benchmark_limit_cudnn` in aten/src/ATen/Context.h)."""
 
 
 class _Replacements(ExitStack):
@@ -115,6 +119,7 @@ def _answer_for_cuda(replacements: _Replacements, backend: Backend) -> None:
         default_generators=tuple(CudaGenerator("cuda") for _ in range(backend.devices)),
         is_current_stream_capturing=lambda: False,
         device=_Guard,
+        device_of=_Guard,
         StreamContext=StreamContext,
         current_blas_handle=lambda: 0,
         set_sync_debug_mode=lambda mode: None,
@@ -131,8 +136,15 @@ def _answer_for_cuda(replacements: _Replacements, backend: Backend) -> None:
     _do_nothing(replacements, cuda.profiler, "start", "stop", "init")
     backends: Any = torch.backends
     replacements.set(backends.cuda, "is_built", lambda: True)
-    replacements.set(backends.cudnn, "is_available", lambda: True)
-    replacements.set(backends.cudnn, "version", lambda: _CUDNN_VERSION)
+    for cudnn in (backends.cudnn, backends.cudnn.m):  # as others see it, and as its own functions do
+        replacements.set(cudnn, "is_available", lambda: True)
+        replacements.set(cudnn, "version", lambda: _CUDNN_VERSION)
+        replacements.set(cudnn, "_init", lambda: True)
+    internals: Any = torch._C
+    replacements.set(internals, "_cuda_get_cudnn_benchmark_limit", lambda: _CUDNN_BENCHMARK_LIMIT)
+    replacements.set(internals, "_cuda_set_cudnn_benchmark_limit", lambda limit: None)
+    for (owner, name), answer in recurrent.answers().items():
+        replacements.set(owner, name, answer)
     version: Any = torch.version
     if version.cuda is None:
         replacements.set(version, "cuda", _CUDA_VERSION)
@@ -208,6 +220,13 @@ def _follow_devices_in_python(replacements: _Replacements, gpu: SimulatedGpu) ->
         return make_subclass(make, *args, **kwargs)
 
     replacements.set(torch.Tensor, "_make_subclass", staticmethod(subclass))
+    wrap: Any = torch.Tensor._make_wrapper_subclass
+
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        return wrap(*map(simulated, args), **{name: simulated(value) for name, value in kwargs.items()})
+
+    replacements.set(torch.Tensor, "_make_wrapper_subclass", staticmethod(wrapper))
+    replacements.set(torch.Tensor, "nested_int_memo", property(known_length))
     replacements.set(nn.Module, "_apply", _apply_keeping_parameters)
     module_to = nn.Module.to
 
@@ -289,6 +308,8 @@ def _follow_threads(replacements: _Replacements, gpu: SimulatedGpu, names: CudaN
             raise
 
     replacements.set(function, "apply", apply)
+    for (owner, name), answer in hooks.answers(gpu.on_backward_error).items():
+        replacements.set(owner, name, answer)
     autograd: Any = torch.autograd
     run_backward = autograd._engine_run_backward
 

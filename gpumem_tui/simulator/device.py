@@ -17,7 +17,7 @@ from torch.utils.backend_registration import _setup_privateuseone_for_python_bac
 
 from gpumem_tui.catalog.shapes import Gpu
 from gpumem_tui.memory import KIB, MIB, Bucket
-from gpumem_tui.simulator import attention, autocast, kernels
+from gpumem_tui.simulator import attention, autocast, kernels, recurrent
 from gpumem_tui.simulator.allocator import CachingAllocator, OutOfMemory
 from gpumem_tui.simulator.backend import Backend
 from gpumem_tui.simulator.profile import Profile
@@ -46,6 +46,10 @@ class SimulatedGpu:
             (see `DeviceMode.raise_if_full`).
         on_out_of_memory: called with the message, just before it is raised.
         assumed_rows: how many rows operators give whose result's shape depends on what the GPU computes.
+        notes: gets a line for what else is assumed, each as a key.
+
+    Attributes:
+        dropout_state: cuDNN's random states for dropout between recurrent layers, once they were asked for.
     """
 
     def __init__(
@@ -57,8 +61,11 @@ class SimulatedGpu:
         on_backward_error: Callable[[Exception], None] = lambda error: None,
         on_out_of_memory: Callable[[str], None] = lambda message: None,
         assumed_rows: AssumedRows | None = None,
+        notes: dict[str, None] | None = None,
     ) -> None:
         self.gpu = gpu
+        self.notes = {} if notes is None else notes
+        self.dropout_state: torch.Tensor | None = None
         self.assumed_rows = assumed_rows or AssumedRows()
         self.on_backward_error = on_backward_error
         self.on_out_of_memory = on_out_of_memory
@@ -121,6 +128,7 @@ def register() -> None:
     autocast.register(DEVICE_TYPE)
     kernels.register()
     attention.register(lambda: backend._gpu.gpu.compute_capability)
+    recurrent.register(lambda: backend._gpu)
     # CUDA's optimizers and gradient clipping take all tensors at once by default, which needs scratch for all of them;
     # torch's test for that goes by the exact type of a parameter.
     for kinds in (optimizers._foreach_supported_types, _foreach_utils._foreach_supported_types):

@@ -52,7 +52,10 @@ def result_by_example(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any
     given_args, given_kwargs = pytree.tree_map(example, (args, dict(kwargs)))
     state = torch.get_rng_state()
     try:
-        return func(*given_args, **given_kwargs)
+        made = func(*given_args, **given_kwargs)
+        if any(isinstance(leaf, torch.Tensor) and leaf.is_nested for leaf in pytree.tree_leaves(made)):
+            raise NoExample
+        return made
     except (RuntimeError, IndexError, ValueError) as error:  # NotImplementedError is a RuntimeError
         raise NoExample from error
     finally:

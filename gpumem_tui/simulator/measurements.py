@@ -155,11 +155,14 @@ class PublishedPeak(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     Attributes:
         shape: what to override of the catalog's model.
         context_bytes: the CUDA context by the same source; the profile's assumption where the source is silent.
+        context_most_bytes: where that is known as a range only, its other end.
+        cudnn_benchmark: that program set `torch.backends.cudnn.benchmark`.
         less_batch_size: the figure is the difference to this batch size's, without what is constant; 0: it is not.
         add_bytes: what that run held beyond what can be traced, and `add` says what it is; 0 for nothing.
         foreach: whether the optimizer takes all parameters at once, torch's default today.
         keeps_gradients: gradients are zeroed rather than dropped, torch's default before 2.0.
-        tolerance_percent: how far the traced figure may be off; `why` explains what is left of it.
+        tolerance_percent: how far the traced figure may be off, and `why` explains what is left of it; None: the
+            figure, of a whole device, lies within the range that is predicted.
     """
 
     id: str
@@ -171,12 +174,14 @@ class PublishedPeak(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     batch_size: int
     precision: Precision
     optimizer: Optimizer
-    tolerance_percent: float
     why: str
+    tolerance_percent: float | None = None
     recompute: Recompute = "none"
     attention: Attention = "auto"
     shape: dict[str, int] = {}
     context_bytes: int | None = None
+    context_most_bytes: int | None = None
+    cudnn_benchmark: bool = False
     less_batch_size: int = 0
     add_bytes: int = 0
     add: str = ""

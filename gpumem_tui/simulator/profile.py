@@ -7,18 +7,32 @@ import re
 from dataclasses import dataclass, replace
 
 from gpumem_tui.catalog.shapes import Gpu
-from gpumem_tui.memory import KIB, MIB
+from gpumem_tui.memory import KIB, MIB, Range
 
 OLDEST_TORCH = (2, 10)
 """The first version whose Python backends of a device type the simulated GPU is one of."""
 
+NEWEST_TORCH = (2, 13)
+"""The newest version that the simulated GPU was compared with recordings on; it relies on torch's internals."""
+
 
 def too_old(torch_version: str) -> str:
     """Why a version of torch cannot simulate a GPU; "" where it can."""
-    version = tuple(int(part) for part in re.findall(r"\d+", torch_version)[:2])
-    if version >= OLDEST_TORCH:
+    if _minor(torch_version) >= OLDEST_TORCH:
         return ""
     return f"is too old to simulate a GPU: {'.'.join(map(str, OLDEST_TORCH))} or newer is needed"
+
+
+def newer_than_checked(torch_version: str) -> str:
+    """What to know of a trace by a version of torch that came out later; "" where it was checked."""
+    if _minor(torch_version) <= NEWEST_TORCH:
+        return ""
+    newest = ".".join(map(str, NEWEST_TORCH))
+    return f"torch {torch_version} is newer than {newest}, the last one that the simulated GPU was checked with"
+
+
+def _minor(torch_version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", torch_version)[:2])
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +47,8 @@ class Profile:
         keeps_cublaslt_workspace: a thread keeps that, else every such product gives it back at its end.
         context_bytes: what a process holds on the device beside its allocator: CUDA context, kernels, libraries.
         context_source: where `context_bytes` was measured.
+        context_range: between what figures it was found to be, once a program's kernels and libraries are loaded.
+        compute_capability: of the architecture.
         multiprocessors, threads_per_multiprocessor: how far a reduction is split, and so what scratch it takes.
     """
 
@@ -44,10 +60,13 @@ class Profile:
     context_source: str
     multiprocessors: int
     threads_per_multiprocessor: int
+    context_range: Range
+    compute_capability: tuple[int, int]
 
     def with_context(self, context_bytes: int, source: str) -> Profile:
         """The same profile with a context that was measured."""
-        return replace(self, context_bytes=context_bytes, context_source=source)
+        exactly = Range(context_bytes, context_bytes)
+        return replace(self, context_bytes=context_bytes, context_source=source, context_range=exactly)
 
 
 CUBLAS_WORKSPACE = "cuBLAS workspace"
@@ -76,6 +95,46 @@ _CONTEXTS = {
 }
 """By compute capability: bytes before the first kernel is loaded, and where that was measured."""
 
+_CONTEXTS_MIB = {
+    (6, 0): ((303, "a P100, andimarafioti/florence2-finetuning#17"), (818, "a P100, pytorch/pytorch#99699")),
+    (7, 5): ((137, "a T4, tsugumi-sys/SA-ConvLSTM-Pytorch#22"), (141, "a T4, FoundationVision/GenerateU#10")),
+    (8, 0): (
+        (409, "an A100 80 GB, HiDream-ai/VAREdit#6"),
+        (498, "an A100 40 GB, pico-lm/pico-train#50"),
+        (501, "an A100 40 GB, TianheWu/CoSeR#10"),
+        (512, "an A100 80 GB, Tianhao-Qi/Mask2DiT#4"),
+        (656, "the most that an A100 80 GB was seen with, torch 2.6 to 2.8"),
+    ),
+    (8, 6): ((257, "an RTX 3080, bcmi/libcom#54"), (287, "an RTX 3060, FireRedTeam/FireRedTTS2#17")),
+    (8, 9): (
+        (253, "an RTX 4080, antgroup/echomimic_v2#115"),
+        (349, "an RTX 4080, qingze-bai/VSmTrans#3"),
+        (429, "an RTX 6000 Ada, DINGYANB/MTVCrafter#21"),
+        (473, "an RTX 4090, pinokiofactory/flux-webui#11"),
+        (504, "an RTX 4090, 3DTopia/Phidias-Diffusion#8"),
+        (507, "an L40, QwenLM/Qwen3-VL#2097"),
+    ),
+    (9, 0): ((520, "an H200, clemsgrs/slide2vec#326"),),
+    (10, 0): (
+        (612, "a B200, unslothai/unsloth#8677"),
+        (700, "with kernels loaded, as much more as on an RTX 6000 Ada"),
+    ),
+    (12, 0): ((595, "an RTX 5090, Wan-Video/Wan2.1#465"),),
+}
+"""By compute capability, with kernels loaded as they are used: what a process held beside its allocator's segments when
+it ran out of memory (of torch's own message, its memory in use less what is allocated and what is reserved but
+unallocated), and figures of `_CONTEXTS`."""
+
+_CONTEXTS_ELSEWHERE = ((254, "pytorch/pytorch#86509"), (656, "an A100 80 GB"))
+_FEW = 3
+"""With fewer figures of an architecture than this, its context is taken to be as large as any other's at most."""
+_CONTEXT_ROUNDING_BYTES = 15 * MIB
+"""Three figures of two decimals of GiB make each of them."""
+
+_EAGER_MOST_MIB = 1451
+"""With `CUDA_MODULE_LOADING=EAGER` all kernels are loaded at once: what an A100 held that trained a network of 43
+parameters, torch before 2.0 (itu-rad/GPUMemNet, Datasets/MLP/mlp_data_step2.csv). V100: 1,343 MiB with CUDA 11.2."""
+
 _ASSUMED_CONTEXT = (8, 9)
 _ELSEWHERE = "254 to 656 MiB elsewhere"
 """Where kernels are loaded as they are used (since torch 1.13): the least is pytorch/pytorch#86509's, on a GPU that it
@@ -96,10 +155,7 @@ _THREADS_PER_MULTIPROCESSOR = {
 
 def profile_for(torch_version: str, gpu: Gpu) -> Profile:
     """The profile for a torch version such as ``2.13.0+cpu`` on a GPU of the catalog."""
-    measured = gpu.compute_capability in _CONTEXTS
-    context_bytes, context_source = _CONTEXTS[gpu.compute_capability if measured else _ASSUMED_CONTEXT]
-    if not measured:
-        context_source = f"assumed for {gpu.sm}: {context_source}; {_ELSEWHERE}"
+    context_bytes, context_source = _context(gpu)
     major_minor = ".".join(torch_version.split("+")[0].split(".")[:2])
     version = tuple(map(int, major_minor.split(".")))
     return Profile(
@@ -111,7 +167,33 @@ def profile_for(torch_version: str, gpu: Gpu) -> Profile:
         context_source=context_source,
         multiprocessors=gpu.multiprocessors or MULTIPROCESSORS_OF_OTHERS,
         threads_per_multiprocessor=_THREADS_PER_MULTIPROCESSOR.get(gpu.compute_capability, 2048),
+        context_range=_context_range(gpu, context_bytes),
+        compute_capability=gpu.compute_capability,
     )
+
+
+def _context(gpu: Gpu) -> tuple[int, str]:
+    """What the context is expected to take, and where that is from."""
+    capability = gpu.compute_capability
+    if capability in _CONTEXTS:
+        return _CONTEXTS[capability]
+    if capability in _CONTEXTS_MIB:
+        found = sorted(_CONTEXTS_MIB[capability])
+        mib, where = found[(len(found) - 1) // 2]
+        return mib * MIB, f"measured on {where}, as it ran out of memory"
+    context_bytes, source = _CONTEXTS[_ASSUMED_CONTEXT]
+    return context_bytes, f"assumed for {gpu.sm}: {source}; {_ELSEWHERE}"
+
+
+def _context_range(gpu: Gpu, expected_bytes: int) -> Range:
+    """Between what figures the context was found on this architecture, or any other where it was not looked at."""
+    found_mib = [mib for mib, _ in _CONTEXTS_MIB.get(gpu.compute_capability, _CONTEXTS_ELSEWHERE)]
+    if len(found_mib) < _FEW:
+        found_mib.append(_CONTEXTS_ELSEWHERE[-1][0])
+    if os.environ.get("CUDA_MODULE_LOADING", "").upper() == "EAGER":
+        found_mib.append(_EAGER_MOST_MIB)
+    low, high = min(found_mib) * MIB - _CONTEXT_ROUNDING_BYTES, max(found_mib) * MIB + _CONTEXT_ROUNDING_BYTES
+    return Range.of((low, expected_bytes, high))
 
 
 def _cublas_workspace_bytes(torch_version: _Version, gpu: Gpu) -> int:

@@ -11,7 +11,7 @@ from functools import cached_property
 from itertools import pairwise, repeat
 from operator import itemgetter
 
-from gpumem_tui.memory import Breakdown
+from gpumem_tui.memory import Breakdown, Range
 from gpumem_tui.simulator.allocator import CachingAllocator, OutOfMemory
 from gpumem_tui.simulator.blocks import Block
 from gpumem_tui.simulator.rules import Computed
@@ -20,16 +20,31 @@ from gpumem_tui.simulator.settings import AllocatorSettings
 from gpumem_tui.simulator.timeline import Mark, Timeline
 from gpumem_tui.step import Phase, Site
 
-_UNLIMITED = 1 << 70
+UNLIMITED_BYTES = 1 << 70
 _EMPTY_CACHE = 0
 """Among the numbers of allocations, which count from 1."""
+
 
 TRACED_BATCH_SIZES, CHECKED_BATCH_SIZE = (2, 3), 5
 """A step is traced at two sizes for the form through them, and at a third one to check it."""
 
 
 class NotAffine(ValueError):
-    """The traces differ in more than sizes that grow evenly with the batch."""
+    """The traces differ in more than sizes that grow evenly with the batch.
+
+    Attributes:
+        sizes: two batch sizes from which on they may.
+    """
+
+    def __init__(self, reason: str, sizes: tuple[int, int] = TRACED_BATCH_SIZES) -> None:
+        super().__init__(reason)
+        self.sizes = sizes
+
+    @classmethod
+    def in_parts(cls, rows: int) -> NotAffine:
+        """That of a step which cuts its batch into parts of so many rows (see `parts`)."""
+        reason = f"the step works on {rows} samples at a time: its memory is no straight line in the batch size"
+        return cls(reason, (2 * rows + 1, 4 * rows + 1))
 
 
 def _same_program(one: Timeline, other: Timeline) -> bool:
@@ -217,6 +232,11 @@ class AffineTrace:
             found.setdefault((start.rule, start.arguments, steps), []).append((number - 1, start.position))
         return found
 
+    @cached_property
+    def is_open(self) -> bool:
+        """Whether a size is known as a range only: `at` has the least of it, `Timeline.at_most` the most."""
+        return any(size.is_open for _, size, _ in self.computed)
+
     def holds(self, batch_size: int, traced: Timeline) -> bool:
         """Whether a run that was not used for the fit is as predicted: every event and every size."""
         predicted = self.at(batch_size)
@@ -241,7 +261,7 @@ def replay(
 ) -> Replay:
     """Run a timeline through the caching allocator of a device with `capacity_bytes` (None: without limit)."""
     allocator = CachingAllocator(
-        _UNLIMITED if capacity_bytes is None else capacity_bytes,
+        UNLIMITED_BYTES if capacity_bytes is None else capacity_bytes,
         settings or AllocatorSettings(),
         allowed_bytes,
         detailed=False,
@@ -349,45 +369,87 @@ def _end(timeline: Timeline) -> int:
 class BatchFinder:
     """Finds largest batch sizes from one trace, for any number of devices.
 
-    What a batch size takes without limit is kept: it settles most questions on the next device too.
+    What a batch size takes without limit is kept: it settles most questions on the next device too. With `at_most`,
+    allocations whose size is known as a range take the most of it, else the least.
     """
 
     trace: AffineTrace
     settings: AllocatorSettings = field(default_factory=AllocatorSettings)
-    _peaks: dict[int, tuple[int, int]] = field(default_factory=dict, repr=False, compare=False)
+    _peaks: dict[tuple[int, bool], tuple[int, int]] = field(default_factory=dict, repr=False, compare=False)
 
-    def peaks(self, batch_size: int) -> tuple[int, int]:
+    def peaks(self, batch_size: int, *, at_most: bool = False) -> tuple[int, int]:
         """The highest (allocated, reserved) bytes where there is no limit."""
-        if batch_size not in self._peaks:
-            unlimited = replay(self.trace.at(batch_size), settings=self.settings)
-            self._peaks[batch_size] = unlimited.peak_allocated_bytes, unlimited.peak_reserved_bytes
-        return self._peaks[batch_size]
+        key = batch_size, at_most and self.trace.is_open
+        if key not in self._peaks:
+            unlimited = replay(self._timeline(batch_size, at_most=at_most), settings=self.settings)
+            self._peaks[key] = unlimited.peak_allocated_bytes, unlimited.peak_reserved_bytes
+        return self._peaks[key]
 
-    def fits(self, batch_size: int, capacity_bytes: int, allowed_bytes: int | None = None) -> bool:
+    def fits(
+        self, batch_size: int, capacity_bytes: int, allowed_bytes: int | None = None, *, at_most: bool = False
+    ) -> bool:
         """Whether the whole run fits in `capacity_bytes`, and a memory fraction's `allowed_bytes`."""
-        allocated, reserved = self.peaks(batch_size)
+        allocated, reserved = self.peaks(batch_size, at_most=at_most)
         limit = capacity_bytes if allowed_bytes is None else min(capacity_bytes, allowed_bytes)
         if reserved <= limit and not self.settings.garbage_collection_threshold:
             return True
         # Between the two, cached segments are given back on the way, and only a replay on this device can tell.
-        return (
-            allocated <= limit and replay(self.trace.at(batch_size), capacity_bytes, self.settings, allowed_bytes).fits
-        )
+        return allocated <= limit and self._within(batch_size, capacity_bytes, allowed_bytes, at_most=at_most).fits
 
-    def largest(self, capacity_bytes: int, allowed_bytes: int | None = None) -> int:
+    def peaks_within(
+        self, batch_size: int, capacity_bytes: int, allowed_bytes: int | None = None, *, at_most: bool = False
+    ) -> tuple[int, int]:
+        """The highest (allocated, reserved) bytes on a device; without limit where the run does not fit there."""
+        allocated, reserved = self.peaks(batch_size, at_most=at_most)
+        limit = capacity_bytes if allowed_bytes is None else min(capacity_bytes, allowed_bytes)
+        if allocated > limit or (reserved <= limit and not self.settings.garbage_collection_threshold):
+            return allocated, reserved
+        found = self._within(batch_size, capacity_bytes, allowed_bytes, at_most=at_most)
+        return (found.peak_allocated_bytes, found.peak_reserved_bytes) if found.fits else (allocated, reserved)
+
+    def reserved_range(
+        self, batch_size: int, expected_bytes: int, capacity: Range, allowed_bytes: int | None = None
+    ) -> Range:
+        """The highest reserved bytes with the least and the most of what is known as a range only.
+
+        Workspaces also change which cached block serves whom: with the most of them as much may lie idle as without.
+
+        Args:
+            expected_bytes: what the device is expected to give, within `capacity`.
+        """
+        allocated, reserved = self.peaks_within(batch_size, expected_bytes, allowed_bytes)
+        _, roomy = self.peaks_within(batch_size, capacity.high_bytes, allowed_bytes)
+        most_allocated, most = self.peaks_within(batch_size, capacity.low_bytes, allowed_bytes, at_most=True)
+        if self.trace.is_open:
+            most = max(most, most_allocated + reserved - allocated)
+        return Range.of((roomy, reserved, most))
+
+    def _within(self, batch_size: int, capacity_bytes: int, allowed_bytes: int | None, *, at_most: bool) -> Replay:
+        timeline = self._timeline(batch_size, at_most=at_most)
+        return replay(timeline, capacity_bytes, self.settings, allowed_bytes)
+
+    def largest(self, capacity_bytes: int, allowed_bytes: int | None = None, *, at_most: bool = False) -> int:
         """The largest batch size that fits; 0 if not even one sample does.
 
         Raises:
             NotAffine: memory does not grow with the batch.
         """
-        if not self.fits(1, capacity_bytes, allowed_bytes):
+
+        def fits(batch_size: int) -> bool:
+            return self.fits(batch_size, capacity_bytes, allowed_bytes, at_most=at_most)
+
+        if not fits(1):
             return 0
         if not any(self.trace.slopes):
             raise NotAffine("no allocation grows with the batch size")
         low, high = 1, 2
-        while self.fits(high, capacity_bytes, allowed_bytes):
+        while fits(high):
             low, high = high, 2 * high
         while high - low > 1:
             middle = (low + high) // 2
-            low, high = (middle, high) if self.fits(middle, capacity_bytes, allowed_bytes) else (low, middle)
+            low, high = (middle, high) if fits(middle) else (low, middle)
         return low
+
+    def _timeline(self, batch_size: int, *, at_most: bool) -> Timeline:
+        timeline = self.trace.at(batch_size)
+        return timeline.at_most() if at_most else timeline

@@ -32,8 +32,18 @@ class Computed:
 
     @property
     def size_bytes(self) -> int:
-        """What the kernel asks for."""
+        """What the kernel asks for; where that is not known, the least."""
         return sizes(self.rule, self.arguments)[self.position]
+
+    @property
+    def most_bytes(self) -> int:
+        """The same; where that is not known, the most."""
+        return sizes_at_most(self.rule, self.arguments)[self.position]
+
+    @property
+    def is_open(self) -> bool:
+        """Whether its size is known as a range only."""
+        return self.rule in AT_MOST
 
 
 Buffer = int | Computed
@@ -54,6 +64,12 @@ Taken = Buffer | GivenBack
 def sizes(rule: str, arguments: tuple[int, ...]) -> tuple[int, ...]:
     """The bytes of every buffer that a rule of `RULES` gives; always as many, 0 for one that is not taken."""
     return RULES[rule](*arguments)
+
+
+@lru_cache(4096)
+def sizes_at_most(rule: str, arguments: tuple[int, ...]) -> tuple[int, ...]:
+    """The same, with the most of what is known as a range only."""
+    return AT_MOST.get(rule, RULES[rule])(*arguments)
 
 
 def reduction(
@@ -202,6 +218,33 @@ def norm_gradient(rows: int, columns: int, element_bytes: int, multiprocessors: 
     return (blocks * columns * element_bytes,) * 2
 
 
+_CONVOLUTION_MOST_BYTES = 128 * 1024 * 1024
+"""What fp32 convolutions without tensor cores were recorded to take at most: 4 MiB for an input of 11.7 MB, 128 MiB for
+each of 47 MB to 3 GB (HugePandaCoder/octree-nca-groupeq, my_snapshot.pickle, `run_conv_plan`); the weight's size and up
+to 256 bytes for small ones (JasperSolt/EoR_NN, snapshot.pickle)."""
+
+
+def convolution_at_most(
+    input_bytes: int, weight_bytes: int, output_bytes: int, converts: int, tried_bytes: int
+) -> tuple[int, ...]:
+    """The most that cuDNN's workspace of one convolution is known to take; the least is none.
+
+    A tensor core kernel on tensors in NCHW order works on copies of them in NHWC order: a half precision convolution of
+    256 to 256 channels was measured to reserve its input and output a second time (pytorch/pytorch#123533).
+
+    Args:
+        converts: 1 if such a kernel may be chosen and the tensors would have to be copied for it; else 0.
+        tried_bytes: the most that an algorithm takes which `torch.backends.cudnn.benchmark` tries; 0 where it is off.
+    """
+    copies_bytes = input_bytes + weight_bytes + output_bytes
+    most_bytes = copies_bytes if converts else min(copies_bytes, _CONVOLUTION_MOST_BYTES)
+    return (max(most_bytes, tried_bytes),)
+
+
+def _nothing(*arguments: int) -> tuple[int, ...]:
+    return (0,)
+
+
 def _last_power_of_two(size: int) -> int:
     return 1 << (max(1, size).bit_length() - 1)
 
@@ -213,4 +256,8 @@ RULES: dict[str, Callable[..., tuple[int, ...]]] = {
     "radix_sort": radix_sort,
     "row_scan": row_scan,
     "row_sort": row_sort,
+    "convolution": _nothing,
 }
+
+AT_MOST: dict[str, Callable[..., tuple[int, ...]]] = {"convolution": convolution_at_most}
+"""Of the rules that give the least of a range: what gives the most."""

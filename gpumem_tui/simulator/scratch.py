@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from gpumem_tui.simulator import sorting
+from gpumem_tui.simulator import convolution, recurrent, sorting
 from gpumem_tui.simulator.profile import Profile
 from gpumem_tui.simulator.rules import NOT_EXAMINED, Buffer, Computed, GivenBack, Taken, sizes
 
@@ -47,7 +47,7 @@ full full_like arange scalar_tensor eye tril triu tril_ triu_ roll flip cat stac
 """
 _A_THREAD_AN_ELEMENT = """
 fill_ zero_ lerp_ normal_ uniform_ bernoulli_ random_ exponential_ rand rand_like randn randn_like randint randint_like
-native_dropout _amp_foreach_non_finite_check_and_unscale_ _amp_update_scale_
+native_dropout _cudnn_init_dropout_state _amp_foreach_non_finite_check_and_unscale_ _amp_update_scale_
 """
 _ONE_KERNEL_THAT_WRITES_ITS_RESULTS = """
 _softmax _softmax_backward_data _log_softmax _log_softmax_backward_data native_layer_norm _fused_rms_norm
@@ -306,6 +306,8 @@ def _ctc_backward(args: Sequence[Any], profile: Profile) -> list[Buffer]:
 
 _SCRATCH: dict[str, Callable[[Sequence[Any], Profile], Sequence[Taken]]] = {
     **dict.fromkeys(("mm", "addmm", "bmm", "baddbmm"), _product),
+    **dict.fromkeys(("convolution", "convolution_overrideable"), convolution.forward),
+    **dict.fromkeys(("convolution_backward", "convolution_backward_overrideable"), convolution.backward),
     "sort": sorting.sort,
     "topk": sorting.topk,
     **dict.fromkeys(("cumsum", "cumprod"), sorting.scan),
@@ -322,4 +324,6 @@ _SCRATCH: dict[str, Callable[[Sequence[Any], Profile], Sequence[Taken]]] = {
     **dict.fromkeys(("amax", "amin", "all", "any"), _extremum),
     "linalg_vector_norm": _norm,
     "_foreach_norm": _foreach_norm,
+    "_cudnn_rnn": recurrent.scratch,
+    "_cudnn_rnn_backward": recurrent.backward_scratch,
 }

@@ -56,3 +56,21 @@ def become(tensor: torch.Tensor, other: torch.Tensor) -> None:
         setattr(tensor, slot, there)
         setattr(made, slot, here)
     torch._C._swap_tensor_impl(tensor, made)
+
+
+def known_length(tensor: torch.Tensor) -> torch.SymInt | None:
+    """What torch asks of a jagged tensor's offsets as it copies them to a device; on the host a table has it."""
+    from torch.nested._internal import nested_tensor
+
+    found: torch.SymInt | None = nested_tensor._tensor_symint_registry.get(tensor)
+    return found
+
+
+def nested_length() -> torch.SymInt:
+    """A new length of rows that differ, equal to no other (`get_tensor_symint` of torch.nested._internal)."""
+    from torch.nested._internal import nested_tensor
+    from torch.nested._internal.nested_int import NestedIntNode
+
+    number = nested_tensor._tensor_id_counter
+    nested_tensor._tensor_id_counter += 1
+    return torch.SymInt(NestedIntNode(number, 1))

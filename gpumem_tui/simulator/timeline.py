@@ -6,7 +6,7 @@ Recorded on the simulated GPU and on a real one alike, replayed by `replay`. Sta
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from gpumem_tui.memory import ALLOCATED_BUCKETS, Breakdown, Bucket
@@ -76,6 +76,13 @@ class Timeline:
     def stream_of(self, number: int) -> int:
         """The stream in whose pool an allocation is."""
         return self.streams[number - 1] if self.streams else 0
+
+    def at_most(self) -> Timeline:
+        """The same run, with the most of every size that is known as a range only."""
+        most = {number: size.most_bytes for number, size in self.computed if size.is_open}
+        if not most:
+            return self
+        return replace(self, sizes=tuple(most.get(number, size) for number, size in enumerate(self.sizes, 1)))
 
     def held_after(self, event: int) -> list[Held]:
         """What is live after event number `event`, by bucket and site, the largest first."""

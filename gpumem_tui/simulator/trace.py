@@ -18,19 +18,22 @@ from torch._ops import HigherOrderOperator
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, UnsupportedOperatorException
 from torch.utils._mode_utils import no_dispatch
 
+from gpumem_tui.errors import in_one_line, named
 from gpumem_tui.memory import Bucket
-from gpumem_tui.simulator import host
-from gpumem_tui.simulator.answers import COPIES, COPY, TO_COPY, UNTOLD, Answers
+from gpumem_tui.simulator import host, recurrent
+from gpumem_tui.simulator.answers import COPIES, COPY, MISS, TO_COPY, Answers
 from gpumem_tui.simulator.blocks import Block
 from gpumem_tui.simulator.conversion import HostConverter
 from gpumem_tui.simulator.engine import in_place
 from gpumem_tui.simulator.example import NoExample, result_by_example
+from gpumem_tui.simulator.parts import CUTS, rows_asked_for
 from gpumem_tui.simulator.profile import CUBLAS_WORKSPACE, CUBLASLT_WORKSPACE
 from gpumem_tui.simulator.rules import GivenBack
 from gpumem_tui.simulator.scratch import MATRIX_PRODUCTS, is_assumed, scratch, takes_cublaslt
 from gpumem_tui.simulator.shaped import PACK, TAKEN_FROM_VALUES, Shapes, by_assumption
 from gpumem_tui.simulator.sparse import SPARSE_PRODUCT, SparseTensors
 from gpumem_tui.simulator.storages import Storages, in_backward, size_bytes_of
+from gpumem_tui.simulator.subclasses import nested_length
 from gpumem_tui.simulator.untraceable import Untraceable, in_words
 from gpumem_tui.simulator.values import Unknown, Values
 
@@ -47,6 +50,10 @@ _FILLS = frozenset(
     }
 )  # fmt: skip
 """What initializes weights: gives back its argument, and torch's own way to say so loads much else."""
+
+_COMPOSED = frozenset(("to", "linear", "matmul"))
+"""Operators made of others, which autograd takes apart, but not what a tensor of another kind, as a jagged one, asks of
+the parts that it is made of."""
 
 _NONZERO: Any = torch.ops.aten.nonzero.default
 
@@ -80,6 +87,8 @@ class DeviceMode(Storages, FakeTensorMode):
         self._shapes = Shapes(self.values)
         self._index_bytes: list[int] = []
         self._sparse = SparseTensors()
+        self.rows_asked_for = 0
+        """The largest part into which the program cuts what it trains on, see `parts`; 0 for none."""
         self._assumed: Any = None
         """What the operator that is being followed is assumed to give, where that depends on unknown values."""
 
@@ -109,6 +118,8 @@ class DeviceMode(Storages, FakeTensorMode):
             return self._run_higher_order(func, args, kwargs)
         if any(not issubclass(kind, FakeTensor) and kind.__torch_dispatch__ is not _NO_DISPATCH for kind in types):
             return NotImplemented  # a kind of its own, as DTensor: what it does with the tensors in it comes here again
+        if func in CUTS:
+            self.rows_asked_for = max(self.rows_asked_for, rows_asked_for(func, args))
         device = kwargs.get("device")
         if device is not None and device.type == "cuda":  # asked for by torch itself, where nothing renames it
             kwargs = {**kwargs, "device": torch.device(self._device_type, 0)}
@@ -147,6 +158,9 @@ class DeviceMode(Storages, FakeTensorMode):
             if func in TAKEN_FROM_VALUES:
                 return self._shaped_by_values(func, types, args, kwargs)
             return _fake_dispatch(self, func, types, args, kwargs)
+        if func._opname in _COMPOSED:
+            with self:
+                return func.decompose(*args, **kwargs)
         if self._sparse.concern(func, args):
             return self._follow_sparse(func, types, args, kwargs)
         if func is TO_COPY and _is_to_host(args[0], kwargs):
@@ -158,8 +172,8 @@ class DeviceMode(Storages, FakeTensorMode):
             func = in_place(func, args, self.made_in, caller)
         self._operator = f"aten.{func._opname}"
         key = self._answers.key(func, args, kwargs)
-        result = self._answers.recall(key, args) if key is not None else UNTOLD
-        if result is UNTOLD:
+        result = self._answers.recall(key, args) if key is not None else MISS
+        if result is MISS:
             result = self._work_out(func, types, args, kwargs)
             if key is not None:
                 self._answers.learn(key, func, args, result)
@@ -219,6 +233,9 @@ class DeviceMode(Storages, FakeTensorMode):
                 return args[0]
             if func in TAKEN_FROM_VALUES:
                 return self._shaped_by_values(func, types, args, kwargs)
+            if func in recurrent.SHAPES:
+                with no_dispatch():
+                    return self._shaped_as(recurrent.SHAPES[func](args, self._gpu.profile))
             return self._shaped_by_torch(func, types, args, kwargs)
         except Exception as error:
             raise self._failed(func, args, error) from error
@@ -229,9 +246,20 @@ class DeviceMode(Storages, FakeTensorMode):
 
     def _failed(self, func: Any, args: tuple[Any, ...], error: Exception) -> Exception:
         """The error as it is raised; in backward the program ends here, as it would not reach the program."""
-        line = self._gpu.sites.calling_line() or ("in backward" if in_backward() else "at an unknown place")
+        line = self._gpu.sites.calling_line()
+        if not line:
+            forward = self._gpu.sites.forward_line()
+            line = (
+                f"in the backward of {forward}"
+                if forward
+                else "in backward"
+                if in_backward()
+                else "at an unknown place"
+            )
         failure = in_words(func, args, error, line)
         if in_backward():
+            if failure is error and not self._gpu.sites.calling_line():
+                failure = Untraceable(f"{func} cannot be followed: {named(error)}: {in_one_line(error)} ({line})")
             self._gpu.on_backward_error(failure)
         return failure
 
@@ -269,15 +297,23 @@ class DeviceMode(Storages, FakeTensorMode):
         return (self._shaped_as(known[0]), known[1]) if func is PACK else self._shaped_as(known)
 
     def _shaped_as(self, known: Any) -> Any:
-        if isinstance(known, torch.Tensor):
-            elem = torch.empty_strided(known.shape, known.stride(), dtype=known.dtype, device="meta")
+        """Tensors without data that have the shapes of `known`; parts of one storage if those are, without data."""
+        if isinstance(known, torch.Tensor) and not isinstance(known, FakeTensor):
+            elem = known
+            if not known.is_meta:
+                elem = torch.empty_strided(known.shape, known.stride(), dtype=known.dtype, device="meta")
             return FakeTensor(self, elem, torch.device(self._device_type, 0))
-        return tuple(self._shaped_as(one) for one in known) if isinstance(known, tuple) else known
+        return type(known)(self._shaped_as(one) for one in known) if isinstance(known, (tuple, list)) else known
 
     @property
     def is_dispatching(self) -> bool:
         """Whether torch is at work on fake tensors, and not the program, in this thread."""
         return self._depth > 0 and self._in_turn == threading.get_ident()
+
+    def create_symbolic_nested_int(self, *, nt_tensor_id: int | None = None) -> torch.SymInt:
+        """The length that differs between the rows of a jagged tensor, as tensors with data have it."""
+        self.cache_enabled = False  # its keys take lengths of this kind for expressions
+        return nested_length()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> DeviceMode:
         """The copy of a tensor lies on the same device."""

@@ -13,7 +13,7 @@ from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.simulator.cuda import device_for
 from gpumem_tui.simulator.device import SimulatedGpu
 from gpumem_tui.simulator.profile import Profile
-from gpumem_tui.simulator.replay import CHECKED_BATCH_SIZE, TRACED_BATCH_SIZES, AffineTrace, NotAffine
+from gpumem_tui.simulator.replay import CHECKED_BATCH_SIZE, TRACED_BATCH_SIZES, AffineTrace, NotAffine, replay
 from gpumem_tui.simulator.shaped import AssumedRows
 from gpumem_tui.simulator.timeline import Timeline
 from gpumem_tui.simulator.untraceable import Untraceable
@@ -26,7 +26,7 @@ _MULTIPLES = (1, 8)
 """Of those sizes: a step may take only even ones, or multiples of 4 or 8."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Tracer:
     """Runs one workload on a simulated GPU that is never full.
 
@@ -38,6 +38,7 @@ class Tracer:
         assumed: counts the operators met whose kernels take scratch of unknown size.
         user_code: see `device_for`.
         assumed_rows: see `SimulatedGpu`.
+        rows_asked_for: of all traces so far, see `DeviceMode`.
     """
 
     load: Callable[[], Workload]
@@ -49,6 +50,7 @@ class Tracer:
     assumed: Counter[str]
     user_code: bool = False
     assumed_rows: AssumedRows = field(default_factory=AssumedRows)
+    rows_asked_for: int = 0
 
     def affine(self) -> AffineTrace:
         """The trace at every batch size.
@@ -65,7 +67,20 @@ class Tracer:
             # The first run of a process fills caches (DTensor's sharding rules, a user's own) that the next finds full.
             trace = AffineTrace.fit((first[0], self.at(first[0])), second)
         trace.check(CHECKED_BATCH_SIZE * multiple, self.at(CHECKED_BATCH_SIZE * multiple))
+        if self.rows_asked_for:
+            otherwise = NotAffine.in_parts(self.rows_asked_for)
+            size = -(-otherwise.sizes[0] // multiple) * multiple
+            if not trace.holds(size, self.at(size)):
+                raise otherwise
         return trace
+
+    def peaks(self, sizes: tuple[int, int]) -> tuple[tuple[int, int], ...]:
+        """At each of these batch sizes the highest allocated bytes.
+
+        Raises:
+            WorkloadError, Untraceable: as `affine`.
+        """
+        return tuple((size, replay(self.at(size)).peak_allocated_bytes) for size in sizes)
 
     def _two(self) -> tuple[tuple[int, Timeline], tuple[int, Timeline], int]:
         """The runs at two batch sizes that the step takes, and of what those are multiples."""
@@ -88,7 +103,7 @@ class Tracer:
         """
         gpu = SimulatedGpu(
             self.gpu, self.profile, unlimited=True, on_backward_error=self.on_backward_error,
-            assumed_rows=self.assumed_rows,
+            assumed_rows=self.assumed_rows, notes=self.assumed_rows.used,
         )  # fmt: skip
         ranks = world(self.recipe.gpus) if self.recipe.sharding != "none" else nullcontext()
         with ranks, device_for(gpu, user_code=self.user_code) as device, _no_collection():
@@ -98,6 +113,7 @@ class Tracer:
                 raise
             except (Exception, SystemExit) as error:
                 raise WorkloadError(f"the step fails: {located(error)}") from error
+            self.rows_asked_for = max(self.rows_asked_for, gpu.mode.rows_asked_for)
             for operator, times in gpu.mode.assumed.items():
                 self.assumed[operator] = max(self.assumed[operator], times)
             return gpu.finish()

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from gpumem_tui.simulator.device import DEVICE_TYPE, SimulatedGpu
@@ -124,7 +123,6 @@ def answers(gpu: SimulatedGpu) -> dict[tuple[Any, str], Any]:
     torch.serialization.add_safe_globals([_rebuilt])
     return {
         (FakeTensor, "numpy"): lambda tensor, *args, **kwargs: _array(convert, tensor, *args, **kwargs),
-        (nn.RNNBase, "flatten_parameters"): lambda layer: None,
         (torch.Tensor, "pin_memory"): pin,
         (torch.Tensor, "is_pinned"): is_pinned,
         (torch.UntypedStorage, "device"): device,

@@ -36,6 +36,10 @@ def in_words(func: Any, args: tuple[Any, ...], error: Exception, line: str) -> E
             "from data of the CPU, keep the shape fixed (torch.where, a mask as factor), say what share of the rows "
             "it keeps (--assume-rows 0.5), or run on a real GPU"
         )
+    elif "NestedInt" in str(error) or func._opname.startswith("_nested_"):
+        problem = (
+            "works on a jagged tensor, of which only what is done row by row is followed: pad it, or run on a real GPU"
+        )
     elif isinstance(error, NotImplementedError | UnsupportedOperatorException):
         problem = "does not say what shape its result has (it has no meta kernel)"
     else:

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 SignalHandler = Callable[[int, FrameType | None], object] | int | None
 _SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 _EXIT_SIGNAL_BASE = 128
-_FAREWELL_S = 2.0
+_ORDERLY_S = 2.0
 """How long a signal waits for an orderly end before it makes a hard one."""
 _MOUNT_S = 1.0
 _LOOK_S = 0.01
@@ -96,7 +96,7 @@ class GpuMemApp(App[int]):
     TITLE = "gpumem-tui"
     COMMAND_PALETTE_BINDING: ClassVar[str] = "ctrl+p"
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("ctrl+c", "quit", show=False, priority=True),
+        Binding("ctrl+c", "interrupt", show=False, priority=True),
         Binding("ctrl+z", "suspend_process", show=False),
         *(
             Binding(str(key), f"show('{name}')", name, show=False, tooltip=f"Go to {name.capitalize()}")
@@ -274,7 +274,7 @@ class GpuMemApp(App[int]):
         yield SystemCommand("Screenshot", "Save a picture of the screen (SVG) in the working directory", picture)
 
     def _save_picture(self) -> None:
-        """Textual's own way needs a folder for downloads, and fails without a word where there is none."""
+        """Textual's own way needs a folder for downloads, and says nothing where there is none."""
         try:
             path = self.save_screenshot(path=os.getcwd())
         except OSError as error:
@@ -310,6 +310,11 @@ class GpuMemApp(App[int]):
         """End what runs, then the program."""
         self.exit(await self._end())
 
+    async def action_interrupt(self) -> None:
+        """Ctrl-C: end the program, unless a screen has another use for it."""
+        if not any(screen.interrupt() for screen in self._made.values()):
+            await self.action_quit()
+
     async def on_gpu_mem_app_killed(self, message: Killed) -> None:
         """End what runs, then the program, as a signal asked for."""
         await self._end()
@@ -339,7 +344,7 @@ class GpuMemApp(App[int]):
         for screen in self._made.values():
             screen.cancel()
         self.post_message(self.Killed(code))
-        if not self.left.wait(_FAREWELL_S):
+        if not self.left.wait(_ORDERLY_S):
             os._exit(code)
 
 

@@ -13,7 +13,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def teller(event: asyncio.Event) -> Callable[[], None]:
+def setter_for(event: asyncio.Event) -> Callable[[], None]:
     """Sets an event of this event loop, from whatever thread; nothing happens once the loop has ended."""
     loop = asyncio.get_running_loop()
 

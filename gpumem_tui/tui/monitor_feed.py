@@ -66,7 +66,7 @@ class Feed:
         self.notice = notice
         self._history.add(snapshot, published.figures)
         before = {alert.key for alert in self.alerts}
-        self.alerts = self._judge.update(snapshot, published.figures, published.out_of_memory)
+        self.alerts = self._judge.update(snapshot, published.figures, published.out_of_memory, published.growing)
         self.rings = any(alert.key not in before for alert in self.alerts)
         return True
 

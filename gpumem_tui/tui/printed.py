@@ -27,7 +27,7 @@ class PrintedLine:
 
 
 class Printed:
-    """The last lines of one search; written by the search's thread and read by the screen's.
+    """The last lines of one search or command; written by the thread that follows it and read by the screen's.
 
     Args:
         first: what stands above the command's own lines.
@@ -37,6 +37,7 @@ class Printed:
         self._lock = threading.Lock()
         self._lines = deque(first, maxlen=KEPT_LINES)
         self._count = len(self._lines)
+        self._unfinished = ""
 
     @classmethod
     def of(cls, config: SearchConfig) -> Printed:
@@ -50,11 +51,11 @@ class Printed:
         """Keep what an event adds to the lines."""
         if isinstance(event, CommandOutput):
             text = event.text
-            self._add(PrintedLine(text if len(text) <= _LONGEST_LINE else f"{text[: _LONGEST_LINE - 1]}…"))
+            self.add(text)
         elif isinstance(event, TraceStarted):
-            self._add(PrintedLine(f"tracing batch size {event.batch_size:,}", "heading"))
+            self._keep(PrintedLine(f"tracing batch size {event.batch_size:,}", "heading"))
         elif isinstance(event, TrialStarted):
-            self._add(PrintedLine(f"trial {event.number}: batch {event.batch_size:,}", "heading"))
+            self._keep(PrintedLine(f"trial {event.number}: batch {event.batch_size:,}", "heading"))
 
     def since(self, seen: int) -> tuple[list[PrintedLine], int]:
         """The lines after the first `seen` ones, as far as they are kept, and how many there have been by now."""
@@ -62,7 +63,24 @@ class Printed:
             new = min(self._count - seen, len(self._lines))
             return list(islice(self._lines, len(self._lines) - new, None)), self._count
 
-    def _add(self, line: PrintedLine) -> None:
+    def add(self, text: str) -> None:
+        """Keep a line of the command."""
+        self._keep(PrintedLine(_cut(text)))
+
+    def show_unfinished(self, text: str) -> None:
+        """What stands on the command's line that has not ended yet; empty for nothing."""
+        self._unfinished = _cut(text)
+
+    @property
+    def unfinished(self) -> str:
+        """That text."""
+        return self._unfinished
+
+    def _keep(self, line: PrintedLine) -> None:
         with self._lock:
             self._lines.append(line)
             self._count += 1
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _LONGEST_LINE else f"{text[: _LONGEST_LINE - 1]}…"

@@ -116,7 +116,7 @@ class SearchState:
         return next(chosen, self.followed)
 
     @property
-    def foretold(self) -> int | None:
+    def predicted_size(self) -> int | None:
         """The largest batch size by the best prediction so far; None if nobody can tell."""
         if self.predicted is not None:
             return self.predicted.prediction.best_max_batch_size
@@ -125,12 +125,12 @@ class SearchState:
 
     @property
     def shown_batch_size(self) -> int:
-        """The batch size the ledger table is about: the shown trial's, else the running one's, else the foretold."""
+        """The batch size the ledger table is about: the trial's that is shown or runs, else the predicted one."""
         if self.shown is not None:
             return self.shown.result.batch_size
         if self.running is not None:
             return self.running.batch_size
-        return max(1, self.foretold or 1)
+        return max(1, self.predicted_size or 1)
 
 
 def reduce(state: SearchState, event: SearchEvent) -> SearchState:

@@ -6,7 +6,7 @@ import gc
 import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gpumem_tui.errors import OptionError
 from gpumem_tui.monitor.snapshot import NO_DRIVER, Source
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from gpumem_tui.snapshots.model import Snapshot
     from gpumem_tui.tui.app import ScreenName
     from gpumem_tui.tui.screens.main import MainScreen
+    from gpumem_tui.watch.terminal_command import TerminalCommand
 
     Screens = Mapping[ScreenName, Callable[[], MainScreen]]
 
@@ -72,7 +73,7 @@ def open_search(
         settings: None for those of the user's file.
 
     Raises:
-        SettingsError: the user's file cannot be obeyed.
+        SettingsError: the user's file is invalid.
     """
     _leave_garbage()
     settings = settings or load()
@@ -91,7 +92,7 @@ def open_plan(plan: Plan, config: SearchConfig) -> int:
         config: how the plan is traced.
 
     Raises:
-        OptionError: the plan's numbers do not go together, or the user's settings file cannot be obeyed.
+        OptionError: the plan's numbers do not go together, or the user's settings file is invalid.
     """
     from gpumem_tui.plan.controls import check
 
@@ -146,6 +147,28 @@ def open_snapshot(snapshot: Snapshot, analyses: Sequence[Analysis]) -> int:
     return _run(screens, "snapshot", settings)
 
 
+def open_run(command: TerminalCommand, words: str, settings: Settings) -> tuple[int, Sequence[str]]:
+    """Open on a command that runs, with the Monitor on it; the exit code and the last lines that it printed.
+
+    Args:
+        command: already started, by this thread; words: how it was typed.
+    """
+    from gpumem_tui.tui.screens.run import RunScreen
+
+    _leave_garbage()
+    source = _sampler(settings)
+    source.start()
+    made: list[RunScreen] = []
+
+    def make() -> MainScreen:
+        made.append(RunScreen(source, command, words, **_monitor_parts(settings)))
+        return made[0]
+
+    code = _run({"monitor": make}, "monitor", settings)
+    lines, _ = made[0].printed.since(0) if made else ([], 0)
+    return code, [line.text for line in lines]
+
+
 def _leave_garbage() -> None:
     """Until the first frame, when the program collects again: what is imported stays, and looking for garbage in it
     takes a seventh of the time."""
@@ -165,24 +188,28 @@ def _run(screens: Screens, first: ScreenName, settings: Settings, python: str | 
 
 
 def _monitor_screen(source: Source, settings: Settings, *, notice: str = "", is_here: bool = True) -> MainScreen:
+    from gpumem_tui.tui.screens.monitor import MonitorScreen
+
+    return MonitorScreen(source, notice=notice, **_monitor_parts(settings, is_here=is_here))
+
+
+def _monitor_parts(settings: Settings, *, is_here: bool = True) -> dict[str, Any]:
+    """What a Monitor is made of besides its source."""
     from gpumem_tui.monitor.alerts import Alerts
     from gpumem_tui.monitor.history import History
-    from gpumem_tui.tui.screens.monitor import MonitorScreen
     from gpumem_tui.watch.live import LiveProbes
 
     probes = LiveProbes() if is_here else None
     if probes is not None:
         probes.start()
-    return MonitorScreen(
-        source,
-        history=History(settings.interval_s, settings.history_hours),
-        alerts=Alerts(settings),
-        chart_s=settings.chart_minutes * 60,
-        read_only=settings.read_only,
-        bell=settings.bell,
-        notice=notice,
-        probes=probes,
-    )
+    return {
+        "history": History(settings.interval_s, settings.history_hours),
+        "alerts": Alerts(settings),
+        "chart_s": settings.chart_minutes * 60,
+        "read_only": settings.read_only,
+        "bell": settings.bell,
+        "probes": probes,
+    }
 
 
 def _own_monitor(settings: Settings) -> MainScreen:

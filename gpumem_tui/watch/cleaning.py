@@ -1,4 +1,4 @@
-"""Old files of processes that have ended. They are kept for a while: after a crash they are the black box.
+"""Old files of processes that have ended. They are kept for a while: after a crash they tell what there was.
 
 A probe does not remove its own: viewers show how its process ended. The next `run`, `watch` or Monitor does.
 """
@@ -6,48 +6,74 @@ A probe does not remove its own: viewers show how its process ended. The next `r
 from __future__ import annotations
 
 import os
+import re
 import time
+from collections import defaultdict
+from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
+from gpumem_tui.probe.files import default_directory
+from gpumem_tui.probe.folder import Folder, WireError
+from gpumem_tui.watch import hosts
 from gpumem_tui.watch.records import ProbedProcess, State
 
 KEEP_S = 7 * 24 * 3600.0
 KEEP_ENDED_S = 3600.0
 """Of a process that ended as it should: nobody asks long after what its last sample was."""
 KEEP_PROCESSES = 20
+_OF_A_PROCESS = re.compile(r"\.?(\d{1,10})-(\d{1,19})\.")
 
 
-def clean(processes: tuple[ProbedProcess, ...], now_s: float | None = None) -> int:
+def clean(processes: tuple[ProbedProcess, ...], now_s: float | None = None, directory: Path | None = None) -> int:
     """Remove our own files of processes that ended: as they should, an hour later; otherwise, a week later.
 
-    Of more than twenty that ended, the last twenty are kept at most.
+    Of more than twenty that ended, the last twenty are kept at most. Files of processes that were attached to and never
+    published (the probe that was sent, an answer that came too late) go an hour after those ended.
 
     Args:
         processes: as a `Watcher` found them.
         now_s: seconds since the epoch; now by default.
+        directory: where such files may be; by default where our probes publish.
 
     Returns:
         How many processes were forgotten.
     """
     now_s = time.time() if now_s is None else now_s
     ended = [process for process in processes if not process.is_running and process.uid == os.geteuid()]
-    last_first = sorted(ended, key=_last_sign_s, reverse=True)
+    last_first = sorted(ended, key=_last_heard_s, reverse=True)
     old = [
         process
         for place, process in enumerate(last_first)
-        if place >= KEEP_PROCESSES or now_s - _last_sign_s(process) > _keep_s(process)
+        if place >= KEEP_PROCESSES or now_s - _last_heard_s(process) > _keep_s(process)
     ]
     for process in old:
         _remove(process)
+    publish = {process.key for process in processes}
+    with suppress(OSError, WireError), Folder(directory or default_directory(), (os.geteuid(),)) as folder:
+        _remove_strays(folder, publish, now_s)
     return len(old)
+
+
+def _remove_strays(folder: Folder, publish: Collection[tuple[int, int]], now_s: float) -> None:
+    """Remove files of processes that have ended and never published."""
+    strays: dict[tuple[int, int], list[str]] = defaultdict(list)
+    for name in folder.names():
+        named = _OF_A_PROCESS.match(name)
+        key = (int(named[1]), int(named[2])) if named else (0, 0)
+        if named and key not in publish and now_s - folder.status(name).st_mtime > KEEP_ENDED_S:
+            strays[key].append(name)
+    living = {(host.inner_pid, host.start_ticks) for host in hosts.every()} if strays else set()
+    for name in (name for key, names in strays.items() if key not in living for name in names):
+        with suppress(OSError):
+            folder.remove(name)
 
 
 def _keep_s(process: ProbedProcess) -> float:
     return KEEP_ENDED_S if process.state is State.ENDED else KEEP_S
 
 
-def _last_sign_s(process: ProbedProcess) -> float:
+def _last_heard_s(process: ProbedProcess) -> float:
     """When it was last heard of, in seconds since the epoch."""
     newest = max((sample.record.wall_ns for sample in process.samples), default=process.process.started_ns)
     return newest / 1e9
@@ -56,15 +82,9 @@ def _last_sign_s(process: ProbedProcess) -> float:
 def _remove(process: ProbedProcess) -> None:
     """Every file of a process, leftovers of interrupted writes included; the ring last, as it names the others."""
     files = process.files
-    name = f"{files.pid}-{files.start_ticks}."
-    beside = [path for path in _listed(files.directory) if path.name.lstrip(".").startswith(name)]
-    for path in sorted(beside, key=lambda path: path == files.ring):
-        with suppress(OSError):
-            path.unlink()
-
-
-def _listed(directory: Path) -> list[Path]:
-    try:
-        return [directory / name for name in os.listdir(directory)]
-    except OSError:
-        return []
+    begins = f"{files.pid}-{files.start_ticks}."
+    with suppress(OSError, WireError), Folder(files.directory, (process.uid,)) as folder:
+        beside = [name for name in folder.names() if name.lstrip(".").startswith(begins)]
+        for name in sorted(beside, key=lambda name: name == files.ring.name):
+            with suppress(OSError):
+                folder.remove(name)

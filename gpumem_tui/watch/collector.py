@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from gpumem_tui import host_memory
 from gpumem_tui.memory import Bucket, Unknown
 from gpumem_tui.monitor.processes import HostProcesses
 from gpumem_tui.monitor.snapshot import GpuReading, Reading
@@ -16,10 +19,13 @@ from gpumem_tui.watch.cleaning import clean
 from gpumem_tui.watch.devices import gpu_uuid, probe_figures
 from gpumem_tui.watch.documents import read_trained
 from gpumem_tui.watch.expected import FIXED, Expected, expect
+from gpumem_tui.watch.growth import Growth, fill_s, growth_of, is_worth_an_alert
 from gpumem_tui.watch.postmortem import Case, open_case
 from gpumem_tui.watch.published import Key, Placed, Published, WatchedProcess
 from gpumem_tui.watch.reader import Watcher
-from gpumem_tui.watch.records import ProbedProcess, State
+from gpumem_tui.watch.records import FOR_MEMORY, ProbedProcess
+
+_GROWTH_EVERY_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -43,6 +49,7 @@ class Collector:
         self._hosts = HostProcesses(proc, known_here=True)
         self._derived: dict[Key, _Derived] = {}
         self._cases: dict[Key, Case] = {}
+        self._growth: dict[Key, tuple[float, tuple[Growth, ...]]] = {}
         self._is_clean = False
 
     def collect(self, gpus: Sequence[GpuReading], followed: Key | None = None) -> Published:
@@ -60,21 +67,23 @@ class Collector:
                 WatchedProcess(
                     process,
                     placed,
-                    hosts[process.pid] if process.pid is not None else Unknown(process.state.value),
+                    hosts[process.pid] if process.pid is not None else Unknown(process.standing),
                     self._expected(process),
                     self._case(process),
                     self._watcher.history(process) if process.key == followed else (),
+                    self._growing(process, placed, gpus),
                 )
             )
         keys = {process.key for process in found.processes}
         self._derived = {key: derived for key, derived in self._derived.items() if key in keys}
         self._cases = {key: case for key, case in self._cases.items() if key in keys}
+        self._growth = {key: growth for key, growth in self._growth.items() if key in keys}
         return Published(tuple(watched), found.refused, probe_figures(found.processes, candidates))
 
     def _expected(self, process: ProbedProcess) -> Reading[Expected]:
         """Derived anew when the document or the bytes change, which is seldom."""
         if not process.is_running:
-            return Unknown(process.state.value)
+            return Unknown(process.standing)
         found = fixed_bytes(process)
         try:
             version = (process.files.model.stat().st_mtime_ns, found)
@@ -85,8 +94,22 @@ class Collector:
             known = self._derived[process.key] = _Derived(version, _derive(process, found))
         return known.expected
 
+    def _growing(
+        self, process: ProbedProcess, placed: Sequence[Placed], gpus: Sequence[GpuReading]
+    ) -> tuple[Growth, ...]:
+        """Looked at anew every few seconds: a process's history is long."""
+        if not process.is_running:
+            return ()
+        looked_s, found = self._growth.get(process.key, (-math.inf, ()))
+        if time.monotonic() - looked_s >= _GROWTH_EVERY_S:
+            rising = growth_of(self._watcher.history(process))
+            found = tuple(one for one in (_with_room(each, process, placed, gpus) for each in rising)
+                          if is_worth_an_alert(one))  # fmt: skip
+            self._growth[process.key] = time.monotonic(), found
+        return found
+
     def _case(self, process: ProbedProcess) -> Case | None:
-        if process.state is not State.OUT_OF_MEMORY:
+        if process.state not in FOR_MEMORY:
             return None
         if process.key not in self._cases:
             try:
@@ -119,6 +142,21 @@ def _derive(process: ProbedProcess, found: Mapping[Bucket, int]) -> Reading[Expe
         return Unknown("the probe has not listed the parameters yet")
     devices = {sample.record.device for sample in process.samples if sample.is_on_gpu} or {CPU}
     return expect(trained, found, process.process.world_size, devices)
+
+
+def _with_room(growth: Growth, process: ProbedProcess, placed: Sequence[Placed], gpus: Sequence[GpuReading]) -> Growth:
+    """With the time until it has filled what is left of its device, the cache of its allocator included."""
+    if growth.device == CPU:
+        left_bytes = None if process.pid is None else host_memory.left_bytes(process.pid)
+    else:
+        uuids = {one.sample.record.device: (one.gpu_uuid, one.sample) for one in placed}
+        uuid, sample = uuids.get(growth.device, ("", None))
+        gpu = next((gpu for gpu in gpus if gpu.uuid == uuid), None)
+        left_bytes = None
+        if sample is not None and gpu is not None and not isinstance(gpu.memory, Unknown):
+            record = sample.record
+            left_bytes = gpu.memory.free_bytes + max(0, record.reserved_bytes - record.allocated_bytes)
+    return growth if left_bytes is None else replace(growth, left_s=fill_s(growth, left_bytes))
 
 
 def _candidate(gpu: GpuReading) -> Candidate:

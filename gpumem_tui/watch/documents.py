@@ -57,11 +57,15 @@ class Untrained:
 
 @dataclass(frozen=True)
 class Trained:
-    """What a process trains, and what else is there; a probe of an earlier version does not tell of the latter."""
+    """What a process trains, and what else is there; a probe of an earlier version does not tell of the latter.
+
+    `complete` is False where the probe came in late and has not yet seen all of the process: modules may be missing.
+    """
 
     models: tuple[Model, ...]
     optimizers: tuple[Optimizer, ...]
     untrained: tuple[Untrained, ...] = ()
+    complete: bool = True
 
 
 @dataclass(frozen=True)
@@ -113,8 +117,23 @@ class LookedDevice:
 
 
 @dataclass(frozen=True)
+class Kept:
+    """What each step makes at one place and nobody has released two steps later; bytes and allocations of one step."""
+
+    device: Annotated[int, msgspec.Meta(ge=-1)]
+    operator: str
+    module: str
+    source: str
+    bytes: Count
+    allocations: Count
+
+
+@dataclass(frozen=True)
 class Look:
-    """The answer to a request for a deep look; see `gpumem_tui.probe.documents.LookDocument`."""
+    """The answer to a request for a deep look; see `gpumem_tui.probe.documents.LookDocument`.
+
+    `kept` is None where that is not known, or not yet: `unavailable` says which.
+    """
 
     request: Count
     step: Count
@@ -122,6 +141,7 @@ class Look:
     method: str
     devices: tuple[LookedDevice, ...]
     unavailable: dict[str, str]
+    kept: tuple[Kept, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -133,6 +153,8 @@ class PostMortem:
         buckets: parameters, gradients and optimizer state on that device at that moment.
         fatal: whether the error ended the process.
         device_name, compute_capability: what kind of GPU it was; empty and None where the probe did not say.
+        resident_bytes, limit_bytes, limit_owner: of host memory, what the process held, how much it may hold, and
+            whose limit that is; None and empty where that is not known.
     """
 
     step: Count
@@ -156,6 +178,9 @@ class PostMortem:
     fatal: bool
     device_name: str = ""
     compute_capability: tuple[Count, Count] | None = None
+    resident_bytes: Count | None = None
+    limit_bytes: Count | None = None
+    limit_owner: str = ""
 
     @property
     def breakdown(self) -> Breakdown:
@@ -163,7 +188,31 @@ class PostMortem:
         return Breakdown.from_json(self.buckets)
 
 
-Document = TypeVar("Document", Trained, Look, PostMortem)
+@dataclass(frozen=True)
+class UncaughtError:
+    """The exception that nobody caught; see `gpumem_tui.probe.documents.ErrorDocument`. `message`: its first line."""
+
+    step: Count
+    wall_ns: Count
+    error: str
+    message: str
+    source: str
+
+
+@dataclass(frozen=True)
+class Exit:
+    """How a process ended, seen from outside; see `gpumem_tui.probe.documents.ExitDocument`."""
+
+    wall_ns: Count
+    exit_code: int | None
+    signal: int | None
+    killed_for_memory: bool
+    resident_bytes: Count | None
+    limit_bytes: Count | None
+    limit_owner: str
+
+
+Document = TypeVar("Document", Trained, Look, PostMortem, UncaughtError, Exit)
 
 
 def read_trained(files: Files, uid: int) -> Trained | None:
@@ -201,6 +250,24 @@ def read_post_mortem(files: Files, uid: int) -> PostMortem | None:
     if found is not None:
         _total(found.buckets, files.oom)
     return found
+
+
+def read_error(files: Files, uid: int) -> UncaughtError | None:
+    """The exception that ended the process; None if its probe saw none.
+
+    Raises:
+        WireError: as `read_trained`.
+    """
+    return _read(UncaughtError, files.error, uid)
+
+
+def read_exit(files: Files, uid: int) -> Exit | None:
+    """How the process ended, where `gpumem-tui run` saw it.
+
+    Raises:
+        WireError: as `read_trained`.
+    """
+    return _read(Exit, files.exit, uid)
 
 
 def _read(kind: type[Document], path: Path, uid: int) -> Document | None:

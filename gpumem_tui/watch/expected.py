@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from gpumem_tui.catalog.shapes import Gpu, ModelShape
+from gpumem_tui.formula.optimizers import OPTIMIZER_RECORDS
 from gpumem_tui.formula.predict import DEFAULT_HEADROOM, FormulaPrediction, max_batch_size, predict
 from gpumem_tui.formula.recipe import SHARDINGS, Optimizer, Precision, Recipe
 from gpumem_tui.formula.remedies import Remedy, remedies
@@ -21,17 +22,7 @@ FIXED = (Bucket.PARAMETERS, Bucket.GRADIENTS, Bucket.OPTIMIZER)
 """The buckets that do not depend on the batch, and that a probe measures."""
 
 _OPTIMIZERS: Mapping[str, Optimizer] = MappingProxyType(
-    {
-        "AdamW": "adamw",
-        "Adam": "adam",
-        "SGD": "sgd",
-        "Adafactor": "adafactor",
-        "Adagrad": "adagrad",
-        "RMSprop": "rmsprop",
-        "Lion": "lion",
-        "AdamW8bit": "adamw-8bit",
-        "PagedAdamW8bit": "adamw-8bit",
-    }
+    {name: key for key, record in OPTIMIZER_RECORDS.items() for name in record.class_names}
 )
 _PRECISIONS: Mapping[str, Precision] = MappingProxyType({"float32": "fp32", "bfloat16": "bf16"})
 

@@ -15,6 +15,8 @@ from gpumem_tui.probe.files import Files
 from gpumem_tui.text import shortened
 
 PROC = Path("/proc")
+_KERNEL_THREAD = 0x00200000
+"""PF_KTHREAD (include/linux/sched.h), in the flags of /proc/PID/stat."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,7 @@ class Host:
         start_ticks: with the pid, a name that is never used twice.
         state: a letter: R runs, S sleeps, D waits in the kernel, T is stopped, t is traced, Z has ended.
         tracer_pid: who debugs it; 0 for nobody.
+        is_kernel_thread: it has no program and no memory of its own.
         command: its command line; empty for a kernel thread.
     """
 
@@ -35,6 +38,8 @@ class Host:
     uid: int
     state: str
     tracer_pid: int
+    parent_pid: int
+    is_kernel_thread: bool
     inner_pid: int
     name: str
     command: tuple[str, ...]
@@ -65,7 +70,12 @@ class Host:
     def inner_directory(self) -> Path:
         """Where its probe publishes, as the process names it."""
         chosen = self.environ().get("GPUMEM_TUI_DIR")
-        return Path(chosen or f"/tmp/gpumem-tui-{self.inner_uid}")
+        if not chosen:
+            return Path(f"/tmp/gpumem-tui-{self.inner_uid}")
+        try:
+            return Path(os.readlink(self.proc / "cwd"), chosen)  # of two absolute paths, the second one
+        except OSError:
+            return Path(chosen)
 
     @property
     def files(self) -> Files:
@@ -115,13 +125,16 @@ def find(pid: int, proc: Path = PROC) -> Host | None:
         command = _text(folder / "cmdline")
     except OSError:
         return None
+    after_name = stat[stat.rindex(")") + 2 :].split()
     return Host(
         proc=folder,
         pid=pid,
-        start_ticks=int(stat[stat.rindex(")") + 2 :].split()[19]),
+        start_ticks=int(after_name[19]),
         uid=int(status["Uid"].split()[1]),
         state=status["State"].split()[0],
         tracer_pid=int(status.get("TracerPid", "0")),
+        parent_pid=int(after_name[1]),
+        is_kernel_thread=bool(int(after_name[6]) & _KERNEL_THREAD),
         inner_pid=int(status.get("NSpid", str(pid)).split()[-1]),
         name=status["Name"].strip(),
         command=tuple(command.rstrip("\0").split("\0")) if command else (),

@@ -19,8 +19,9 @@ from gpumem_tui.probe.files import WireError
 from gpumem_tui.probe.wire import CPU
 from gpumem_tui.text import printable
 from gpumem_tui.watch.documents import PostMortem, read_post_mortem, read_trained
+from gpumem_tui.watch.ends import memory_phrase
 from gpumem_tui.watch.expected import FIXED, Expected, expect
-from gpumem_tui.watch.records import ProbedProcess, device_name
+from gpumem_tui.watch.records import FOR_MEMORY, End, ProbedProcess, State, device_name
 from gpumem_tui.watch.report import SCHEMA, ago
 
 _BEST_REMEDIES = 4
@@ -87,6 +88,8 @@ def open_case(process: ProbedProcess) -> Case | None:
         WireError: its documents are not to be trusted.
     """
     post_mortem = read_post_mortem(process.files, process.uid)
+    if process.end is not None and process.state is State.KILLED_FOR_MEMORY:
+        post_mortem = _of_kill(process, process.end)
     if post_mortem is None:
         return None
     try:
@@ -98,6 +101,36 @@ def open_case(process: ProbedProcess) -> Case | None:
     found = {bucket: post_mortem.breakdown[bucket] for bucket in FIXED}
     devices = {CPU if post_mortem.device is None else post_mortem.device}
     return Case(process, post_mortem, expect(trained, found, process.process.world_size, devices))
+
+
+def _of_kill(process: ProbedProcess, end: End) -> PostMortem:
+    """Of a process that the kernel killed: nobody could write down that moment, so its last sample stands for it."""
+    sample = next((one for one in process.samples if not one.is_on_gpu), None)
+    found = {} if sample is None else {bucket.value: sample.buckets[bucket] for bucket in FIXED}
+    return PostMortem(
+        step=process.step,
+        wall_ns=round(end.time_s * 1e9),
+        device=CPU,
+        device_uuid="",
+        requested_bytes=None,
+        requested_is_rounded=False,
+        device_total_bytes=None,
+        device_free_bytes=None,
+        source="",
+        message="",
+        buckets={name: size for name, size in found.items() if isinstance(size, int)},
+        allocated_bytes=None,
+        reserved_bytes=None,
+        peak_allocated_bytes=None,
+        peak_reserved_bytes=None,
+        retries=None,
+        ooms=None,
+        inactive_split_bytes=None,
+        fatal=True,
+        resident_bytes=end.resident_bytes,
+        limit_bytes=end.limit_bytes,
+        limit_owner=end.limit_owner,
+    )
 
 
 def case_json(case: Case) -> dict[str, Any]:
@@ -135,8 +168,7 @@ def case_lines(case: Case, now_s: float | None = None) -> list[str]:
     """The case for a person."""
     found = case.post_mortem
     when = ago((time.time() if now_s is None else now_s) - found.wall_ns / 1e9)
-    ending = "and ended" if found.fatal else "and may have gone on: the error was raised, not seen to end it"
-    lines = [f"{case.process.title} ran out of memory in step {found.step + 1:,}, {when}, {ending}"]
+    lines = [f"{case.process.title} {fate(case)} in step {found.step + 1:,}, {when}{_ending(case)}"]
     lines += request_lines(found)
     lines += ["", *_ledger_lines(case)]
     lines += fragmentation_lines(found)
@@ -144,8 +176,23 @@ def case_lines(case: Case, now_s: float | None = None) -> list[str]:
     return [printable(line) for line in lines]
 
 
+def fate(case: Case) -> str:
+    """What happened to it, as its title goes on."""
+    if case.process.state is State.KILLED_FOR_MEMORY:
+        return "was killed by the kernel as host memory ran out"
+    return "ran out of memory"
+
+
+def _ending(case: Case) -> str:
+    if case.process.state in FOR_MEMORY:
+        return "" if case.process.state is State.KILLED_FOR_MEMORY else ", and ended"
+    if case.process.end is not None:
+        return f", and went on; later: {case.process.end.phrase}"
+    return ", and went on, as it seems: the error was not seen to end it"
+
+
 def request_lines(found: PostMortem) -> Iterator[str]:
-    """What was asked for, where, and what was free."""
+    """What was asked for, where, and what was free; of host memory what the process held, and of which limit."""
     if found.requested_bytes is not None:
         about = "about " if found.requested_is_rounded else ""
         where = f" at {found.source}" if found.source else ""
@@ -154,7 +201,10 @@ def request_lines(found: PostMortem) -> Iterator[str]:
         device = "" if found.device is None else f" on {device_name(found.device)}{kind}"
         yield f"the failed request: {about}{format_bytes(found.requested_bytes)}{device}{where}{free}"
     elif found.message:
-        yield f"the error: {found.message}"
+        where = f" at {found.source}" if found.source else ""
+        yield f"the error: {found.message}{where}"
+    if held := memory_phrase(found.resident_bytes, found.limit_bytes, found.limit_owner):
+        yield f"host memory: {held}"
 
 
 def ledger_rows(case: Case) -> Iterator[tuple[Bucket, str, Value]]:

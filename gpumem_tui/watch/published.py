@@ -5,17 +5,19 @@ Imports little: the Monitor's first frame waits for this.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
 
 from gpumem_tui.memory import Unknown, format_bytes
-from gpumem_tui.monitor.probes import OutOfMemory, Probes
+from gpumem_tui.monitor.probes import Growing, OutOfMemory, Probes
 from gpumem_tui.monitor.snapshot import NOT_LOOKED_UP_YET, GpuReading, HostProcess, Reading
 
 if TYPE_CHECKING:
     from gpumem_tui.watch.expected import Expected
+    from gpumem_tui.watch.growth import Growth
     from gpumem_tui.watch.postmortem import Case
     from gpumem_tui.watch.records import ProbedProcess, RefusedFile, Sample
 
@@ -43,6 +45,7 @@ class WatchedProcess:
         expected: what the formula expects of it, or why that cannot be told.
         case: its post-mortem; None unless memory ran out under it.
         history: every sample that is left of it; empty unless it was asked for.
+        growth: of each device of which it takes more and more.
     """
 
     process: ProbedProcess
@@ -51,6 +54,7 @@ class WatchedProcess:
     expected: Reading[Expected] = NOT_DERIVED_YET
     case: Case | None = None
     history: tuple[Sample, ...] = ()
+    growth: tuple[Growth, ...] = ()
 
     @property
     def pid(self) -> int:
@@ -70,8 +74,10 @@ class WatchedProcess:
 
     @property
     def ended_s(self) -> float | None:
-        """When memory ran out, seconds since the epoch; None if it did not."""
-        return None if self.case is None else self.case.post_mortem.wall_ns / 1e9
+        """When it ended, seconds since the epoch; None while it runs. Where memory ran out, when it did."""
+        if self.case is not None:
+            return self.case.post_mortem.wall_ns / 1e9
+        return None if self.process.end is None else self.process.end.time_s
 
 
 @dataclass(frozen=True)
@@ -107,6 +113,20 @@ class Published:
         """Those that memory ran out under."""
         return tuple(_out_of_memory(watched) for watched in self.processes if watched.case is not None)
 
+    @cached_property
+    def growing(self) -> tuple[Growing, ...]:
+        """Those whose memory rises."""
+        return tuple(one for watched in self.processes for one in _growing(watched))
+
+
+def _growing(watched: WatchedProcess) -> Iterator[Growing]:
+    who, bracket, command = watched.process.title.partition(" (")
+    uuids = {placed.sample.record.device: placed.gpu_uuid for placed in watched.placed}
+    for growth in watched.growth:
+        uuid = uuids.get(growth.device, "")
+        left_s = math.inf if growth.left_s is None else growth.left_s
+        yield Growing(uuid if isinstance(uuid, str) else "", f"{who}: {growth.phrase}{bracket}{command}", left_s)
+
 
 class ProbeSource(Protocol):
     """Whatever tells what probes publish. Nothing in it waits."""
@@ -131,9 +151,11 @@ class ProbeSource(Protocol):
 
 def _out_of_memory(watched: WatchedProcess) -> OutOfMemory:
     assert watched.case is not None
+    from gpumem_tui.watch.postmortem import fate  # imported already, with what made the case
+
     found = watched.case.post_mortem
     asked = "" if found.requested_bytes is None else f" asking for {format_bytes(found.requested_bytes)}"
     where = f" at {found.source}" if found.source else ""
     who, bracket, command = watched.process.title.partition(" (")
-    message = f"{who} ran out of memory{asked}{where}{bracket}{command}"
+    message = f"{who} {fate(watched.case)}{asked}{where}{bracket}{command}"
     return OutOfMemory(found.device_uuid, found.wall_ns / 1e9, message)

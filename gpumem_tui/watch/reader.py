@@ -6,13 +6,13 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from gpumem_tui.memory import Unknown
 from gpumem_tui.monitor.snapshot import Reading
-from gpumem_tui.probe.files import Files, WireError, check_directory, default_directory, open_private
+from gpumem_tui.probe.files import Files, default_directory
+from gpumem_tui.probe.folder import Folder, WireError
 from gpumem_tui.probe.wire import (
     HEADER_BYTES,
     RING_BYTES,
@@ -26,8 +26,10 @@ from gpumem_tui.probe.wire import (
 )
 from gpumem_tui.text import printable
 from gpumem_tui.watch import hosts
-from gpumem_tui.watch.documents import read_post_mortem
-from gpumem_tui.watch.records import ProbedProcess, RefusedFile, Sample, State, Watched
+from gpumem_tui.watch.documents import Exit, read_error, read_exit, read_post_mortem
+from gpumem_tui.watch.ends import Evidence, end_of
+from gpumem_tui.watch.records import End, ProbedProcess, RefusedFile, Sample, State, Watched
+from gpumem_tui.watch.witness import Witness, unseen
 
 _FOREIGN_EVERY_S = 10.0
 _SILENT_AFTER_S = 15.0
@@ -45,7 +47,8 @@ class _Ring:
     records: dict[int, Record] = field(default_factory=dict)
     problem: str = ""
     host: hosts.Host | None = None
-    end: State | None = None
+    witness: Witness | None = None
+    end: End | None = None
 
 
 class Watcher:
@@ -123,9 +126,8 @@ class Watcher:
     def _scan(self, directory: Path) -> Iterator[tuple[Path, int]]:
         """The rings in a folder, with the user whose folder it is."""
         try:
-            uid = _expected_owner(directory)
-            check_directory(directory, (uid,))
-            names = os.listdir(directory)
+            with Folder(directory, _expected_owners(directory)) as folder:
+                uid, names = folder.owner, folder.names()
         except FileNotFoundError:
             return
         except WireError as error:
@@ -150,9 +152,10 @@ class Watcher:
         if ring.end is None or header is None:
             host = self._find(ring)
             header = _read_new(ring)  # after that: of a process that is gone, nothing is missed
+            _follow(ring, host)
             ring.host, ring.end = host, None if host is not None else _end(ring, header)
-        state = ring.end or State.RUNNING
-        samples = _newest(ring)
+        state = ring.end.state if ring.end is not None else State.RUNNING
+        samples = _newest(ring) if ring.end is None else _last_of_training(ring)
         age_s: Reading[float] = Unknown("no step has finished yet")
         if samples:
             age_s = max(0.0, (self._clock_ns() - samples[0].record.monotonic_ns) / 1e9)
@@ -165,6 +168,8 @@ class Watcher:
             samples=samples,
             age_s=age_s,
             problem=ring.problem or _problem(header, state, samples, age_s),
+            end=ring.end,
+            steps=_steps(ring),
         )
 
     def _find(self, ring: _Ring) -> hosts.Host | None:
@@ -185,22 +190,26 @@ def foreign_directories(proc: Path = hosts.PROC) -> tuple[Path, ...]:
     folders = (proc / name for name in os.listdir(proc) if name.isdecimal())
     contained = (hosts.find(int(folder.name), proc) for folder in folders if not hosts.shares_files(folder))
     found = [host.files.directory for host in contained if host is not None and os.geteuid() in (0, host.uid)]
-    distinct: dict[tuple[int, int], Path] = {}
+    distinct: dict[object, Path] = {}
     for path in found:
-        with suppress(OSError):
-            status = os.stat(path)
-            distinct.setdefault((status.st_dev, status.st_ino), path)
+        try:
+            with Folder(path, None) as folder:
+                distinct.setdefault(folder.identity, path)
+        except WireError:
+            distinct[path] = path  # whoever reads it is told why it is refused
+        except OSError:
+            continue
     return tuple(distinct.values())
 
 
-def _expected_owner(directory: Path) -> int:
-    """Whose a folder must be: ours. Root looks into those of others, if they are named after their owner."""
+def _expected_owners(directory: Path) -> tuple[int, ...] | None:
+    """Whose a folder must be: ours. Root looks into those of others (None), if a name says whose, into theirs."""
     if os.geteuid() != 0:
-        return os.geteuid()
+        return (os.geteuid(),)
     named = _OWNER_IN_NAME.fullmatch(directory.name)
     if named is not None and directory.parent == Path("/tmp"):
-        return int(named[1])
-    return os.lstat(directory).st_uid
+        return (int(named[1]),)
+    return None
 
 
 def _writes(host: hosts.Host | None, ring: _Ring) -> bool:
@@ -211,16 +220,39 @@ def _writes(host: hosts.Host | None, ring: _Ring) -> bool:
     )
 
 
-def _end(ring: _Ring, header: Header) -> State:
-    """How a process that is gone ended. That is for ever: its name will never be another's."""
-    try:
-        post_mortem = read_post_mortem(ring.files, ring.uid)
-    except WireError as error:
-        ring.problem = str(error)
+def _follow(ring: _Ring, host: hosts.Host | None) -> None:
+    """Watch a living process, so that its end is seen."""
+    if host is None:
+        return
+    if ring.witness is None:
+        ring.witness = Witness(host.pid, host.start_ticks)
     else:
-        if post_mortem is not None and post_mortem.fatal:
-            return State.OUT_OF_MEMORY
-    return State.ENDED if header.ended_ns else State.VANISHED
+        ring.witness.look()
+
+
+def _end(ring: _Ring, header: Header) -> End:
+    """How a process that is gone ended. That is for ever: its name will never be another's."""
+    seen: Exit | None = None
+    error = post_mortem = None
+    try:
+        seen = read_exit(ring.files, ring.uid)
+        error = read_error(ring.files, ring.uid)
+        post_mortem = read_post_mortem(ring.files, ring.uid)
+    except WireError as problem:
+        ring.problem = str(problem)
+    if ring.witness is not None:
+        seen = seen or ring.witness.ended()
+        ring.witness.close()
+    elif seen is None:
+        seen = unseen(ring.files.pid, ring.files.start_ticks)
+    newest = ring.records.get(max(ring.records, default=0))
+    last_ns = header.process.started_ns if newest is None else newest.wall_ns
+    return end_of(Evidence(seen, error, post_mortem, header.ended_ns, last_ns, _steps(ring)))
+
+
+def _steps(ring: _Ring) -> int:
+    newest = ring.records.get(max(ring.records, default=0))
+    return 0 if newest is None else newest.step
 
 
 def _read_new(ring: _Ring) -> Header:
@@ -230,7 +262,8 @@ def _read_new(ring: _Ring) -> Header:
         WireError: the ring is not to be trusted, or damaged.
         OSError: it is not there or cannot be read.
     """
-    with open_private(ring.files.ring, RING_BYTES, (ring.uid,)) as opened:
+    path = ring.files.ring
+    with Folder(path.parent, (ring.uid,)) as folder, folder.opened(path.name, RING_BYTES) as opened:
         found = os.fstat(opened.fileno())
         header = _printable(decode_header(os.pread(opened.fileno(), HEADER_BYTES, 0)))
         if (header.process.pid, header.process.start_ticks) != (ring.files.pid, ring.files.start_ticks):
@@ -282,9 +315,19 @@ def _slots(descriptor: int, first: int, last: int) -> Iterator[tuple[int, bytes]
         first += count
 
 
-def _newest(ring: _Ring) -> tuple[Sample, ...]:
-    """The newest sample of each device, those of one moment."""
-    last = max(ring.records, default=0)
+def _last_of_training(ring: _Ring) -> tuple[Sample, ...]:
+    """The newest samples in which there is a model; where there never was, the newest."""
+    last = max((number for number, record in ring.records.items() if record.parameters_bytes > 0), default=0)
+    return _newest(ring, last or None)
+
+
+def _newest(ring: _Ring, last: int | None = None) -> tuple[Sample, ...]:
+    """The newest sample of each device, those of one moment; with `last`, of the moment of that record."""
+    if last is not None:
+        at_ns = ring.records[last].monotonic_ns
+        last = max(number for number, record in ring.records.items() if record.monotonic_ns == at_ns)
+    else:
+        last = max(ring.records, default=0)
     newest: dict[int, Record] = {}
     while last in ring.records and ring.records[last].device not in newest:
         record = ring.records[last]

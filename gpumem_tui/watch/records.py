@@ -28,13 +28,51 @@ def device_name(device: int) -> str:
 
 
 class State(Enum):
-    """How a process stands. The value is the key used in JSON."""
+    """How a process stands, or ended. The value is the key used in JSON."""
 
     RUNNING = "running"
     ENDED = "ended"
+    """As it should: with exit code 0, or by the interpreter's exit with no error where the code was not seen."""
     OUT_OF_MEMORY = "out of memory"
+    KILLED_FOR_MEMORY = "killed for memory"
+    """By the kernel, because the memory of its control group or of the machine ran out."""
+    FAILED = "failed"
+    """By an error, or with another exit code than 0."""
+    INTERRUPTED = "interrupted"
+    KILLED = "killed"
+    """By a signal that says nothing of its own doing, such as SIGKILL."""
+    CRASHED = "crashed"
+    """By a signal that a fault of its own brings, such as SIGSEGV."""
     VANISHED = "vanished"
-    """Gone without a farewell: killed, or crashed."""
+    """Killed or crashed: nobody saw which."""
+
+
+WELL_ENDED = frozenset({State.ENDED, State.INTERRUPTED})
+"""As somebody wanted it."""
+FOR_MEMORY = frozenset({State.OUT_OF_MEMORY, State.KILLED_FOR_MEMORY})
+"""Because memory ran out."""
+
+
+@dataclass(frozen=True)
+class End:
+    """How a process ended.
+
+    Attributes:
+        phrase: in a few words, as a sentence goes on: ``failed with exit code 1: ValueError: … at train.py:3``.
+        time_s: when, in seconds since the epoch.
+        exit_code: None if a signal ended it, or if it was not seen. signal: its name; empty likewise.
+        resident_bytes, limit_bytes, limit_owner: what it held of host memory last, how much it may hold, and whose
+            limit that is; None and empty where that is not known.
+    """
+
+    state: State
+    phrase: str
+    time_s: float
+    exit_code: int | None = None
+    signal: str = ""
+    resident_bytes: int | None = None
+    limit_bytes: int | None = None
+    limit_owner: str = ""
 
 
 @dataclass(frozen=True)
@@ -149,9 +187,12 @@ class ProbedProcess:
         pid: as we know it; None once it has ended, or where it cannot be told which process it is.
         uid: whose it is.
         process: what its probe said of it when it began.
-        samples: the newest sample of every device, in the order of devices; empty before the first step.
+        samples: the newest sample of every device, in the order of devices; empty before the first step. Of one that
+            has ended the last ones with a model: at its exit there may be none any more.
         age_s: seconds since those were taken.
         problem: one line if something is wrong with what is shown; empty otherwise.
+        end: how it ended; None while it runs.
+        steps: optimizer steps by its last record, which may be later than `samples`.
     """
 
     files: Files
@@ -162,6 +203,8 @@ class ProbedProcess:
     samples: tuple[Sample, ...]
     age_s: Reading[float]
     problem: str
+    end: End | None = None
+    steps: int = 0
 
     @property
     def key(self) -> tuple[int, int]:
@@ -187,7 +230,17 @@ class ProbedProcess:
     @property
     def step(self) -> int:
         """Optimizer steps since the probe came in."""
-        return self.samples[0].record.step if self.samples else 0
+        return max(self.steps, self.samples[0].record.step if self.samples else 0)
+
+    @property
+    def has_ended_well(self) -> bool:
+        """Whether it has ended as somebody wanted it."""
+        return self.state in WELL_ENDED
+
+    @property
+    def standing(self) -> str:
+        """How it stands or ended, in a few words."""
+        return self.state.value if self.end is None else self.end.phrase
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,8 @@ from typing import Any, Literal
 from gpumem_tui.memory import ALLOCATED_BUCKETS, Bucket, Unknown, Value, format_bytes
 from gpumem_tui.monitor.probes import ProbeReport
 from gpumem_tui.text import printable
-from gpumem_tui.watch.documents import Held, Look, LookedDevice
+from gpumem_tui.watch.documents import Held, Kept, Look, LookedDevice
+from gpumem_tui.watch.growth import Growth
 from gpumem_tui.watch.published import Published
 from gpumem_tui.watch.records import ProbedProcess, Sample, device_name
 
@@ -28,6 +29,7 @@ _FIGURES = (
     "step_s",
 )
 _MOST_PLACES = 20
+_MOST_KEPT = 10
 
 
 # JSON
@@ -77,6 +79,7 @@ def probe_report(published: Published) -> ProbeReport:
     return ProbeReport(
         figures=published.figures,
         ended=published.out_of_memory,
+        growing=published.growing,
         listed={
             (placed.gpu_uuid, watched.pid): probe_json(watched.process, placed.sample)
             for watched in running
@@ -93,7 +96,8 @@ def probe_report(published: Published) -> ProbeReport:
 
 
 def ended_json(process: ProbedProcess) -> dict[str, Any]:
-    """A process that publishes no more."""
+    """A process that publishes no more, and how it ended; what of that was not seen is null."""
+    end = process.end
     return {
         "event": "ended",
         "schema": SCHEMA,
@@ -101,6 +105,27 @@ def ended_json(process: ProbedProcess) -> dict[str, Any]:
         "rank": process.process.rank,
         "step": process.step,
         "state": process.state.value,
+        "how": process.standing,
+        "time_s": None if end is None else end.time_s,
+        "exit_code": None if end is None else end.exit_code,
+        "signal": None if end is None else end.signal or None,
+        "resident_bytes": None if end is None else end.resident_bytes,
+        "limit_bytes": None if end is None else end.limit_bytes,
+        "limit_owner": None if end is None else end.limit_owner or None,
+    }
+
+
+def growth_json(process: ProbedProcess, growth: Growth) -> dict[str, Any]:
+    """A process whose memory after each step has begun to rise steadily."""
+    return {
+        "event": "growth",
+        "schema": SCHEMA,
+        "pid": process.known_pid,
+        "rank": process.process.rank,
+        "step": process.step,
+        "device": device_name(growth.device),
+        "bytes_per_s": growth.bytes_per_s,
+        "over_s": growth.over_s,
     }
 
 
@@ -115,7 +140,19 @@ def look_json(process: ProbedProcess, look: Look) -> dict[str, Any]:
         "step_s": look.step_s,
         "method": look.method or None,
         "devices": [_looked_json(device) for device in look.devices],
+        "kept": None if look.kept is None else [_kept_json(kept) for kept in look.kept],
         "unavailable": look.unavailable,
+    }
+
+
+def _kept_json(kept: Kept) -> dict[str, Any]:
+    return {
+        "device": device_name(kept.device),
+        "operator": kept.operator or None,
+        "module": kept.module or None,
+        "source": kept.source or None,
+        "bytes": kept.bytes,
+        "allocations": kept.allocations,
     }
 
 
@@ -206,7 +243,7 @@ def process_line(process: ProbedProcess, now_s: float | None = None) -> str:
     begun = ago((time.time() if now_s is None else now_s) - who.started_ns / 1e9)
     line = f"{process.title.replace(f', rank {who.rank}', rank, 1)}, torch {who.torch}, by {who.entry} {begun}"
     if not process.is_running:
-        line += f": {process.state.value} at step {process.step:,}"
+        line += f": {process.standing}; its last step was {process.step:,}"
     elif isinstance(process.age_s, Unknown):
         line += f": {process.age_s.reason}"
     return printable(f"{line} ({process.problem})" if process.problem else line)
@@ -222,8 +259,28 @@ def look_lines(process: ProbedProcess, look: Look, by: By = "source") -> list[st
         if by != "bucket":
             lines += ["", f"by {by}", *_place_lines(device, by)]
         lines += ["", *_timeline_lines(device)]
+    lines += ["", *_kept_lines(look)] if look.kept is not None else []
     lines += [f"no {what}: {why}" for what, why in look.unavailable.items()]
     return [printable(line) for line in lines]
+
+
+def _kept_lines(look: Look) -> list[str]:
+    """What every step leaves behind, the largest first."""
+    if not look.kept:
+        return ["every step releases what it makes: nothing is left behind two steps later"]
+    lines = ["left behind by every step, and not released two steps later:"]
+    for kept in look.kept[:_MOST_KEPT]:
+        lines.append(f"  {format_bytes(kept.bytes):>12}  {device_name(kept.device)}  {kept_place(kept)}")
+    rest = look.kept[_MOST_KEPT:]
+    if rest:
+        lines.append(f"  {format_bytes(sum(kept.bytes for kept in rest)):>12}  {len(rest)} smaller places")
+    return lines
+
+
+def kept_place(kept: Kept) -> str:
+    """Where in the program it was made: the line, the module, the operator, as far as they are known."""
+    places = (kept.source or "(no line known)", kept.module and f"in {kept.module}", kept.operator)
+    return ", ".join(place for place in places if place)
 
 
 def _place_lines(device: LookedDevice, by: Literal["module", "source"]) -> list[str]:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 from gpumem_tui.probe.documents import MAX_REQUEST_BYTES, Request, decode_request, encode_request
-from gpumem_tui.probe.files import WireError, read_private, write_document
+from gpumem_tui.probe.folder import Folder, WireError
 from gpumem_tui.watch import hosts
 from gpumem_tui.watch.documents import Look, read_look
 from gpumem_tui.watch.records import ProbedProcess
@@ -24,17 +23,18 @@ def request_look(process: ProbedProcess) -> int:
     """Ask for a deep look at the next step; returns the number that the answer will bear.
 
     Raises:
-        NoAnswer: the request cannot be written.
+        NoAnswer: the request cannot be written, or its folder is not to be trusted any more.
     """
     path = process.files.control
     try:
-        before = _number(path, process.uid)
-        write_document(path, encode_request(Request(before + 1, "look")))
-        if os.geteuid() != process.uid:
-            os.chown(path, process.uid, -1, follow_symlinks=False)
+        with Folder(path.parent, (process.uid,)) as folder:
+            number = _last_number(folder, path.name) + 1
+            folder.replace(path.name, encode_request(Request(number, "look")))
+    except WireError as error:
+        raise NoAnswer(str(error)) from error
     except OSError as error:
         raise NoAnswer(f"{path.parent} cannot be written: {error.strerror}") from error
-    return before + 1
+    return number
 
 
 def await_look(
@@ -66,9 +66,9 @@ def await_look(
     raise NoAnswer(f"no step of {process.title} finished within {timeout_s:g} s; it may evaluate, load data or hang")
 
 
-def _number(path: Path, uid: int) -> int:
+def _last_number(folder: Folder, name: str) -> int:
     """The number of the last request; 0 if there was none that can be read."""
     try:
-        return decode_request(read_private(path, MAX_REQUEST_BYTES, (uid,))).number
+        return decode_request(folder.read(name, MAX_REQUEST_BYTES)).number
     except (FileNotFoundError, WireError):
         return 0

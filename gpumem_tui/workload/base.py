@@ -9,7 +9,7 @@ from torch import nn
 
 
 class WorkloadError(Exception):
-    """A workload that cannot be run as asked; the message is one line naming the option or file to mend."""
+    """A workload that cannot be run as asked; the message is one line naming the option or file to change."""
 
 
 class Workload(Protocol):

@@ -72,13 +72,13 @@ def _describe(error: BaseException, file: Path) -> str:
     if isinstance(error, SyntaxError):
         elsewhere = error.filename is not None and error.filename != str(file.resolve())
         at = _at(error.filename if elsewhere else file, error.lineno)
-        return f"{at}: syntax error: {error.msg}; mend it"
+        return f"{at}: syntax error: {error.msg}; fix it"
     where = _at(file, _line(error, file))
     if isinstance(error, SystemExit):
         return f'{where}: exits while being imported; move its script part under if __name__ == "__main__":'
     if isinstance(error, ModuleNotFoundError):
         return f"{where}: {typed(error)}; install it for {sys.executable}"
-    return f"{where}: {typed(error)}; mend it"
+    return f"{where}: {typed(error)}; fix it"
 
 
 def _at(file: Path | str | None, line: int | None) -> str:

@@ -6,11 +6,12 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
-from gpumem_tui.attach.launch import CannotRun, environment, execute, warnings
+from gpumem_tui.attach.launch import CannotRun, environment, start, warnings
 from gpumem_tui.probe.files import SITE_DIRECTORY
 from tests.attach import loops
 
@@ -84,12 +85,38 @@ def test_a_signal_ends_the_command_as_ever(tmp_path: Path) -> None:
     assert done.returncode == -signal.SIGTERM
 
 
-def test_the_command_is_the_process_that_was_started(tmp_path: Path) -> None:
-    """So signals, job control and process groups reach it with nothing in between."""
-    command = [sys.executable, "-m", "gpumem_tui", "run", "bash", "-c", "echo $$"]
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1])
+def test_a_signal_to_run_reaches_the_command(number: signal.Signals, tmp_path: Path) -> None:
+    trap = f"trap 'echo caught; exit 5' {number.value}; echo ready; while :; do sleep 0.05; done"
+    command = [sys.executable, "-m", "gpumem_tui", "run", "bash", "-c", trap]
+    environment = {**os.environ, "GPUMEM_TUI_DIR": str(tmp_path / "probes")}
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as program:
+        assert program.stdout is not None
+        assert program.stdout.readline() == "ready\n"
+        program.send_signal(number)
+        assert program.stdout.read() == "caught\n"
+        assert program.wait(60) == 5
+
+
+def test_the_command_stays_in_the_terminals_process_group(tmp_path: Path) -> None:
+    """So Ctrl-C, Ctrl-Z and `fg` are the terminal's own doing."""
+    command = [sys.executable, "-m", "gpumem_tui", "run", "bash", "-c", "ps -o pgid= -o sid= $$"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as program:
+        assert program.stdout is not None
+        assert [int(word) for word in program.stdout.read().split()] == [program.pid, program.pid]
+
+
+def test_the_command_ends_with_a_run_that_is_killed(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "gpumem_tui", "run", "bash", "-c", "echo $$; exec sleep 60"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as program:
         assert program.stdout is not None
-        assert int(program.stdout.readline()) == program.pid
+        pid = int(program.stdout.readline())
+        program.kill()
+        program.wait(60)
+        deadline = time.monotonic() + 10
+        while Path(f"/proc/{pid}/cmdline").exists() and Path(f"/proc/{pid}/cmdline").read_bytes():
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
 
 
 def test_options_after_the_command_are_its_own(tmp_path: Path) -> None:
@@ -103,8 +130,8 @@ def test_no_such_command(tmp_path: Path) -> None:
 
 def test_a_command_that_cannot_be_run(tmp_path: Path) -> None:
     with pytest.raises(CannotRun, match="cannot be run") as caught:
-        execute([str(tmp_path)])
+        start([str(tmp_path)])
     assert caught.value.code == 126
     with pytest.raises(CannotRun, match="No such file") as caught:
-        execute([str(tmp_path / "train.py")])
+        start([str(tmp_path / "train.py")])
     assert caught.value.code == 127

@@ -1,4 +1,4 @@
-"""The installed program, run as a user runs it."""
+"""The program, run as a user runs it; its outputs and its exit code."""
 
 from __future__ import annotations
 
@@ -6,9 +6,13 @@ import os
 import subprocess
 import sys
 from dataclasses import dataclass
+from io import BytesIO, TextIOWrapper
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
+
+from gpumem_tui.cli import main
 
 
 @dataclass(frozen=True)
@@ -33,11 +37,33 @@ class Program:
         return subprocess.Popen(command, cwd=self.folder, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True)
 
     def __call__(self, *arguments: str, env: dict[str, str] | None = None) -> Finished:
+        """Run it to its end, in this process: its interpreter with torch serves the next run.
+
+        With an `env`, part of which is read as a process starts, in a process of its own.
+        """
+        if env is not None:
+            return self._alone(arguments, env)
+        out, err = (TextIOWrapper(BytesIO(), "utf-8", write_through=True) for _ in range(2))
+        before = os.getcwd()
+        os.chdir(self.folder)
+        try:
+            with (
+                open(os.devnull) as nothing,
+                patch.multiple(sys, argv=["gpumem-tui", *arguments], stdin=nothing, stdout=out, stderr=err),
+                pytest.raises(SystemExit) as ended,
+            ):
+                main()
+        finally:
+            os.chdir(before)
+        assert isinstance(ended.value.code, int)
+        return Finished(ended.value.code, _written(out), _written(err))
+
+    def _alone(self, arguments: tuple[str, ...], env: dict[str, str]) -> Finished:
         command = [sys.executable, "-m", "gpumem_tui", *arguments]
         done = subprocess.run(
             command,
             cwd=self.folder,
-            env={**os.environ, **(env or {})},
+            env={**os.environ, **env},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -45,6 +71,13 @@ class Program:
             check=False,
         )
         return Finished(done.returncode, done.stdout, done.stderr)
+
+
+def _written(stream: TextIOWrapper) -> str:
+    stream.flush()
+    buffer = stream.buffer
+    assert isinstance(buffer, BytesIO)
+    return buffer.getvalue().decode()
 
 
 @pytest.fixture(scope="module")

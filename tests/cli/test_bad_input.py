@@ -38,13 +38,13 @@ def train_step(model, optimizer, batch):
         (["search", "--seq-len", "-4"], "'--seq-len': -4 is not in the range"),
         (["search", "--heads", "7"], "--heads: 7 heads do not divide a hidden size of 768"),
         (["search", "--workload", "missing.py"], "--workload: there is no file missing.py"),
-        (["search", "--gpu", "9"], "--gpu: '9' is not to be had: no NVIDIA driver on this machine"),
+        (["search", "--gpu", "9"], "--gpu: '9' is not available: no NVIDIA driver on this machine"),
         (["search", "--gpu", "sim:a10000"], "--gpu: unknown GPU 'a10000'"),
         (["search", "--config", "broken.json"], "--config: "),
         (["search", "--limit", "999GiB"], "--limit: the device has only 80.00 GiB"),
         (["search", "--limit", "20"], "'--limit': 20 would be bytes: write the unit, as in 20GiB"),
         (["search", "--limit", "lots"], "'--limit': 'lots' is not a size such as 20GiB"),
-        (["search", "--python", "/no/python"], "--python: /no/python is no program"),
+        (["search", "--python", "/no/python"], "--python: /no/python is not a program"),
         (["search", "--headroom", "nan"], "'--headroom': nan is not a finite number"),
         (["search", "--timeout", "inf"], "'--timeout': inf is not a finite number"),
         (["look", "1", "--timeout", "nan"], "'--timeout': nan is not a finite number"),
@@ -58,8 +58,8 @@ def train_step(model, optimizer, batch):
         (["predict", "--batch-size", "1", "--config", "c" * 300], "File name too long"),
         (["plan", "--workload", ""], "--workload: give the path of a file"),
         (["search", "--config", ""], "--config: give the path of a file"),
-        (["search", "--gpu", ""], "--gpu: '' is not to be had"),
-        (["search", "--python", ""], "--python: nothing is no program"),
+        (["search", "--gpu", ""], "--gpu: '' is not available"),
+        (["search", "--python", ""], "--python: nothing is not a program"),
         (["search", "--json", "--plain"], "--json and --plain: give only one"),
         (["search", "--sharding", "zero3", "--gpus", "8"], "--sharding zero3: a search runs the step of one GPU"),
         (["search", "--sharding", "zero3"], "--sharding zero3: needs more than one GPU to shard over; add --gpus 2"),
@@ -156,6 +156,17 @@ def test_a_torch_that_is_too_old_is_said(program: Program, tmp_path: Path, versi
         2,
         f"gpumem-tui: torch {version} of {sys.executable} is too old to simulate a GPU: 2.10 or newer is needed\n",
     )
+
+
+def test_a_torch_that_came_out_later_is_said(program: Program, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import torch\ntorch.__version__ = '2.99.1'\n")
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path} exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    options = ("--model", "mlp", "--batch-size", "4", "--gpu", "sim:t4-16gb")
+    done = program("predict", *options, "--python", str(python))
+    assert done.code == 0
+    assert "torch 2.99.1 is newer than 2.13, the last one that the simulated GPU was checked with" in done.out
 
 
 def test_a_configuration_beyond_all_bounds_is_refused_at_once(program: Program, tmp_path: Path) -> None:

@@ -7,7 +7,12 @@ import sys
 
 import pytest
 
-_HEADLESS = (["models"], ["settings"], ["predict", "--batch-size", "1", "--json"], ["doctor", "--json"])
+_HEADLESS = (
+    ["models"],
+    ["settings"],
+    ["predict", "--batch-size", "1", "--model", "mlp", "--json"],
+    ["doctor", "--json"],
+)
 
 
 def _shell(arguments: list[str], redirection: str) -> subprocess.CompletedProcess[str]:

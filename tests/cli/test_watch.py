@@ -23,7 +23,7 @@ from tests.watch.rings import RECORD, RingFile, gone
 
 DEADLINE_S = 60.0
 TRAIN = """
-import sys, time
+import os, sys, time
 import torch
 torch.set_num_threads(1)
 model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 10))
@@ -37,12 +37,14 @@ def held(tensors):
 step()
 parameters = list(model.parameters())
 state = [value for values in optimizer.state.values() for value in values.values()]
-print(held(parameters), held(parameter.grad for parameter in parameters), held(state), flush=True)
+gradients = [parameter.grad for parameter in parameters]
+print(os.getpid(), held(parameters), held(gradients), held(state), flush=True)
+del gradients
 while True:
     step()
     time.sleep(0.01)
 """
-"""An ordinary script, which prints the bytes of parameters, gradients and optimizer state by its own count."""
+"""An ordinary script, which prints its pid, and the bytes of parameters, gradients and optimizer state as it counts."""
 
 RUN_OUT = """
 import torch
@@ -71,7 +73,8 @@ def training(folder: Path, *prefix: str) -> Iterator[tuple[int, list[int]]]:
     ) as process:
         try:
             assert process.stdout is not None
-            yield process.pid, [int(word) for word in process.stdout.readline().split()]
+            pid, *counted = (int(word) for word in process.stdout.readline().split())
+            yield pid, counted
         finally:
             process.kill()
 
@@ -113,10 +116,10 @@ def test_run_watch_and_look(program: Program, folder: Path) -> None:
     done = program("watch", str(pid), env=env)
     assert done.code == 0
     assert f"PID {pid} (" in done.out
-    assert ": vanished at step " in done.out
+    assert ": killed (SIGKILL); its last step was " in done.out or ": killed or crashed" in done.out
     done = program("watch", str(pid), "--post-mortem", env=env)
     assert (done.code, done.out) == (0, "")
-    assert done.err.endswith(") has not run out of memory\n")
+    assert ") has not run out of memory: killed " in done.err
     done = program("look", str(pid), env=env)
     assert (done.code, done.out) == (4, "")
     assert done.err.endswith(f") has ended: `gpumem-tui watch {pid}` shows its last sample\n")
@@ -130,7 +133,7 @@ def test_attach_and_watch(program: Program, folder: Path) -> None:
         done = program("watch", str(pid), env=env)
         assert done.code == 4
         assert "does not publish (yet)" in done.err
-        assert f"or after `gpumem-tui attach {pid}`" in done.err
+        assert f"it was not started by `gpumem-tui run`: `gpumem-tui attach {pid}`" in done.err
         asked = program("attach", str(pid), env=env)
         hint = f"there is no terminal to ask on: `gpumem-tui attach {pid} --yes`"
         assert (asked.code, asked.err) == (2, f"gpumem-tui: {hint}\n")
@@ -148,11 +151,12 @@ def test_after_memory_ran_out(program: Program, folder: Path) -> None:
     done = program("run", sys.executable, "-c", RUN_OUT, env=env)
     assert done.code == 1
     assert "torch.OutOfMemoryError" in done.err
+    assert ": out of memory; `gpumem-tui watch " in done.err.splitlines()[-1]
     [ring] = folder.glob("*.ring")
     pid = ring.name.partition("-")[0]
     done = program("watch", pid, env=env)
     assert done.code == 0
-    assert ": out of memory at step 3" in done.out
+    assert ": out of memory; its last step was 3" in done.out
     assert "the failed request: about 2.00 GiB" in done.out
     body = json.loads(program("watch", "--post-mortem", "--json", env=env).out)
     assert (body["pid"], body["fatal"], body["requested_bytes"], body["device"]) == (int(pid), True, 2 << 30, 0)

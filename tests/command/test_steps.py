@@ -1,6 +1,8 @@
-"""What counts as a step of a program that has no optimizer of torch's."""
+"""What counts as a step of a program, and steps in parts."""
 
 from __future__ import annotations
+
+import sys
 
 import pytest
 
@@ -35,3 +37,27 @@ def test_updates_by_hand_are_steps(project: Project) -> None:
     assert "made 2" in done.stderr
     assert "made 3" not in done.stderr
     assert any("no optimizer" in note for note in done.json["traced"]["notes"])
+
+
+def test_a_step_in_parts_is_traced_beyond_them(project: Project) -> None:
+    project.write(
+        "train.py",
+        """
+        import sys, torch
+        from torch import nn
+
+        net = nn.Linear(512, 512).cuda()
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        for _ in range(10):
+            for part in torch.randn(int(sys.argv[1]), 512).cuda().split(16):
+                net(part).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        """,
+    )
+    done = project.run(
+        "predict", "--gpu", "sim:a100-80gb", "--batch-size", "40", "--", sys.executable, "train.py", "{batch}"
+    )
+    assert done.code == 0, done.stderr
+    assert "tracing batch size 40" in done.stderr
+    assert "the largest that does is not known: the step works on 16 samples at a time" in done.stdout

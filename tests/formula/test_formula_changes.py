@@ -36,7 +36,7 @@ class TestPrice:
             Price(risk=9),
             Price(retuned=9),
             Price(offloads=9),
-            Price(halvings=9),
+            Price(times_halved=9),
             Price(gpus=9),
         ]
         assert order == sorted(order)

@@ -6,6 +6,7 @@ import pytest
 
 from gpumem_tui.catalog.loader import find_model
 from gpumem_tui.catalog.shapes import ModelShape
+from gpumem_tui.formula.optimizers import OPTIMIZER_RECORDS
 from gpumem_tui.formula.parameters import count_parameters, gathered_parameters
 from gpumem_tui.formula.predict import largest_obstacle, max_batch_size, predict
 from gpumem_tui.formula.recipe import OPTIMIZERS, Optimizer, Precision, Recipe, Sharding
@@ -201,3 +202,9 @@ class TestObstacle:
     def test_none_when_it_fits(self) -> None:
         prediction = predict(find_model("gpt2"), Recipe(), 1)
         assert largest_obstacle(prediction, prediction.peak_bytes) is None
+
+
+def test_every_optimizer_has_one_record() -> None:
+    assert set(OPTIMIZER_RECORDS) == set(OPTIMIZERS)
+    for record in OPTIMIZER_RECORDS.values():
+        assert bool(record.options) != bool(record.elsewhere), "torch has it, or another package is named"

@@ -6,6 +6,7 @@ from typing import Any
 
 from gpumem_tui.memory import MIB, Bucket
 from gpumem_tui.probe.cuda_history import Note, step_history
+from gpumem_tui.probe.history import listed_as_kept
 from gpumem_tui.probe.segments import Segments
 from gpumem_tui.step import Phase
 
@@ -118,3 +119,33 @@ def test_much_is_listed_in_short() -> None:
     assert sum(row["bytes"] for row in device["held"]) == device["peak_bytes"] == 16384 + 1_536_000
     assert len(device["timeline"]) <= 402
     assert max(live for _, live in device["timeline"]) == device["peak_bytes"]
+
+
+def test_what_every_step_keeps() -> None:
+    """A loss with its graph: the same line each time. Not a buffer made once, nor a batch that the next replaces."""
+    other = {"filename": "/home/user/train.py", "line": 40, "name": "step"}
+    trace: list[dict[str, Any]] = [made(16384, 512, 1, other)]
+    notes = [*NOTES[:2]]
+    events = 1
+    for step in range(3):
+        trace += [made(1 << 40 | step << 20, 2048, 2, TRAIN), made(2 << 40 | step << 20, 1024, 3, MODEL)]
+        trace += [made(3 << 40 | step << 20, 4096, 3)]
+        events += 3
+        notes += [
+            Note(events, bucket=Bucket.GRADIENTS, addresses=(3 << 40 | step << 20,)),
+            Note(events, module=""),
+        ]
+        if step:
+            trace += gone(2 << 40 | step - 1 << 20, 1024, 4)
+            events += 1
+        notes.append(Note(events, step_ends=True))
+    history = step_history(Segments(SEGMENTS, {}), trace, notes)
+    (row,) = listed_as_kept(0, history.kept())
+    assert row == {
+        "device": 0,
+        "operator": "",
+        "module": "",
+        "source": "train.py:30",
+        "bytes": 2048,
+        "allocations": 1,
+    }

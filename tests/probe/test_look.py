@@ -18,7 +18,7 @@ from gpumem_tui.probe.documents import Held, LookDocument, LookedDevice
 from gpumem_tui.probe.finding import Finder
 from gpumem_tui.probe.look import Look
 from gpumem_tui.probe.wire import CPU
-from tests.probe.watched import run
+from tests.probe.watched import SCRIPTS, run
 
 BATCH = 4096
 HIDDEN_BYTES = BATCH * 64 * 4
@@ -39,17 +39,24 @@ def train(steps):
         (model(x) - x).pow(2).mean().backward()
         optimizer.step()
 
-from gpumem_tui.probe import documents, files, probe
+from gpumem_tui.probe import documents, files, probe, wire
 probe.INTERVAL_S, probe.SAMPLE_SHARE = 0.0, float("inf")
 mine = files.Files(files.default_directory(), os.getpid(), files.start_ticks())
+def looking():
+    return wire.decode_header(mine.ring.read_bytes()).looking
+
 train(3)
 for number, kind in ((1, "look"), (2, "dance"), (1, "look"), (3, "look")):
     files.write_document(mine.control, documents.encode_request(documents.Request(number, kind)))
+    print(looking(), end=" ")  # it waits for a step's end
     train(1)
-    print(torch._C._len_torch_dispatch_stack(), end=" ")
+    print(torch._C._len_torch_dispatch_stack(), looking(), end=" ")
     train(1)
     answer = documents.decode_document(mine.look.read_bytes())
-    print(torch._C._len_torch_dispatch_stack(), answer["request"], answer["step"], bool(answer["devices"]))
+    print(looking(), answer["request"], answer["step"], bool(answer["devices"]), answer["kept"], end=" ")
+    train(2)  # which are followed too
+    answer = documents.decode_document(mine.look.read_bytes())
+    print(torch._C._len_torch_dispatch_stack(), answer["request"], answer["step"], answer["kept"])
 """
 """A program that asks for looks at itself, since nobody else can do so at a known step."""
 
@@ -80,11 +87,13 @@ def _look(step: Callable[[nn.Module, torch.optim.Optimizer], None] = _train, mod
     finder = Finder()
     finder.meet(optimizer)
     finder.scan([*model.modules(), optimizer])
-    look = Look(5, 1, optimizer)
-    assert look.start([model], finder.trained()) == ""
+    look = Look(5, 1, optimizer, finder.trained)
+    assert look.start([model]) == ""
     step(model, optimizer)
     assert look.ends_with(optimizer)
-    return look.finish(2, finder.trained())
+    document = look.step_ended(2)
+    look.stop()
+    return document
 
 
 def _device(document: LookDocument) -> LookedDevice:
@@ -123,6 +132,42 @@ def test_the_peak_by_bucket_module_and_line() -> None:
     assert 0 < device["peak_s"] <= times[-1] <= document["step_s"]
 
 
+IN_BACKWARD = """
+import json, os, runpy, sys
+import torch
+from gpumem_tui.probe import documents, files, probe
+probe.INTERVAL_S, probe.SAMPLE_SHARE = 0.0, float("inf")
+train = runpy.run_path(sys.argv[1])["train"]
+mine = files.Files(files.default_directory(), os.getpid(), files.start_ticks())
+files.write_document(mine.control, documents.encode_request(documents.Request(1, "look")))
+train(4)
+print(torch._C._len_torch_dispatch_stack(), torch.autograd.backward.__module__)
+"""
+
+
+def test_an_optimizer_that_steps_inside_of_backward(tmp_path: Path) -> None:
+    """A step ends with backward. Gradients live shortly, one after the other."""
+    script = SCRIPTS / "optimizer_in_backward.py"
+    done = run(["-c", IN_BACKWARD, script], tmp_path / "published")
+    assert (done.code, done.errors) == (0, "")
+    assert done.output.split() == ["0", "torch.autograd"]
+    (found,) = done.published
+    document: Any = found.documents["look"]
+    device = _device(document)
+    assert document["step"] == 42  # the 41st is the one in which the request is seen
+    assert document["kept"] == []
+    assert found.last.errors == 0
+    assert found.last.step == 44
+    buckets = device["buckets"]
+    assert buckets["parameters"] == (16 * 64 + 64 + 64 * 16 + 16) * 4
+    assert buckets["optimizer"] == 2 * buckets["parameters"] + 4 * 4
+    assert buckets["activations"] >= HIDDEN_BYTES
+    assert buckets["batch_data"] == INPUT_BYTES
+    phases = [phase for _, phase in device["phases"]]
+    assert phases[:4] == ["batch", "forward", "backward", "optimizer"]
+    assert phases[3:] == ["optimizer", "backward"] * 4
+
+
 def test_what_was_there_before_the_step_is_its_modules() -> None:
     def held(rows: list[Held], bucket: str) -> list[tuple[str, bool]]:
         return sorted({(row["module"], row["before_step"]) for row in rows if row["bucket"] == bucket})
@@ -152,7 +197,12 @@ def test_memory_that_modules_share_is_not_one_modules() -> None:
 def test_requests_are_answered_once(tmp_path: Path) -> None:
     done = run(["-c", REQUESTS], tmp_path / "published")
     assert (done.code, done.errors) == (0, "")
-    assert done.output.splitlines() == ["1 0 1 5 True", "0 0 1 5 True", "0 0 1 5 True", "1 0 3 11 True"]
+    assert done.output.splitlines() == [
+        "0 1 1 0 1 5 True None 0 1 5 []",
+        "0 0 0 0 1 5 True [] 0 1 5 []",
+        "0 0 0 0 1 5 True [] 0 1 5 []",
+        "0 1 3 0 3 17 True None 0 3 17 []",
+    ]
     assert done.published[0].last.errors == 0
     assert done.published[0].documents["look"]["devices"][0]["buckets"]["activations"] > 0
 
@@ -188,9 +238,9 @@ def test_a_program_with_a_mode_of_its_own_is_left_alone() -> None:
     model = _model()
     optimizer = torch.optim.AdamW(model.parameters())
     finder = Finder()
-    look = Look(1, 1, optimizer)
+    look = Look(1, 1, optimizer, finder.trained)
     with Passing():  # type: ignore[no-untyped-call]
-        assert look.start([model], finder.trained()) == "the program has a dispatch mode of its own active"
+        assert look.start([model]) == "the program has a dispatch mode of its own active"
     _assert_nothing_left()
 
 
@@ -201,11 +251,13 @@ def test_a_mode_that_the_program_enters_is_not_torn_out() -> None:
     _train(model, optimizer)
     finder = Finder()
     finder.meet(optimizer)
-    look = Look(1, 1, optimizer)
-    assert look.start([model], finder.trained()) == ""
+    look = Look(1, 1, optimizer, finder.trained)
+    assert look.start([model]) == ""
     with Passing():  # type: ignore[no-untyped-call]
         _train(model, optimizer)
-        assert look.finish(2, finder.trained())["devices"]
+        document = look.step_ended(2)
+        assert document is not None
+        assert document["devices"]
         assert not look.stop()
         assert torch._C._len_torch_dispatch_stack() == 2
     assert look.stop()
@@ -215,21 +267,40 @@ def test_a_mode_that_the_program_enters_is_not_torn_out() -> None:
 @pytest.mark.parametrize("fullgraph", [False, True])
 @pytest.mark.parametrize("has_run", [False, True])
 def test_compiled_code_is_not_compiled_anew(fullgraph: bool, has_run: bool) -> None:
-    """With `fullgraph`, code that cannot be compiled would end the program."""
+    """With `fullgraph`, code that cannot be compiled would end the program. What is there after the step is told."""
     from torch._dynamo.utils import counters
 
     model = _model()
+    optimizer = torch.optim.AdamW(model.parameters())
+    finder = Finder()
+    finder.scan([*model.modules(), optimizer])
     compiled: Any = torch.compile(model, backend="eager", fullgraph=fullgraph)
     try:
         if has_run:
-            compiled(torch.randn(2, 16))
-        modules: list[nn.Module] = [] if has_run else [compiled]  # what has run is seen also where no module tells
-        look = Look(1, 1, torch.optim.AdamW(model.parameters()))
-        assert "torch.compile" in look.start(modules, Finder().trained())
+            _train(compiled, optimizer)
+        graphs = counters["stats"]["unique_graphs"]
+        look = Look(1, 1, optimizer, finder.trained)
+        assert look.start([model] if has_run else [compiled]) == ""  # what has run is seen also where no module tells
+        _train(compiled, optimizer)
+        document = look.step_ended(2)
+        assert look.is_over
+        assert look.stop()
+        assert counters["stats"]["unique_graphs"] == (graphs or 1)
     finally:
         torch._dynamo.reset()
         counters.clear()
     _assert_nothing_left()
+    assert document is not None
+    parameters_bytes = (16 * 64 + 64 + 64 * 16 + 16) * 4
+    assert _device(document)["buckets"] == {
+        "parameters": parameters_bytes,
+        "gradients": parameters_bytes,
+        "optimizer": 2 * parameters_bytes + 4 * 4,
+    }
+    assert all(
+        "torch.compile" in document["unavailable"][what] for what in ("peak", "phases", "account of kept memory")
+    )
+    assert document["kept"] is None
 
 
 def test_a_failure_while_recording_is_told_and_the_step_is_not_harmed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -275,10 +346,12 @@ def test_an_argument_that_cannot_be_looked_through_does_not_stop_the_forward() -
     step(model, optimizer)
     finder = Finder()
     finder.scan([model, optimizer])
-    look = Look(5, 1, optimizer)
-    assert look.start([model], finder.trained()) == ""
+    look = Look(5, 1, optimizer, finder.trained)
+    assert look.start([model]) == ""
     step(model, optimizer)
-    document = look.finish(2, finder.trained())
+    document = look.step_ended(2)
+    assert look.is_over
+    assert document is not None
     _assert_nothing_left()
     assert document["unavailable"]["look"] == "LookupError: not loaded yet"
 
@@ -289,11 +362,101 @@ def test_an_optimizer_that_goes_ends_the_look() -> None:
     _train(model, optimizer)
     other = torch.optim.SGD(model.parameters(), lr=0.1)
     finder = Finder()
-    look = Look(1, 1, optimizer)
-    assert look.start([model], finder.trained()) == ""
+    look = Look(1, 1, optimizer, finder.trained)
+    assert look.start([model]) == ""
     assert not look.ends_with(other)
     del optimizer
     assert look.ends_with(other)
-    document = look.finish(2, finder.trained())
+    document = look.step_ended(2)
+    assert document is not None
     assert document["unavailable"] == {"look": "the optimizer went before its next step"}
     _assert_nothing_left()
+
+
+# Steps of other kinds
+
+
+def _look_through(
+    step: Callable[[], None], optimizer: torch.optim.Optimizer, model: nn.Module
+) -> tuple[LookDocument, LookDocument]:
+    """What is told after the first step, and after the last."""
+    finder = Finder()
+    finder.scan([*model.modules(), optimizer])
+    look = Look(1, 1, optimizer, finder.trained)
+    assert look.start([model]) == ""
+    told = []
+    for number in (2, 3, 4):
+        assert not look.is_over
+        step()
+        told.append(look.step_ended(number))
+    assert look.is_over
+    assert look.stop()
+    _assert_nothing_left()
+    first, between, last = told
+    assert first is not None
+    assert between is None
+    assert last is not None
+    assert last == {**first, "kept": last["kept"]}
+    return first, last
+
+
+def test_what_every_step_leaves_behind_is_told_with_its_place() -> None:
+    """As a list of losses that keep their graphs does; not what is made once, nor what the next step replaces."""
+    model = _model()
+    optimizer = torch.optim.AdamW(model.parameters())
+    losses: list[torch.Tensor] = []
+    once: list[torch.Tensor] = []
+    last: list[torch.Tensor] = []
+
+    def step() -> None:
+        x = torch.randn(BATCH, 16)
+        optimizer.zero_grad()
+        loss = (model(x) - x).pow(2).mean()
+        loss.backward(retain_graph=True)
+        losses.append(loss)
+        last[:] = [x * 2]
+        if not once:
+            once.append(x * 3)
+        optimizer.step()
+
+    step()
+    once.clear()
+    first, document = _look_through(step, optimizer, model)
+    assert first["kept"] is None
+    assert document["kept"] is not None
+    rows = [(row["operator"], row["module"], row["bytes"], row["allocations"]) for row in document["kept"]]
+    assert rows[0] == ("aten.tanh", "1", HIDDEN_BYTES, 1)
+    assert {row[2] for row in rows[1:3]} == {INPUT_BYTES}
+    assert sum(row[2] for row in rows) == HIDDEN_BYTES + 2 * INPUT_BYTES + 4  # and the loss itself
+    assert all(row["source"].startswith("test_look.py:") for row in document["kept"])
+
+
+def test_a_training_that_keeps_nothing() -> None:
+    model = _model()
+    optimizer = torch.optim.AdamW(model.parameters())
+    _, document = _look_through(lambda: _train(model, optimizer), optimizer, model)
+    assert document["kept"] == []
+
+
+def test_the_closures_of_lbfgs() -> None:
+    """Each call of the closure is a forward and a backward; what the optimizer does between them is its own."""
+    model = _model()
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=3, history_size=2)
+    x = torch.randn(BATCH, 16)
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss: torch.Tensor = (model(x) - x).pow(2).mean()
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    document, _ = _look_through(lambda: optimizer.step(closure), optimizer, model)
+    device = _device(document)
+    phases = [phase for _, phase in device["phases"]]
+    assert phases == ["batch", "optimizer", *["forward", "backward", "optimizer"] * ((len(phases) - 2) // 3)]
+    assert len(phases) > 2 + 3
+    parameters_bytes = (16 * 64 + 64 + 64 * 16 + 16) * 4
+    assert device["buckets"]["parameters"] == parameters_bytes
+    assert device["buckets"]["optimizer"] >= 4 * parameters_bytes  # directions, steps, the gradient and step before
+    assert device["buckets"]["activations"] >= HIDDEN_BYTES

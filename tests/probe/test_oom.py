@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -14,13 +15,16 @@ import torch
 
 from gpumem_tui.probe.documents import OutOfMemoryDocument
 from gpumem_tui.probe.finding import Holdings
-from gpumem_tui.probe.oom import BlackBox, State
+from gpumem_tui.probe.oom import BlackBox
+from gpumem_tui.probe.oom import State as Known
 from gpumem_tui.probe.wire import CPU
+from gpumem_tui.watch.reader import Watcher
+from gpumem_tui.watch.records import State
 from tests.probe.test_wire import RECORD
 from tests.probe.watched import SCRIPTS, run
 
 GIB = 1024**3
-STATE = State(step=12, holdings={1: Holdings(100, 90, 200, 10)}, samples=[RECORD])
+STATE = Known(step=12, holdings={1: Holdings(100, 90, 200, 10)}, samples=[RECORD])
 
 
 @pytest.fixture
@@ -30,7 +34,7 @@ def written() -> list[OutOfMemoryDocument]:
 
 @pytest.fixture
 def box(written: list[OutOfMemoryDocument]) -> BlackBox:
-    return BlackBox(lambda: STATE, written.append, lambda work: work())
+    return BlackBox(lambda: STATE, written.append, lambda *told: None, lambda work: work())
 
 
 @pytest.mark.parametrize("steps", [0, 3])
@@ -65,6 +69,19 @@ def test_host_memory_runs_out(tmp_path: Path) -> None:
     assert (document["requested_bytes"], document["requested_is_rounded"]) == (1 << 48, False)
     assert document["buckets"]["parameters"] == found.last.parameters_bytes == (8 * 8 + 8) * 4
     assert document["device_total_bytes"] is None
+    assert 20 << 20 < document["resident_bytes"] < document["limit_bytes"]
+    assert document["limit_owner"] in ("its control group", "ulimit -v", "this machine")
+
+
+def test_neither_an_excepthook_of_the_program_nor_another_error_hides_it(tmp_path: Path) -> None:
+    done = run([SCRIPTS / "own_excepthook.py"], tmp_path / "published")
+    assert (done.code, done.errors) == (1, "own report: the batch is too large\n")
+    (found,) = done.published
+    document = found.documents["oom"]
+    assert (document["fatal"], document["device"], document["source"]) == (True, CPU, "own_excepthook.py:19")
+    assert document["requested_bytes"] == 1 << 48
+    [process] = Watcher([tmp_path / "published"]).processes()
+    assert (process.state, process.step) == (State.OUT_OF_MEMORY, 3)
 
 
 def test_any_other_error_of_host_memory(box: BlackBox, written: list[OutOfMemoryDocument]) -> None:
@@ -123,15 +140,42 @@ def test_other_errors_go_where_they_went(box: BlackBox, written: list[OutOfMemor
     assert [document["message"] for document in written] == ["b"]
 
 
+def test_an_error_that_was_raised_from_an_out_of_memory(box: BlackBox, written: list[OutOfMemoryDocument]) -> None:
+    """However it is wrapped: named as the cause, raised while it was handled, or one of a group."""
+    ran_out = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 is full.")
+    while_handled, from_none = RuntimeError("a"), RuntimeError("b")
+    while_handled.__context__ = ran_out
+    from_none.__context__, from_none.__suppress_context__ = MemoryError(), True
+    errors: list[BaseException] = [while_handled, from_none]
+    try:
+        raise ValueError("wrapped") from while_handled
+    except ValueError as wrapped:
+        errors.append(wrapped)
+    if sys.version_info >= (3, 11):
+        group = builtins.BaseExceptionGroup
+        errors.append(group("tasks", [KeyError("c"), group("inner", [ran_out])]))
+    for error in errors:
+        box.process_failed(error, None)
+    assert [document["device"] for document in written] == [0, CPU, *[0] * (len(errors) - 2)]
+    assert all(document["fatal"] for document in written)
+
+
+def test_a_chain_that_goes_round(box: BlackBox, written: list[OutOfMemoryDocument]) -> None:
+    first, second = RuntimeError("a"), RuntimeError("b")
+    first.__cause__, second.__cause__ = second, first
+    box.process_failed(first, None)
+    assert written == []
+
+
 def test_what_goes_wrong_takes_the_place_of_no_error_of_the_program() -> None:
-    def broken() -> State:
+    def broken() -> Known:
         raise RuntimeError("the probe's own")
 
     def guarded(work: Callable[[], None]) -> None:
         with suppress(RuntimeError):
             work()
 
-    box = BlackBox(broken, lambda document: None, guarded)
+    box = BlackBox(broken, lambda document: None, lambda *told: None, guarded)
     box.allocation_failed(0, 12345, 80 * GIB, GIB)
     box.process_failed(torch.OutOfMemoryError("CUDA out of memory."), None)
 

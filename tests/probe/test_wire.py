@@ -68,6 +68,12 @@ def test_an_unknown_step_time_is_null_in_json() -> None:
     assert record.as_json()["step_s"] is None
 
 
+def test_a_record_of_a_probe_that_does_not_tell_the_hosts_memory() -> None:
+    slot = bytearray(wire.encode_record(RECORD))
+    assert RECORD.host_bytes == -1
+    assert not any(slot[176 : wire.SLOT_BYTES - 4])  # where earlier versions wrote nothing
+
+
 @given(st.integers(0, wire.SLOT_BYTES - 1), st.integers(1, 255))
 def test_one_changed_byte_spoils_a_slot(position: int, change: int) -> None:
     slot = bytearray(wire.encode_record(RECORD))
@@ -112,6 +118,16 @@ def test_why_a_probe_switched_itself_off(reason: str) -> None:
     assert reason.startswith(header.switched_off)
     assert len(header.switched_off) >= min(len(reason), 100)
     assert (header.process, found) == (PROCESS, [RECORD])
+
+
+def test_which_look_is_being_recorded() -> None:
+    ring = _ring(RECORD)
+    assert read_ring(bytes(ring))[0].looking == 0
+    for request in (7, 0):
+        offset, content = wire.looking_patch(request)
+        ring[offset : offset + len(content)] = content
+        header, found = read_ring(bytes(ring))
+        assert (header.looking, header.switched_off, header.process, found) == (request, "", PROCESS, [RECORD])
 
 
 @given(st.binary(max_size=wire.HEADER_BYTES + 2 * wire.SLOT_BYTES))

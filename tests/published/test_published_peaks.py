@@ -6,17 +6,40 @@ from pathlib import Path
 
 import pytest
 
-from gpumem_tui.simulator.accuracy import traced_published
+from gpumem_tui.simulator.accuracy import published_range, traced_published
 from gpumem_tui.simulator.measurements import PublishedPeak, load_published
 from tests.published import measured
 
+_WIDEST_PERCENT = 30
 _PUBLISHED = load_published(Path(__file__).with_name("peaks.toml"))
 
 
-@pytest.mark.parametrize("peak", _PUBLISHED.modelled, ids=lambda peak: peak.id)
+_WITH_TOLERANCE = [peak for peak in _PUBLISHED.modelled if peak.tolerance_percent is not None]
+_IN_RANGE = [peak for peak in _PUBLISHED.modelled if peak.tolerance_percent is None]
+
+
+@pytest.mark.parametrize("peak", _WITH_TOLERANCE, ids=lambda peak: peak.id)
 def test_within_its_tolerance(peak: PublishedPeak) -> None:
+    assert peak.tolerance_percent is not None
     error_percent = 100 * (traced_published(peak) / peak.measured_bytes - 1)
     assert abs(error_percent) <= peak.tolerance_percent, peak.why
+
+
+@pytest.mark.parametrize("peak", _IN_RANGE, ids=lambda peak: peak.id)
+def test_a_device_total_lies_within_the_predicted_range(peak: PublishedPeak) -> None:
+    assert peak.kind == "device_used"
+    found = published_range(peak)
+    assert peak.measured_bytes in found, peak.why
+    assert found.high_bytes - found.low_bytes < peak.measured_bytes * _WIDEST_PERCENT / 100, "a range that says nothing"
+
+
+@pytest.mark.parametrize(
+    "peak",
+    [peak for peak in _WITH_TOLERANCE if peak.kind == "device_used" and not peak.less_batch_size],
+    ids=lambda peak: peak.id,
+)
+def test_a_device_total_with_a_tolerance_lies_outside_its_range(peak: PublishedPeak) -> None:
+    assert peak.measured_bytes not in published_range(peak), "needs no tolerance"
 
 
 @pytest.mark.parametrize("row", measured.load(), ids=lambda row: row.id)

@@ -209,7 +209,7 @@ Trial(WorkloadSpec(Recipe(), file={spec.file!r})).run()
     while not (tmp_path / "training").exists() and time.monotonic() < deadline:
         time.sleep(0.05)
     children = [child.pid for child in psutil.Process(parent.pid).children(recursive=True)]
-    assert len(children) == 3, "the trial, its guard and what it started"
+    assert len(children) == 4, "the interpreter, the trial, its guard and what it started"
     parent.send_signal(signal.SIGKILL)
     parent.wait()
     assert gone_within(30, children)

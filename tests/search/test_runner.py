@@ -21,6 +21,7 @@ from gpumem_tui.memory import MIB, Unknown
 from gpumem_tui.search.config import Device, SearchConfig
 from gpumem_tui.search.control import Control, Unusable
 from gpumem_tui.search.events import Failed, TrialDone
+from gpumem_tui.search.interpreters import close_idle
 from gpumem_tui.search.predicting import Predicted, predict
 from gpumem_tui.search.prediction import Traced
 from gpumem_tui.search.runner import SearchEvent, SearchFinished, TrialFinished, TrialProgress, TrialStarted, search
@@ -59,12 +60,12 @@ def test_a_guided_search_proves_what_was_traced_in_two_trials(gpu: str) -> None:
     assert (oom.batch_size, oom.outcome) == (verdict.first_failing, "oom")
     assert "out of memory" in oom.detail
     assert "\n" not in oom.detail
-    check_the_trace_foretold(fit, events[0], find_gpu(gpu))
+    check_the_trace_predicted(fit, events[0], find_gpu(gpu))
     for number in (1, 2):
         check_the_story_of(number, events)
 
 
-def check_the_trace_foretold(fit: TrialDone, first: SearchEvent, gpu: Gpu) -> None:
+def check_the_trace_predicted(fit: TrialDone, first: SearchEvent, gpu: Gpu) -> None:
     """The traced peak is the trial's peak, and one sample more goes beyond the device."""
     assert isinstance(first, Predicted)
     traced = first.prediction.traced
@@ -267,6 +268,44 @@ def test_a_batch_of_one_is_traced_and_not_extrapolated(tmp_path: Path) -> None:
     assert one.at(1).peak_allocated_bytes > four.at(4).peak_allocated_bytes
 
 
+IN_PARTS = """
+def make_batch(batch_size, device):
+    return torch.ones(batch_size, 1 << 20, 8, device=device)
+
+
+def train_step(net, optimizer, batch):
+    for {parts}:
+        net(part).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        "part in batch.split(16)",
+        "part in (batch[start : start + 16] for start in range(0, len(batch), 16))",
+    ],
+)
+def test_a_step_in_parts_is_told_and_tried_near_where_it_stops_to_fit(parts: str, tmp_path: Path) -> None:
+    searched = config(workload(tmp_path, IN_PARTS.format(parts=parts)))
+    predicted = predict(searched)
+    assert isinstance(predicted.prediction.traced, Unknown)
+    assert predicted.prediction.traced.reason.startswith("the step works on 16 samples at a time")
+    capacity = searched.device.gpu.cuda_total_bytes - predicted.ready.context_bytes
+    largest = (capacity - 16 * 2 * (32 * MIB)) // (32 * MIB)  # a sample has 32 MiB, and so has what is made of it
+    assert predicted.guess == pytest.approx(largest, abs=17)
+    at_40 = predict(searched, batch_size=40).prediction.traced
+    assert isinstance(at_40, Traced)
+    assert at_40.only_at == 40
+
+
+def test_a_step_that_asks_for_no_more_than_it_has_is_not_traced_again(tmp_path: Path) -> None:
+    whole = predict(config(workload(tmp_path, IN_PARTS.format(parts="part in (batch[:len(batch)],)"))))
+    assert isinstance(whole.prediction.best_max_batch_size, int)
+
+
 def test_an_interpreter_without_torch_is_named(bare_python: str, tmp_path: Path) -> None:
     with pytest.raises(Unusable, match="cannot import torch") as caught:
         next(search(config(MLP, python=bare_python)))
@@ -288,7 +327,7 @@ def test_an_interpreter_that_is_none_is_named(tmp_path: Path) -> None:
 
 
 def test_a_program_that_is_no_python_is_told(tmp_path: Path) -> None:
-    for program, end in (("/bin/true", "without a word"), ("/bin/false", "exited with code 1")):
+    for program, end in (("/bin/true", "without saying why"), ("/bin/false", "exited with code 1")):
         ended = f"{program} ended before it had imported torch ({end}): give --python"
         with pytest.raises(Unusable, match=f"^{re.escape(ended)}") as caught:
             list(search(config(MLP, python=program)))
@@ -327,7 +366,7 @@ def test_failures_have_the_exit_code_of_their_kind() -> None:
     assert codes == {"workload": 2, "torch": 2, "trace": 4, "device": 4}
 
 
-# The user's hand
+# Pause and cancel
 
 
 @pytest.fixture
@@ -364,6 +403,7 @@ def test_a_cancelled_search_ends_at_once_and_leaves_no_process(endless: SearchCo
     control.cancel()
     thread.join(timeout=30)
     assert not thread.is_alive(), "it waited for the step, which takes ten minutes"
+    close_idle()
     assert gone_within(30, children)
     verdict = verdict_of(events)
     assert (verdict.outcome, verdict.exit_code) == ("cancelled", 130)
@@ -377,6 +417,7 @@ def test_a_search_that_is_abandoned_ends_its_trial() -> None:
             break
     children = [child.pid for child in psutil.Process().children(recursive=True)]
     events.close()  # type: ignore[attr-defined]
+    close_idle()
     assert children
     assert gone_within(30, children)
 

@@ -18,7 +18,7 @@ from gpumem_tui.tui.monitor_state import MonitorState, SortBy, device_key, focus
 from gpumem_tui.tui.views.details import details_rows
 from gpumem_tui.tui.views.entries import entries, entry_of, moved
 from gpumem_tui.tui.views.gpus import Row, gpus_view
-from gpumem_tui.tui.views.history import chart_columns, column_at, history_view, time_at
+from gpumem_tui.tui.views.history import axis_of, chart_columns, history_view
 from gpumem_tui.tui.views.monitor_header import alert_row, header_row
 from gpumem_tui.tui.views.monitor_layout import SMALLEST, layout
 from gpumem_tui.tui.views.processes import table_view
@@ -340,10 +340,10 @@ def test_a_held_picture_keeps_its_snapshot() -> None:
 def test_a_column_of_the_chart_and_its_time_are_the_same_both_ways() -> None:
     series = scene.history(300, 1).series(device_key(scene.machine(1).gpus[0]), 60, 300, scene.NOON_S)
     for column in (0, 17, 59):
-        time_s = time_at(series, column + 6)
-        assert column_at(series, time_s) == column
-    assert time_at(series, 3) is None
-    assert column_at(series, series.start_s - 1) is None
+        time_s = axis_of(series).time_at(column + 6)
+        assert axis_of(series).column_at(time_s) == column
+    assert axis_of(series).time_at(3) is None
+    assert axis_of(series).column_at(series.start_s - 1) is None
 
 
 def test_the_chart_is_as_high_as_the_memory_in_use() -> None:

@@ -120,7 +120,8 @@ async def test_each_row_explains_itself(tmp_path: Path) -> None:
             await pilot.press(pane)
             await plan_scene.settled(pilot)
             rows = screen.query_one(name, RowList)
-            for key in [row.key for row in rows.rows if row.key]:
+            keys = [row.key for row in rows.rows if row.key]
+            for key in (keys[0], keys[-1]):  # that none is left out is in tests/plan/test_explain.py
                 rows.focus()
                 rows.move_to(key)
                 await pilot.press("question_mark")

@@ -112,10 +112,10 @@ def test_choosing_the_followed_trial_goes_on_following() -> None:
 
 def test_the_formula_answers_before_any_search_and_the_trace_says_why_it_does_not() -> None:
     state = SearchState(CONFIG)
-    assert state.foretold == state.formula.max_batch_size
+    assert state.predicted_size == state.formula.max_batch_size
     assert isinstance(state.traced, Unknown)
     running = scene.folded(CONFIG, scene.ended(CONFIG))
-    assert running.foretold == scene.LARGEST
+    assert running.predicted_size == scene.LARGEST
 
 
 def test_what_is_no_event_is_refused() -> None:

@@ -117,7 +117,7 @@ def test_of_a_trial_that_did_not_fit_each_column_says_what_it_is() -> None:
 def test_before_any_trial_the_third_column_is_unknown_at_the_foretold_size() -> None:
     view = ledger_view(SearchState(CONFIG))
     assert view.trial is None
-    assert view.batch_size == SearchState(CONFIG).foretold
+    assert view.batch_size == SearchState(CONFIG).predicted_size
     assert all(isinstance(row.tried, Unknown) for row in view.rows)
     assert "– simulated: no trial has ended yet" in view.notes
 

@@ -18,7 +18,7 @@ from gpumem_tui.tui.views.look import place_page, step_page
 from gpumem_tui.tui.views.post_mortem import post_mortem_rows
 from gpumem_tui.tui.views.probed import age_text, seconds
 from gpumem_tui.tui.views.probed_card import probed_card
-from gpumem_tui.tui.views.process_history import process_history_rows
+from gpumem_tui.tui.views.process_history import ProcessChart, process_history_rows
 from gpumem_tui.tui.views.processes import table_view
 from gpumem_tui.tui.views.ranks import ranks_rows
 from gpumem_tui.tui.views.shares import shares
@@ -160,7 +160,7 @@ def test_one_that_memory_ran_out_under_is_first_for_half_an_hour() -> None:
     assert first.watched is ended
     assert first.has_ended
     row = text(table_view(early, 118, 10).rows).splitlines()[1]
-    assert "✗ out of memory 3m ago, 4.00 GiB asked for: python train.py" in row
+    assert "✗ out of memory · 3m ago, 4.00 GiB asked for: python train.py" in row
     later = replace(early, snapshot=replace(shown, time_s=scene.NOON_S + 1800))
     assert not any(entry.has_ended for entry in entries(later))
 
@@ -280,14 +280,14 @@ def test_the_spread_of_a_figure() -> None:
 @pytest.mark.parametrize("height", [5, 9, 24])
 def test_the_history_fills_its_place(width: int, height: int) -> None:
     _, said = watch_scene.training()
-    rows = process_history_rows(said.processes[0], width, height, scene.NOON_S)
+    rows = process_history_rows(ProcessChart.of(said.processes[0], scene.NOON_S), width, height)
     assert len(rows) == height
     assert widest(rows) <= width
 
 
 def test_the_history_is_over_steps_too() -> None:
     _, said = watch_scene.training()
-    rows = process_history_rows(said.processes[0], 114, 20, scene.NOON_S)
+    rows = process_history_rows(ProcessChart.of(said.processes[0], scene.NOON_S), 114, 20)
     lines = text(rows).splitlines()
     assert "step 12,340" in lines[0]
     assert "reserved  15.00" in lines[0]
@@ -297,7 +297,7 @@ def test_the_history_is_over_steps_too() -> None:
 
 
 def test_before_its_first_step_there_is_no_history() -> None:
-    rows = process_history_rows(watch_scene.watched(4100), 80, 10, scene.NOON_S)
+    rows = process_history_rows(ProcessChart.of(watch_scene.watched(4100), scene.NOON_S), 80, 10)
     assert "no step has finished yet" in text(rows)
     assert "no step has finished yet" in text(probed_card(watch_scene.watched(4100), 80, 4))
 

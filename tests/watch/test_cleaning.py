@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
+from gpumem_tui.probe.files import start_ticks
 from gpumem_tui.watch.cleaning import KEEP_ENDED_S, KEEP_PROCESSES, KEEP_S, clean
 from gpumem_tui.watch.reader import Watcher
 from tests.watch.rings import RECORD, RingFile, gone, out_of_memory, this_process
@@ -59,3 +61,19 @@ def test_a_process_whose_number_begins_alike_keeps_its_files(tmp_path: Path) -> 
     alike = ended(folder, 22, 60)
     clean(Watcher([folder]).processes(), NOW_S)
     assert left(folder) == {alike.path.name, alike.files.oom.name}
+
+
+def test_files_of_those_that_never_published_go(tmp_path: Path) -> None:
+    """As an attach leaves them that was answered too late, or the probe that was sent into a container."""
+    folder = tmp_path / "probes"
+    young = ended(folder, 1, 60)
+    stays = [f"{young.files.pid}-1.probe-0123abcd.zip", f"{os.getpid()}-{start_ticks()}.attach-77.json", "notes.txt"]
+    goes = [f"{young.files.pid}-9.attach-0123abcd.json", f".{young.files.pid}-9.attach-0123abcd.json.5"]
+    for name in (*stays, *goes):
+        (folder / name).touch()
+        os.utime(folder / name, (NOW_S - KEEP_ENDED_S - 60,) * 2)
+    (folder / f"{young.files.pid}-10.attach-0123abcd.json").touch()
+    os.utime(folder / f"{young.files.pid}-10.attach-0123abcd.json", (NOW_S - 60,) * 2)
+    clean(Watcher([folder]).processes(), NOW_S, folder)
+    new = f"{young.files.pid}-10.attach-0123abcd.json"
+    assert left(folder) == {young.path.name, young.files.oom.name, *stays, new}

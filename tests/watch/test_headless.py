@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import subprocess
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,8 +13,8 @@ import pytest
 from gpumem_tui.probe.files import start_ticks
 from gpumem_tui.watch import headless
 from gpumem_tui.watch.reader import Watcher
-from gpumem_tui.watch.records import State
-from tests.watch.rings import RECORD, RingFile, gone, out_of_memory, this_process
+from gpumem_tui.watch.records import ProbedProcess, State
+from tests.watch.rings import GONE_PID, RECORD, RingFile, gone, out_of_memory, this_process
 
 
 @pytest.mark.parametrize("as_json", [True, False])
@@ -36,7 +38,7 @@ def test_one_process_until_it_ends(as_json: bool, tmp_path: Path, capsys: pytest
         assert begun.startswith(f"PID {program.pid} (python train.py)")
         assert heads.split()[0] == "PID"
         assert sample.split()[0] == str(program.pid)
-        assert ended.endswith(": out of memory at step 1")
+        assert ended.endswith(": out of memory; its last step was 1")
 
 
 def test_what_is_not_read_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -52,4 +54,33 @@ def test_the_last_sample_of_one_that_has_ended(tmp_path: Path, capsys: pytest.Ca
     RingFile(tmp_path / "probes", gone()).sample(RECORD)
     [process] = Watcher([tmp_path / "probes"]).processes()
     headless.show_last(process, as_json=True)
-    assert json.loads(capsys.readouterr().out)["state"] == "vanished"
+    sample, ended = map(json.loads, capsys.readouterr().out.splitlines())
+    assert (sample["event"], sample["state"]) == ("sample", "vanished")
+    assert (ended["event"], ended["exit_code"], ended["signal"]) == ("ended", None, None)
+
+
+def test_those_that_ended_lately_come_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """And then it goes on until it is interrupted."""
+    folder = tmp_path / "probes"
+    now_ns = time.time_ns()
+    for place, ago_s in enumerate((60, 5, 7200)):
+        ring = RingFile(folder, gone(pid=GONE_PID + place))
+        ring.sample(replace(RECORD, wall_ns=now_ns - ago_s * 10**9))
+
+    class Done(Exception):
+        pass
+
+    class Once(Watcher):
+        reads = 0
+
+        def processes(self) -> tuple[ProbedProcess, ...]:
+            self.reads += 1
+            if self.reads > 3:
+                raise Done
+            return super().processes()
+
+    with pytest.raises(Done):
+        headless.watch(Once([folder]), None, 0.01, as_json=False)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[1] for line in lines] == [str(GONE_PID), str(GONE_PID + 1)]
+    assert all("killed or crashed" in line for line in lines)

@@ -110,8 +110,8 @@ def test_what_the_device_did_not_say_is_a_dash(tmp_path: Path) -> None:
     nothing = dict.fromkeys((*names, "reserved_bytes", "inactive_split_bytes"))
     case = case_of(tmp_path / "probes", model_document(), **nothing, message="no memory\nat all", fatal=False)
     lines = case_lines(case)
-    assert "and may have gone on" in lines[0]
-    assert lines[1] == "the error: no memory"
+    assert "and went on; later: killed or crashed" in lines[0]
+    assert lines[1] == "the error: no memory at train.py:34"
     assert "             –  activations, batch data and the rest" in lines
     assert case.remedies == []
 

@@ -116,11 +116,19 @@ def test_how_processes_end(folder: Path) -> None:
     RingFile(folder, gone(start_ticks=2))
     out = RingFile(folder, gone(start_ticks=3))
     out.document(out.files.oom, out_of_memory(fatal=True))
-    caught = RingFile(folder, gone(start_ticks=4))
-    caught.document(caught.files.oom, out_of_memory(fatal=False))
-    caught.end()
+    for name, last_step in ((4, 12), (5, 11)):
+        caught = RingFile(folder, gone(start_ticks=name))
+        caught.document(caught.files.oom, out_of_memory(fatal=False, step=11))
+        caught.sample(replace(RECORD, step=last_step))
+        caught.end()
     states = {process.process.start_ticks: process.state for process in Watcher([folder]).processes()}
-    assert states == {1: State.ENDED, 2: State.VANISHED, 3: State.OUT_OF_MEMORY, 4: State.ENDED}
+    assert states == {
+        1: State.ENDED,
+        2: State.VANISHED,
+        3: State.OUT_OF_MEMORY,
+        4: State.ENDED,  # it went on after the error
+        5: State.OUT_OF_MEMORY,  # it handled the error and left
+    }
     assert all(process.pid is None for process in Watcher([folder]).processes())
 
 
@@ -133,7 +141,8 @@ def test_a_process_that_ends_while_it_is_watched(folder: Path) -> None:
         program.kill()
         os.waitid(os.P_PID, program.pid, os.WEXITED | os.WNOWAIT)  # a zombie has ended
         [process] = watcher.processes()
-        assert (process.state, process.pid, process.step) == (State.VANISHED, None, 1)
+        assert (process.state, process.pid, process.step) == (State.KILLED, None, 1)
+        assert process.standing == "killed (SIGKILL)"
 
 
 def test_last_words_within_one_tick_of_the_clock_are_heard(folder: Path) -> None:
@@ -147,7 +156,7 @@ def test_last_words_within_one_tick_of_the_clock_are_heard(folder: Path) -> None
         os.utime(ring.path, ns=(changed.st_atime_ns, changed.st_mtime_ns))
         program.kill()
         os.waitid(os.P_PID, program.pid, os.WEXITED | os.WNOWAIT)
-        assert watcher.processes()[0].state is State.ENDED
+        assert watcher.processes()[0].standing == "killed (SIGKILL) at the interpreter's exit"
 
 
 def test_a_pid_that_is_used_again_is_not_the_process(folder: Path) -> None:

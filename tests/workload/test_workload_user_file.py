@@ -144,19 +144,19 @@ def test_not_python(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        pytest.param("x = 1\ny = = 2\n", "train.py:2: syntax error: invalid syntax; mend it", id="syntax"),
+        pytest.param("x = 1\ny = = 2\n", "train.py:2: syntax error: invalid syntax; fix it", id="syntax"),
         pytest.param(
             "def f():\n    return undefined\n\nf()\n",
-            "train.py:2: NameError: name 'undefined' is not defined; mend it",
+            "train.py:2: NameError: name 'undefined' is not defined; fix it",
             id="raises",
         ),
         pytest.param(
             "import json\njson.loads('[')\n",
-            "train.py:2: JSONDecodeError: Expecting value: line 1 column 2 (char 1); mend it",
+            "train.py:2: JSONDecodeError: Expecting value: line 1 column 2 (char 1); fix it",
             id="raises below",
         ),
-        pytest.param("raise ValueError('one\\ntwo')\n", "train.py:1: ValueError: one two; mend it", id="two lines"),
-        pytest.param("\nraise KeyError\n", "train.py:2: KeyError; mend it", id="no message"),
+        pytest.param("raise ValueError('one\\ntwo')\n", "train.py:1: ValueError: one two; fix it", id="two lines"),
+        pytest.param("\nraise KeyError\n", "train.py:2: KeyError; fix it", id="no message"),
         pytest.param(
             "import no_such_package_xyz\n",
             f"train.py:1: ModuleNotFoundError: No module named 'no_such_package_xyz'; install it for {sys.executable}",
@@ -179,7 +179,7 @@ def test_syntax_error_in_a_neighbour_names_the_neighbour(tmp_path: Path, write: 
     neighbour = tmp_path / "my_neighbour.py"
     neighbour.write_text("\n\nx = (", encoding="utf-8")
     assert refusal_of(write("import my_neighbour")) == (
-        f"--workload {neighbour}:3: syntax error: '(' was never closed; mend it"
+        f"--workload {neighbour}:3: syntax error: '(' was never closed; fix it"
     )
 
 

@@ -17,6 +17,10 @@ class MainScreen(Screen[None]):
 
     ending = False
 
+    def interrupt(self) -> bool:
+        """Ctrl-C was pressed. Whether the screen has seen to it; else the program ends."""
+        return False
+
     def cancel(self) -> None:
         """End whatever runs behind the screen; safe to call from any thread, returns at once."""
 

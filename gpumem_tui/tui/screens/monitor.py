@@ -18,7 +18,7 @@ from gpumem_tui.memory import Unknown
 from gpumem_tui.monitor.alerts import Alert, AlertKind, Alerts
 from gpumem_tui.monitor.history import History, values_of
 from gpumem_tui.monitor.snapshot import Source
-from gpumem_tui.tui.background import teller
+from gpumem_tui.tui.background import setter_for
 from gpumem_tui.tui.monitor_feed import HOLD_S, Feed
 from gpumem_tui.tui.monitor_state import MonitorState, focused_on, seen, sorted_by, sorted_on
 from gpumem_tui.tui.screens.process_actions import ProcessActions
@@ -26,7 +26,7 @@ from gpumem_tui.tui.views.entries import charted, count, entry_of, moved
 from gpumem_tui.tui.views.history import SPANS_S, chart_columns
 from gpumem_tui.tui.views.monitor_header import alert_row, header_row
 from gpumem_tui.tui.views.monitor_layout import SMALLEST, Layout, layout
-from gpumem_tui.tui.views.process_history import process_history_rows
+from gpumem_tui.tui.views.process_history import ProcessChart
 from gpumem_tui.tui.views.readings import clock
 from gpumem_tui.tui.views.trouble import is_troubled, trouble_rows
 from gpumem_tui.tui.widgets.gpu_panel import GpuPanel
@@ -148,18 +148,23 @@ class MonitorScreen(ProcessActions):
         self._table, self._trouble = self.query_one(ProcessTable), self.query_one("#trouble", Lines)
         self._waiting = self.set_interval(_PATIENCE_S, self._draw)
         news = asyncio.Event()
-        self.feed.subscribe(teller(news))
+        self.feed.subscribe(setter_for(news))
         self.look()
         self.run_worker(self._follow(news))
 
     def on_resize(self, event: Resize) -> None:
         """A tiny terminal gets one line that says what is needed."""
         width, height = event.size
-        self.set_class(width < SMALLEST[0] or height < SMALLEST[1], "-tiny")
-        needed, given = "×".join(map(str, SMALLEST)), f"{width}×{height}"
+        self.set_class(width < self.smallest[0] or height < self.smallest[1], "-tiny")
+        needed, given = "×".join(map(str, self.smallest)), f"{width}×{height}"
         self.query_one("#too-small", Lines).show_rows([[(f"needs {needed}, this is {given}", "")]])
         if event.size != self._drawn_size:
             self._draw()
+
+    @property
+    def smallest(self) -> tuple[int, int]:
+        """Columns and rows below which the screen only says so."""
+        return SMALLEST
 
     # What comes in
 
@@ -236,7 +241,7 @@ class MonitorScreen(ProcessActions):
                 return bool(state.parts)
             case "chart":
                 chosen = self.chosen
-                return bool(state.gpus) and chosen is not None and chosen.watched is not None
+                return charted(state) is not None or (chosen is not None and chosen.watched is not None)
             case _:
                 return super().check_action(action, parameters)
 
@@ -324,7 +329,10 @@ class MonitorScreen(ProcessActions):
         self._enter(replace(self._state, at_peak=not self._state.at_peak))
 
     def action_chart(self) -> None:
-        """The history of the chosen process, or of the GPU; where there is no room for it, in the table's place."""
+        """The history of the chosen process, or of the GPU; where there is no room for it, in the table's place.
+
+        Without a GPU, where it is of a process anyway, in all of the place, or beside the table again.
+        """
         wanted = not self._state.charts_process
         if wanted and self._plan is not None and not self._plan.history:
             self._prefers_history = True
@@ -371,7 +379,11 @@ class MonitorScreen(ProcessActions):
             self._trouble.show_rows(trouble_rows(state.snapshot, inner, height - 2, waited_s))
             return
         rows = height - 2 - own_line - self.has_class("-filtering")
-        self._place(layout(inner, rows, len(state.gpus), count(state), prefer_history=self._prefers_history))
+        gpus, listed = len(state.gpus), count(state)
+        history_alone = not gpus and state.charts_process
+        self._place(
+            layout(inner, rows, gpus, listed, prefer_history=self._prefers_history, history_alone=history_alone)
+        )
         assert self._plan is not None
         self._gpu_panel.show(state, self._plan, inner)
         self._table.show(state, inner, self._plan.table)
@@ -395,7 +407,7 @@ class MonitorScreen(ProcessActions):
         width = self._cells.width - _MARGINS
         watched = charted(self._state)
         if watched is not None:
-            self._chart.show_rows(process_history_rows(watched, width, plan.history, snapshot.time_s))
+            self._chart.show_process(ProcessChart.of(watched, snapshot.time_s), width, plan.history)
             return
         if gpu is None:
             return

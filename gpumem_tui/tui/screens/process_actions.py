@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, ClassVar
 
 from textual.binding import Binding, BindingType
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from gpumem_tui.tui.screens.pages import PagesScreen, Report
     from gpumem_tui.tui.screens.process import DetailsScreen, Ending
     from gpumem_tui.watch.documents import Look
-    from gpumem_tui.watch.published import Placed
+    from gpumem_tui.watch.published import Placed, WatchedProcess
     from gpumem_tui.watch.records import ProbedProcess
 
 _POLL_S = 0.1
@@ -96,15 +97,15 @@ class ProcessActions(MainScreen):
     # Reading
 
     def action_details(self) -> None:
-        """All that is known of the chosen process; of one that memory ran out under, its post-mortem."""
+        """All that is known of the chosen process; of one that has ended, how, and its post-mortem if there is one."""
         from gpumem_tui.tui.screens.process import DetailsScreen
         from gpumem_tui.tui.views.details import details_rows
 
         entry = self.chosen
         if entry is None:
             return
-        if entry.has_ended:
-            self._open(self._post_mortem(entry))
+        if entry.has_ended and entry.watched is not None:
+            self._open(self._post_mortem(entry.watched))
             return
 
         def closed(ending: Ending | None) -> None:
@@ -149,16 +150,18 @@ class ProcessActions(MainScreen):
         self._report = PagesScreen(report), make
         self.app.push_screen(self._report[0], closed)
 
-    def _post_mortem(self, entry: Entry) -> Callable[[], Report | None]:
+    def _post_mortem(self, watched: WatchedProcess) -> Callable[[], Report | None]:
         from gpumem_tui.tui.screens.pages import Page, Report
-        from gpumem_tui.tui.views.post_mortem import post_mortem_rows
+        from gpumem_tui.tui.views.post_mortem import ended_rows, post_mortem_rows
 
-        case = entry.watched.case if entry.watched is not None else None
+        case = watched.case
 
         def make() -> Report | None:
             snapshot = self._state.snapshot
-            if case is None or snapshot is None:
+            if snapshot is None:
                 return None
+            if case is None:
+                return Report("Ended", (Page("", lambda width: ended_rows(watched, width, snapshot.time_s)),))
             rows = Page("", lambda width: post_mortem_rows(case, width, snapshot.time_s))
             return Report("Out of memory", (rows,))
 
@@ -230,8 +233,7 @@ class ProcessActions(MainScreen):
             return
         if not left_off.is_set():
             waiting.dismiss(None)
-            report = look_report(process, look)
-            self._open(lambda: report)
+            self._open(_until_complete(process, look))
 
     # Attaching to it
 
@@ -308,6 +310,26 @@ class ProcessActions(MainScreen):
 
         said, failed = await in_daemon_thread(lambda: end_process(host, ending))
         self.notify(said, severity="error" if failed else "information")
+
+
+def _until_complete(process: ProbedProcess, look: Look) -> Callable[[], Report]:
+    """A look's report; the probe writes it again once it knows what the steps after it have released."""
+    from gpumem_tui.probe.files import WireError
+    from gpumem_tui.watch.documents import read_look
+
+    shown, report = look, look_report(process, look)
+
+    def make() -> Report:
+        nonlocal shown, report
+        if shown.kept is None and "kept" not in shown.unavailable:
+            newest: Look | None = None
+            with suppress(WireError):
+                newest = read_look(process.files, process.uid)
+            if newest is not None and newest.request == look.request and newest != shown:
+                shown, report = newest, look_report(process, newest)
+        return report
+
+    return make
 
 
 def look_report(process: ProbedProcess, look: Look) -> Report:

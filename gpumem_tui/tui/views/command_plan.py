@@ -8,6 +8,8 @@ from gpumem_tui.memory import ALLOCATED_BUCKETS, format_bytes
 from gpumem_tui.plan.command import BatchRow, CommandFigures, CommandPlan, GpuRow, Place, TechniqueRow
 from gpumem_tui.plan.command_report import batch_note, exactness, ranks_line, verdict_line
 from gpumem_tui.search import report
+from gpumem_tui.search.prediction import Fit
+from gpumem_tui.search.ranges import largest_words, range_line
 from gpumem_tui.tui.command_plan_state import CommandPlanState
 from gpumem_tui.tui.figures import MUTED, Span, compact_bytes, span_width
 from gpumem_tui.tui.glyphs import PROGRAM
@@ -26,6 +28,7 @@ _NUMBER = 8
 _WORD = 8
 _ROOMY = 84
 _FITS, _FITS_NOT = ("✓ ", "$text-success"), ("✗ ", "$text-error")
+_MARKS: dict[Fit, Span] = {"fits": _FITS, "may fit": ("? ", "$text-warning"), "does not fit": _FITS_NOT}
 
 _KEYS = (
     ("w", "what-ifs: the command run again with a change made to it"),
@@ -61,8 +64,7 @@ def _verdict(state: CommandPlanState, figures: CommandFigures | None, width: int
     if figures is None:
         word = "working it out" if state.plan is not None else "tracing the command as it is"
         return row(("… ", MUTED), (fit(word, width - 2), "bold"))
-    mark = _FITS if figures.answers.fits else _FITS_NOT
-    return row(mark, (fit(verdict_line(figures.answers, with_gpu=False), width - 2), "bold"))
+    return row(_MARKS[figures.answers.fit], (fit(verdict_line(figures.answers, with_gpu=False), width - 2), "bold"))
 
 
 def _progress(state: CommandPlanState, elapsed_s: int, width: int) -> Row:
@@ -94,7 +96,9 @@ def ledger_rows(state: CommandPlanState, figures: CommandFigures | None, width: 
     free = figures.answers.free_bytes
     lines.append(_pair("free", free, width, "bold" if free >= 0 else "bold $text-error"))
     lines.append(row())
-    for text in (report.peak_line(traced, size), ranks_line(figures.answers.plan), *traced.notes):
+    between = range_line(traced.device_used_range(size), traced.unknowns(size))
+    said = (between, report.peak_line(traced, size), ranks_line(figures.answers.plan), *traced.notes)
+    for text in filter(None, said):
         lines += paragraph(text, width)
     return [head, *lines]
 
@@ -155,7 +159,7 @@ def _gpu(state: CommandPlanState, found: GpuRow, name: int) -> Row:
     about = "" if found.is_exact else "~"
     style = "bold $primary" if found.gpu == state.gpu else ""
     return row(
-        _FITS if found.fits else _FITS_NOT,
+        _MARKS[found.fit],
         (fit(found.gpu.title.removeprefix("NVIDIA "), name), style),
         (f"{compact_bytes(found.gpu.total_bytes):>{_NUMBER}}", MUTED),
         (f"{about + compact_bytes(found.free_bytes):>{_NUMBER}}", "" if found.fits else "$text-error"),
@@ -179,7 +183,7 @@ def _batch(found: BatchRow, plan: CommandPlan) -> Row:
     shown = f"{found.batch_size:,}" if plan.says_batch else "its own"
     sizes = (found.peak_allocated_bytes, found.peak_reserved_bytes, found.device_used_bytes)
     return row(
-        _FITS if found.fits else _FITS_NOT,
+        _MARKS[found.fit],
         (f"{shown:<{_NUMBER}}", "bold $primary" if found.batch_size == plan.batch_size else ""),
         *((f"{compact_bytes(size):>{_NUMBER}}", "") for size in sizes),
     )
@@ -231,7 +235,9 @@ def technique_details(
 def gpu_details(state: CommandPlanState, found: GpuRow) -> str:
     """What a GPU's note in the list of GPUs says."""
     assert state.plan is not None, "the rows come from a trace"
-    return f"{format_bytes(found.gpu.total_bytes)}, {exactness(state.plan, found)}"
+    most = largest_words(found.largest, found.may_fit)
+    largest = f"; largest batch {most}" if most else ""
+    return f"{format_bytes(found.gpu.total_bytes)}, {exactness(state.plan, found)}: {found.fit}{largest}"
 
 
 def command_plan_help() -> Sequence[list[Span]]:

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 _INIT = 1
 _KEPT_S = 1800.0
-"""How long a process stays listed after memory ran out under it."""
+"""How long a process stays listed after its end."""
+_MOST_ENDED = 8
+"""Of those the last so many, so that they do not take the place of the living."""
 _NOT_LISTED = Unknown("the driver does not list it")
 _ENDED = "ended"
 
@@ -53,7 +55,7 @@ class Entry:
 
     @property
     def has_ended(self) -> bool:
-        """It is listed because memory ran out under it."""
+        """It is listed with how it ended."""
         return self.watched is not None and not self.watched.is_running
 
 
@@ -101,7 +103,7 @@ def moved(state: MonitorState, step: int) -> MonitorState:
 
 
 def _everywhere(state: MonitorState) -> Iterator[Entry]:
-    """Those that ran out of memory lately, those that the driver lists, and those that only their probe tells of."""
+    """Those that ended lately, those that the driver lists, and those that only their probe tells of."""
     yield from _ended(state)
     listed: set[tuple[str, int]] = set()
     for gpu in state.gpus:
@@ -141,13 +143,20 @@ def _unlisted(watched: WatchedProcess, placed: Placed | None, gpu: GpuReading | 
 
 def _ended(state: MonitorState) -> Iterator[Entry]:
     now_s = state.snapshot.time_s if state.snapshot is not None else 0.0
-    for watched in state.published.processes:
-        ended_s = watched.ended_s
-        if ended_s is not None and watched.case is not None and now_s - ended_s < _KEPT_S:
-            gone = Unknown("it has ended")
-            uuid = watched.case.post_mortem.device_uuid
-            gpu = next((gpu for gpu in state.gpus if gpu.uuid == uuid), None)
-            yield Entry(gpu, GpuProcess(watched.pid, ProcessKind.COMPUTE, gone, gone, gone), watched=watched)
+    lately = [
+        (watched.ended_s, watched)
+        for watched in state.published.processes
+        if watched.ended_s is not None and not watched.is_running and now_s - watched.ended_s < _KEPT_S
+    ]
+    lately.sort(key=lambda pair: pair[0], reverse=True)
+    for _, watched in lately[:_MOST_ENDED]:
+        gone = Unknown("it has ended")
+        placed = watched.own[0] if watched.own else None
+        uuid = watched.case.post_mortem.device_uuid if watched.case is not None else ""
+        uuid = uuid or (placed.gpu_uuid if placed is not None and isinstance(placed.gpu_uuid, str) else "")
+        gpu = next((gpu for gpu in state.gpus if gpu.uuid == uuid), None)
+        process = GpuProcess(watched.pid, ProcessKind.COMPUTE, gone, gone, gone)
+        yield Entry(gpu, process, watched=watched, sample=placed.sample if placed is not None else None)
 
 
 def _all(state: MonitorState) -> Iterator[Entry]:
@@ -177,15 +186,22 @@ def _matches(entry: Entry, filter_text: str) -> bool:
 
 
 def _sorted(listed: list[Entry], state: MonitorState) -> list[Entry]:
-    """What has ended is first, what is unknown last; equal ones by GPU and pid."""
+    """What has ended otherwise than it should is first, what has ended well is last; what is unknown after what is
+    known; equal ones by GPU and pid."""
     value_of = _VALUES[state.sort]
     listed = sorted(listed, key=lambda entry: (_gpu_index(entry), entry.process.pid))
-    ended = [entry for entry in listed if entry.has_ended]
+    well = [entry for entry in listed if entry.has_ended and has_ended_well(entry)]
+    ended = [entry for entry in listed if entry.has_ended and not has_ended_well(entry)]
     alive = [entry for entry in listed if not entry.has_ended]
     with_value = [entry for entry in alive if value_of(entry) is not None]
     without = [entry for entry in alive if value_of(entry) is None]
     with_value.sort(key=value_of, reverse=state.sort.descends != state.reverse)
-    return ended + with_value + without
+    return ended + with_value + without + well
+
+
+def has_ended_well(entry: Entry) -> bool:
+    """Whether a process that has ended did so as somebody wanted it."""
+    return entry.watched is not None and entry.watched.process.has_ended_well
 
 
 def _gpu_index(entry: Entry) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 
 from gpumem_tui.memory import GIB, Unknown
@@ -28,25 +29,46 @@ OTHERS = Band("used", "$history-others")
 """Solid, each darker than the one below it; the heading has the numbers."""
 
 
+@dataclass(frozen=True)
+class TimeAxis:
+    """Which moment each column of a chart stands for.
+
+    Attributes:
+        start_s: where the first column begins, in seconds since the epoch; step_s: how long each is.
+        labels: cells left of the first.
+    """
+
+    start_s: float
+    step_s: float
+    columns: int
+    labels: int = LABEL_WIDTH
+
+    @property
+    def last_s(self) -> float:
+        """The middle of the last column."""
+        return self.start_s + (self.columns - 0.5) * self.step_s
+
+    def time_at(self, x: int) -> float | None:
+        """The middle of what is drawn at a column of the widget; None beside the chart."""
+        column = x - self.labels
+        return self.start_s + (column + 0.5) * self.step_s if 0 <= column < self.columns else None
+
+    def column_at(self, time_s: float | None) -> int | None:
+        """The inverse, without the labels; None beyond the chart."""
+        if time_s is None:
+            return None
+        column = int((time_s - self.start_s) // self.step_s)
+        return column if 0 <= column < self.columns else None
+
+
+def axis_of(series: Series) -> TimeAxis:
+    """The axis of a GPU's history."""
+    return TimeAxis(series.start_s, series.step_s, len(series.peaks[Column.USED]))
+
+
 def chart_columns(width: int) -> int:
     """Columns of buckets in a chart of this width."""
     return max(1, width - LABEL_WIDTH)
-
-
-def time_at(series: Series, x: int) -> float | None:
-    """The middle of the bucket drawn at a column of the widget."""
-    column = x - LABEL_WIDTH
-    if not 0 <= column < len(series.peaks[Column.USED]):
-        return None
-    return series.start_s + (column + 0.5) * series.step_s
-
-
-def column_at(series: Series, time_s: float | None) -> int | None:
-    """The inverse of `time_at`, without the labels; None beyond the chart."""
-    if time_s is None:
-        return None
-    column = int((time_s - series.start_s) // series.step_s)
-    return column if 0 <= column < len(series.peaks[Column.USED]) else None
 
 
 def history_view(

@@ -11,6 +11,7 @@ from gpumem_tui.memory import ALLOCATED_BUCKETS, GIB, Bucket, Unknown, Value
 from gpumem_tui.search.comparison import caveat, compared
 from gpumem_tui.search.events import TrialDone
 from gpumem_tui.search.prediction import Traced
+from gpumem_tui.search.ranges import range_line
 from gpumem_tui.search.report import assumed_line, peak_line
 from gpumem_tui.search.runner import TrialFinished
 from gpumem_tui.search.shortfall import shortfall
@@ -68,7 +69,7 @@ class LedgerView:
 
 
 def ledger_view(state: SearchState) -> LedgerView:
-    """The table for the trial that is shown, or for the foretold batch size before there is one."""
+    """The table for the trial that is shown, or for the predicted batch size before there is one."""
     batch_size, shown = state.shown_batch_size, state.shown
     gpu = state.config.device.gpu
     formula = _formula_column(state.formula.at(batch_size))
@@ -115,6 +116,8 @@ def _captions(state: SearchState, shown: TrialFinished | None) -> tuple[str, ...
 def _moment(state: SearchState, batch_size: int) -> Iterable[str]:
     """Of when the traced column is, a bucket that is empty at that moment counts nothing; and what it leaves out."""
     if not isinstance(state.traced, Unknown):
+        if said := range_line(state.traced.device_used_range(batch_size), state.traced.unknowns(batch_size)):
+            yield f"Traced: {said}"
         yield peak_line(state.traced, batch_size)
         if assumed := assumed_line(state.traced):
             yield assumed

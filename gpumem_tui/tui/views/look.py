@@ -15,6 +15,7 @@ from gpumem_tui.tui.views.probed import seconds
 from gpumem_tui.tui.views.readings import fit, ruled
 from gpumem_tui.watch.documents import Look, LookedDevice
 from gpumem_tui.watch.records import device_name
+from gpumem_tui.watch.report import kept_place
 
 Row = list[Span]
 Place = Literal["module", "source"]
@@ -24,6 +25,7 @@ _CHART_HEIGHT = 9
 _SIZE_WIDTH = 12
 _SHARE_WIDTH = 8
 _MOST_PLACES = 60
+_MOST_KEPT = 6
 _REST = Band("the rest", "$activations")
 _STANDING = {
     Bucket.PARAMETERS: Band(Bucket.PARAMETERS.title, "$parameters"),
@@ -38,7 +40,7 @@ def step_page(look: Look, width: int) -> list[Row]:
     for device in look.devices:
         rows += [_device_heading(device, width), *_chart(device, look.step_s, width), []]
         rows += [*_bucket_rows(device, width), []]
-    return [*rows, *_reasons(look)]
+    return [*rows, *_kept_rows(look, width), *_reasons(look)]
 
 
 def place_page(look: Look, by: Place, width: int) -> list[Row]:
@@ -65,6 +67,21 @@ def _device_heading(device: LookedDevice, width: int) -> Row:
         (f" at {seconds(device.peak_s)}", MUTED),
     ]
     return ruled(left, right, width)
+
+
+def _kept_rows(look: Look, width: int) -> Iterator[Row]:
+    """What every step leaves behind: a leak, if there is one."""
+    if look.kept is None:
+        if look.devices and "kept" not in look.unavailable:
+            yield [("What every step leaves behind is known after two more steps.", MUTED)]
+        return
+    if not look.kept:
+        yield [("Every step releases what it makes.", MUTED)]
+        return
+    yield [("Left behind by every step, and not released two steps later", "bold $warning")]
+    for kept in look.kept[:_MOST_KEPT]:
+        row: Row = [(f"{format_bytes(kept.bytes):>{_SIZE_WIDTH}}", "bold"), ("  ", "")]
+        yield [*row, (fit(printable(kept_place(kept)), max(0, width - span_width(row))), "")]
 
 
 # The timeline

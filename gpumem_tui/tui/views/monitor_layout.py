@@ -41,12 +41,15 @@ class Layout:
     table: int
 
 
-def layout(width: int, height: int, gpus: int, processes: int, *, prefer_history: bool = False) -> Layout:
+def layout(
+    width: int, height: int, gpus: int, processes: int, *, prefer_history: bool = False, history_alone: bool = False
+) -> Layout:
     """Divide `width` × `height` cells (header and footer are not among them) between GPUs, history and processes.
 
     Args:
         processes: lines that the table would fill. Its height goes in steps, so that one that ends moves nothing.
         prefer_history: where there is room for one of history and table, it is the history.
+        history_alone: it is the history even where there is room for both.
     """
     columns, card, rows = _gpu_rows(width, height, gpus)
     if not gpus and height >= 2 * _TABLE_LEAST + _PROCESS_CARD:
@@ -57,7 +60,9 @@ def layout(width: int, height: int, gpus: int, processes: int, *, prefer_history
         detail = min(4, left // 6)
         left -= detail
     wanted = 2 + -(-processes // _TABLE_STEP) * _TABLE_STEP
-    if left >= _HISTORY_LEAST + min(wanted, 2 * _TABLE_LEAST):
+    if history_alone and left >= _TABLE_LEAST:
+        history = left
+    elif left >= _HISTORY_LEAST + min(wanted, 2 * _TABLE_LEAST):
         history = max(_HISTORY_LEAST, round(left * 0.42), min(left - wanted, round(left * 0.6), _HISTORY_MOST))
     else:
         history = left if prefer_history and left >= _TABLE_LEAST else 0

@@ -47,6 +47,8 @@ def header_row(answer: Answer, traced: TraceState, name: str, time: str, width: 
 def _verdict(answer: Answer, traced: TraceState) -> Span:
     """By the trace where there is one: it knows more. As long with a trace on its way as by formula alone."""
     match traced:
+        case Ready(_, found, _) if found.fit == "may fit":
+            return "? may fit", "bold $text-warning"
         case Ready(_, found, _):
             fits, how = found.fits, ""
         case Pending():

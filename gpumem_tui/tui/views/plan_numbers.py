@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from gpumem_tui.memory import ALLOCATED_BUCKETS, Bucket, Unknown, Value, format_bytes, format_count
 from gpumem_tui.plan.answers import Answer, samples
 from gpumem_tui.plan.tracing import Failed, Pending, Ready, TraceState
+from gpumem_tui.search.ranges import largest_words, room_words
 from gpumem_tui.search.report import PHASE_WORDS
 from gpumem_tui.tui.figures import ABSENT, MUTED, Span, compact_bytes, joined, proportions, signed
 from gpumem_tui.tui.glyphs import BUCKET_LOOKS
@@ -100,9 +101,12 @@ def _formula_verdict(answer: Answer, width: int) -> list[Span]:
 def _traced_verdict(traced: TraceState) -> list[Span]:
     match traced:
         case Ready(_, found, _) if found.fits:
-            return [("✓ fits", "bold $text-success"), (f" · {format_bytes(max(0, found.spare_bytes))} left", "")]
+            return [("✓ fits", "bold $text-success"), (f" · {room_words(found.fit, found.free_range)}", "")]
+        case Ready(_, found, _) if found.fit == "may fit":
+            return [("? may fit", "bold $text-warning"), (f" · {room_words(found.fit, found.free_range)}", "")]
         case Ready(_, found, _):
-            return [("✗ too large", "bold $text-error"), (f" by {format_bytes(-found.spare_bytes)}", "")]
+            missing = room_words(found.fit, found.free_range).removesuffix(" missing")
+            return [("✗ too large", "bold $text-error"), (f" by {missing}", "")]
         case Pending():
             return [(f"{PENDING} tracing one step without a GPU", MUTED)]
         case Failed(_, reason):
@@ -198,7 +202,7 @@ def _figure(value: Value, weight: str) -> Span:
 def _largest(traced: TraceState) -> str:
     match traced:
         case Ready(_, found, _):
-            return ABSENT if isinstance(found.max_batch_size, Unknown) else f"{found.max_batch_size:,}"
+            return largest_words(found.max_batch_size, found.may_fit_batch_size) or ABSENT
         case Pending():
             return PENDING
         case _:

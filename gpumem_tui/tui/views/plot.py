@@ -41,9 +41,9 @@ class PlotView:
     tried_title: str
 
 
-def curve_sizes(foretold: int | None, tried: Iterable[int] = ()) -> list[int]:
+def curve_sizes(predicted_size: int | None, tried: Iterable[int] = ()) -> list[int]:
     """The batch sizes at which the traced line is worked out: evenly to beyond the prediction, and every trial's."""
-    top = int(max(_SMALLEST_RANGE, foretold or 0) * _ROOM) + 1
+    top = int(max(_SMALLEST_RANGE, predicted_size or 0) * _ROOM) + 1
     step = max(1, top // _STEPS)
     return sorted({1, *range(step, top + step, step), *tried})
 
@@ -59,7 +59,7 @@ def warm(prediction: Prediction, tried: Iterable[int] = ()) -> None:
 def plot_view(state: SearchState) -> PlotView:
     """The chart of a state."""
     device = state.config.device
-    sizes = curve_sizes(state.foretold, (trial.result.batch_size for trial in state.trials))
+    sizes = curve_sizes(state.predicted_size, (trial.result.batch_size for trial in state.trials))
     formula: list[Point] = [(size, gib) for size in sizes if (gib := _formula_gib(state, size)) is not None]
     traced: list[Point] = []
     if not isinstance(state.traced, Unknown):

@@ -10,10 +10,13 @@ from gpumem_tui.memory import Unknown, format_bytes
 from gpumem_tui.text import printable
 from gpumem_tui.tui.figures import ABSENT, MUTED, Span, percent
 from gpumem_tui.tui.glyphs import BUCKET_LOOKS, UNACCOUNTED_LOOK
+from gpumem_tui.tui.views.probed import sample_rows
 from gpumem_tui.tui.views.readings import fit
 from gpumem_tui.tui.views.shares import Share, bar
+from gpumem_tui.watch.ends import memory_phrase
 from gpumem_tui.watch.expected import FIXED, Expected
-from gpumem_tui.watch.postmortem import Case, fragmentation_lines, ledger_rows, request_lines
+from gpumem_tui.watch.postmortem import Case, fate, fragmentation_lines, ledger_rows, request_lines
+from gpumem_tui.watch.published import WatchedProcess
 from gpumem_tui.watch.report import ago
 
 Row = list[Span]
@@ -25,7 +28,7 @@ def post_mortem_rows(case: Case, width: int, now_s: float) -> list[Row]:
     """The whole case."""
     found = case.post_mortem
     rows = list(_wrapped(printable(case.process.title), width, "bold"))
-    when = f"ran out of memory in step {found.step + 1:,}, {ago(now_s - found.wall_ns / 1e9)}"
+    when = f"{fate(case)} in step {found.step + 1:,}, {ago(now_s - found.wall_ns / 1e9)}"
     rows.append([("✗ ", "bold $error"), (when, "bold $error")])
     for line in request_lines(found):
         rows += _wrapped(printable(line), width)
@@ -36,6 +39,22 @@ def post_mortem_rows(case: Case, width: int, now_s: float) -> list[Row]:
     if isinstance(case.expected, Unknown):
         return [*rows, *_wrapped(f"No prediction to compare with: {case.expected.reason}", width, MUTED)]
     return [*rows, *_prediction(case, case.expected, width), [], *_remedies(case, case.expected, width)]
+
+
+def ended_rows(watched: WatchedProcess, width: int, now_s: float) -> list[Row]:
+    """How a process ended of which there is no post-mortem, and what its last sample with a model was."""
+    process, end = watched.process, watched.process.end
+    when = "" if end is None else f", {ago(now_s - end.time_s)}"
+    is_well = process.has_ended_well
+    rows = list(_wrapped(printable(process.title), width, "bold"))
+    said = f"{'✓' if is_well else '✗'} {printable(process.standing)}{when}"
+    rows += _wrapped(said, width, "bold" if is_well else "bold $error")
+    if end is not None and (held := memory_phrase(end.resident_bytes, end.limit_bytes, end.limit_owner)):
+        rows += _wrapped(f"host memory: {held}", width)
+    for placed in watched.own:
+        heading = f"{placed.sample.device}, last sample of its training (it made {process.step:,} steps)"
+        rows += [[], [(heading, f"bold {MUTED}")], *sample_rows(watched, placed.sample)]
+    return rows if watched.own else [*rows, [], [("no step has finished", MUTED)]]
 
 
 def _ledger(case: Case, width: int) -> Iterator[Row]:

@@ -57,16 +57,23 @@ def probed_rows(watched: WatchedProcess, sample: Sample | None) -> list[Row]:
     ]
     if watched.process.problem:
         rows.append(fact("", watched.process.problem, "$warning"))
+    for growth in watched.growth:
+        rows.append(fact("grows", growth.phrase, "$warning"))
+        rows.append(fact("", "a look at it (l) names what every step leaves behind", MUTED))
     if who.rank is not None:
         of = "" if who.world_size is None else f" of {who.world_size}"
         rows.append(fact("rank", f"{who.rank}{of}"))
     if sample is None:
         return rows
+    return [*rows, *sample_rows(watched, sample), [], *_prediction(watched, sample)]
+
+
+def sample_rows(watched: WatchedProcess, sample: Sample) -> list[Row]:
+    """One sample of it: the step, the allocator, and the buckets."""
     step_s = sample.step_s
     pace = step_s.reason if isinstance(step_s, Unknown) else f"{seconds(step_s)} each"
-    rows.append(fact("step", f"{sample.record.step:,}, {pace}"))
-    rows.append(fact("allocator", "; ".join(_allocator(sample))))
-    return [*rows, [], *_table(watched, sample), [], *_prediction(watched, sample)]
+    step = fact("step", f"{sample.record.step:,}, {pace}")
+    return [step, fact("allocator", "; ".join(_allocator(sample))), [], *_table(watched, sample)]
 
 
 def fact(title: str, said: str, style: str = "") -> Row:

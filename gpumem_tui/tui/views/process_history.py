@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gpumem_tui.memory import Value
 from gpumem_tui.tui.figures import MUTED, Span, compact_bytes, span_width
 from gpumem_tui.tui.views.areas import Band, Stack, area_column, drawn, eighths
-from gpumem_tui.tui.views.history import ALLOCATED, CACHED, SPANS_S, duration
-from gpumem_tui.tui.views.readings import ruled
+from gpumem_tui.tui.views.history import ALLOCATED, CACHED, SPANS_S, TimeAxis, duration
+from gpumem_tui.tui.views.readings import clock, ruled
 from gpumem_tui.watch.jobs import total_bytes
 from gpumem_tui.watch.published import WatchedProcess
 
@@ -24,30 +25,72 @@ _PEAK = Band("peak", "$history-used")
 _FOUND = Band("tensors found", "$gradients")
 
 
-def process_history_rows(watched: WatchedProcess, width: int, height: int, now_s: float) -> list[Row]:
+@dataclass(frozen=True)
+class ProcessChart:
+    """What is drawn of a process: its samples of one device, the first of several, until `end_s`.
+
+    Attributes:
+        has_ended: `end_s` is its last sample's time; else it is now.
+    """
+
+    title: str
+    samples: Sequence[Sample]
+    end_s: float
+    has_ended: bool
+
+    @classmethod
+    def of(cls, watched: WatchedProcess, now_s: float) -> ProcessChart:
+        """The chart of a process; of one that has ended it ends there."""
+        samples = _of_one_device(watched)
+        has_ended = not watched.is_running
+        end_s = samples[-1].record.wall_ns / 1e9 if samples and has_ended else now_s
+        return cls(watched.process.title.partition(" (")[0], samples, end_s, has_ended)
+
+    def axis(self, width: int) -> TimeAxis | None:
+        """The moments that its columns stand for; None without samples."""
+        if not self.samples:
+            return None
+        columns = max(1, width - _LABEL_WIDTH)
+        return TimeAxis(self.end_s - self.span_s, self.span_s / columns, columns, _LABEL_WIDTH)
+
+    @property
+    def span_s(self) -> float:
+        """The shortest of the usual spans that holds all samples."""
+        length_s = self.end_s - self.samples[0].record.wall_ns / 1e9
+        return next((span_s for span_s in SPANS_S if span_s >= length_s), SPANS_S[-1])
+
+
+def process_history_rows(
+    chart: ProcessChart, width: int, height: int, cursor_s: float | None = None, *, focused: bool = False
+) -> list[Row]:
     """Heading, areas, the time axis and the step axis in `height` rows.
 
-    Of a process on several devices it is the first.
+    Args:
+        cursor_s: the moment whose values the heading shows; None for the newest.
+        focused: the chart has the keys.
     """
     if height < 5:
         return []
-    samples = _of_one_device(watched)
-    title = f"{watched.process.title.partition(' (')[0]}"
-    if not samples:
-        return [ruled([(title, f"bold {MUTED}")], [], width), [("   no step has finished yet", MUTED)]]
-    columns = max(1, width - _LABEL_WIDTH)
-    span_s = _span_s(samples, now_s)
-    shown = _by_column(samples, columns, span_s, now_s)
+    axis = chart.axis(width)
+    if axis is None:
+        heading = ruled([(chart.title, f"bold {MUTED}")], [], width)
+        return [heading, [("   no step has finished yet", MUTED)]]
+    columns = axis.columns
+    shown = _by_column(chart.samples, axis)
     rows = height - 3
     top = max((edge for sample in shown if sample is not None for edge, _ in _edges(sample)), default=0)
     areas = drawn([area_column(_stack(sample, top, rows), rows) for sample in shown])
     labels = [""] * rows
     labels[0], labels[-1] = compact_bytes(top), "0"
+    ticks = _ticks(columns, chart.span_s)
+    last = "end" if chart.has_ended else "now"
+    cursor = axis.column_at(cursor_s)
+    steps = [_step_at(shown, index * _AXIS_STEP) for index in range(len(ticks))]
     return [
-        _heading(title, samples[-1], span_s, width),
+        _heading(chart, width, None if cursor is None else (axis, shown[cursor], cursor), focused=focused),
         *([(f"{label:>{_LABEL_WIDTH - 1}} ", MUTED), *area] for label, area in zip(labels, areas, strict=True)),
-        _axis(["now" if not ago else f"−{duration(ago)}" for ago in _ticks(columns, span_s)], columns),
-        _axis([_step_at(shown, index * _AXIS_STEP) for index in range(len(_ticks(columns, span_s)))], columns, "step"),
+        _marked(_axis([last if not ago else f"−{duration(ago)}" for ago in ticks], columns), cursor),
+        _axis(steps, columns, "step"),
     ]
 
 
@@ -58,21 +101,16 @@ def _of_one_device(watched: WatchedProcess) -> list[Sample]:
     return [sample for sample in watched.history if sample.record.device == device] or [watched.own[0].sample]
 
 
-def _span_s(samples: Sequence[Sample], now_s: float) -> float:
-    """The shortest of the usual spans that holds all samples."""
-    length_s = now_s - samples[0].record.wall_ns / 1e9
-    return next((span_s for span_s in SPANS_S if span_s >= length_s), SPANS_S[-1])
-
-
-def _by_column(samples: Sequence[Sample], columns: int, span_s: float, now_s: float) -> list[Sample | None]:
+def _by_column(samples: Sequence[Sample], axis: TimeAxis) -> list[Sample | None]:
     """What each column shows: the highest of its samples, or the last one before, which still stands."""
-    shown: list[Sample | None] = [None] * columns
+    shown: list[Sample | None] = [None] * axis.columns
     for sample in samples:
-        index = columns - 1 - int((now_s - sample.record.wall_ns / 1e9) / span_s * columns)
-        if 0 <= index < columns:
+        at_s = min(sample.record.wall_ns / 1e9, axis.last_s)
+        index = axis.column_at(at_s)
+        if index is not None:
             there = shown[index]
             shown[index] = sample if there is None or _height(sample) >= _height(there) else there
-    for index in range(1, columns):
+    for index in range(1, axis.columns):
         shown[index] = shown[index] or shown[index - 1]
     return shown
 
@@ -99,14 +137,30 @@ def _stack(sample: Sample | None, top: int, rows: int) -> Stack:
     return () if sample is None else tuple((eighths(size, top, rows), band) for size, band in _edges(sample))
 
 
-def _heading(title: str, newest: Sample, span_s: float, width: int) -> Row:
-    left: Row = [(f"{title} · last {duration(span_s)} · step {newest.record.step:,}", f"bold {MUTED}")]
-    right: Row = []
-    for size_bytes, band in reversed(_edges(newest)):
-        right += [("█", band.colour), (f" {band.title} {compact_bytes(size_bytes):>6}  ", "")]
+def _heading(chart: ProcessChart, width: int, at: tuple[TimeAxis, Sample | None, int] | None, *, focused: bool) -> Row:
+    """Which process and how long; the newest values, or those `at` the cursor with their time of day."""
+    sample: Sample | None = chart.samples[-1]
+    when: Row = []
+    if at is not None:
+        axis, sample, column = at
+        when = [(f"{clock(axis.start_s + column * axis.step_s)}  ", "bold")]
+    step = "" if sample is None else f" · step {sample.record.step:,}"
+    span = f"{'its last' if chart.has_ended else 'last'} {duration(chart.span_s)}"
+    left: Row = [(f"{chart.title} · {span}{step}", "bold $primary" if focused else f"bold {MUTED}")]
+    right = when
+    for size_bytes, band in reversed([] if sample is None else _edges(sample)):
+        right = [*right, ("█", band.colour), (f" {band.title} {compact_bytes(size_bytes):>6}  ", "")]
     while right and span_width(right) > width - span_width(left):
         right = right[:-2]
     return ruled(left, right, width)
+
+
+def _marked(row: Row, cursor: int | None) -> Row:
+    """The time axis with the cursor's place on it."""
+    if cursor is None:
+        return row
+    (text, style), place = row[0], _LABEL_WIDTH + cursor
+    return [(text[:place], style), ("▲", "bold $primary"), (text[place + 1 :], style)]
 
 
 def _ticks(columns: int, span_s: float) -> list[float]:

@@ -10,7 +10,7 @@ from gpumem_tui.memory import Unknown, Value, format_bytes
 from gpumem_tui.monitor.snapshot import HostProcess
 from gpumem_tui.tui.figures import ABSENT, MUTED, Span, compact_bytes
 from gpumem_tui.tui.monitor_state import MonitorState, ProcessKey, SortBy
-from gpumem_tui.tui.views.entries import Entry, count, entries
+from gpumem_tui.tui.views.entries import Entry, count, entries, has_ended_well
 from gpumem_tui.tui.views.probed import seconds
 from gpumem_tui.tui.views.readings import age, fit, fit_right, gib, known
 
@@ -217,17 +217,19 @@ def _row(entry: Entry, columns: Iterable[_Column], now_s: float, *, chosen: bool
 def _ended_cell(entry: Entry, now_s: float) -> str:
     """How it ended, in the place of all its readings."""
     watched = entry.watched
-    if watched is None or watched.case is None or watched.ended_s is None:
+    if watched is None or watched.ended_s is None:
         return ""
-    asked_bytes = watched.case.post_mortem.requested_bytes
+    asked_bytes = None if watched.case is None else watched.case.post_mortem.requested_bytes
     asked = "" if asked_bytes is None else f", {format_bytes(asked_bytes)} asked for"
-    command = " ".join(watched.process.process.command)
-    return f" ✗ out of memory {age(now_s - watched.ended_s)} ago{asked}: {command}"
+    mark = "✓" if has_ended_well(entry) else "✗"
+    step = f", step {watched.process.step:,}" if watched.process.step else ""
+    told = f"{watched.process.standing} · {age(now_s - watched.ended_s)} ago{asked}{step}"
+    return f" {mark} {told}: {' '.join(watched.process.process.command)}"
 
 
 def _style(column: _Column, entry: Entry) -> str:
     if entry.has_ended:
-        return "$error"
+        return MUTED if has_ended_well(entry) else "$error"
     if column.title == "STEP" and entry.watched is not None and entry.watched.process.problem:
         return "bold $warning"
     if column.title == "RETRIES" and entry.sample is not None and entry.sample.record.retries > 0:

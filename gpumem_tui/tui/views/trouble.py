@@ -1,4 +1,4 @@
-"""What stands on the Monitor when there is no GPU to watch: what is wrong, what mends it, what works meanwhile."""
+"""What stands on the Monitor when there is no GPU to watch: what is wrong, how to fix it, what works meanwhile."""
 
 from __future__ import annotations
 

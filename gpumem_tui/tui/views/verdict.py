@@ -8,6 +8,7 @@ from typing import Literal
 from gpumem_tui.memory import Unknown
 from gpumem_tui.search.advice import Advice, advise, obstacle
 from gpumem_tui.search.prediction import Traced
+from gpumem_tui.search.ranges import found_line, largest_words
 from gpumem_tui.search.report import accumulation_line, gap_line, headroom_line, wanted_accumulation
 from gpumem_tui.search.verdict import Verdict
 from gpumem_tui.tui.search_state import SearchState, Stage
@@ -116,7 +117,10 @@ def _ended(state: SearchState, verdict: Verdict) -> VerdictView:
         badge = verified if verdict.verified else "NOT VERIFIED"
         room = "" if verdict.with_headroom is None else _sentence(headroom_line(verdict.with_headroom))
         tone: Tone = "good" if verdict.verified else "warning"
-        return VerdictView(badge, tone, message, reach, room, (summary, *_gap(state)))
+        real = ""
+        if state.config.device.simulated and isinstance(state.traced, Traced):
+            real = _sentence(found_line(state.traced, verdict.max_batch_size))
+        return VerdictView(badge, tone, message, reach, room, (summary, *filter(None, (real,)), *_gap(state)))
     if verdict.outcome == "cancelled":
         return VerdictView("CANCELLED", "warning", message, reach, details=(f"{summary} · s starts over",))
     return VerdictView("FAILED", "bad", message, reach, details=(f"{trials} · s tries again · e edits the workload",))
@@ -143,9 +147,10 @@ def _sentence(line: str) -> str:
 
 
 def _predictions(state: SearchState) -> str:
-    traced = state.traced.max_batch_size if isinstance(state.traced, Traced) else state.traced
-    formula = state.formula.max_batch_size
-    said = [("formula", formula), ("traced", traced)]
-    if state.config.workload.shape is None:
-        del said[0]  # there is no closed form of it
-    return ", ".join(f"{name} {'–' if isinstance(value, Unknown) else f'{value:,}'}" for name, value in said)
+    traced, formula = state.traced, state.formula.max_batch_size
+    said = [] if state.config.workload.shape is None else [("formula", largest_words(formula, formula))]
+    by_trace = ""
+    if isinstance(traced, Traced):
+        by_trace = largest_words(traced.max_batch_size, traced.may_fit_batch_size)
+    said.append(("traced", by_trace))
+    return ", ".join(f"{name} {value or '–'}" for name, value in said)

@@ -9,6 +9,7 @@ from gpumem_tui.formula.parameters import count_parameters
 from gpumem_tui.memory import Unknown, format_bytes, format_count
 from gpumem_tui.search.config import SearchConfig
 from gpumem_tui.search.prediction import Traced
+from gpumem_tui.search.ranges import largest_words
 from gpumem_tui.tui.search_state import SearchState
 
 _PANEL_CHARACTERS = 160
@@ -45,7 +46,7 @@ def workload_lines(config: SearchConfig) -> Iterator[tuple[str, str]]:
 
 
 def strategy_lines(state: SearchState) -> Iterator[tuple[str, str]]:
-    """How it is searched, and the largest batch each prediction foretells."""
+    """How it is searched, and the largest batch by each prediction."""
     config = state.config
     yield "strategy", config.strategy
     yield "steps", f"{config.steps} a trial"
@@ -56,7 +57,11 @@ def strategy_lines(state: SearchState) -> Iterator[tuple[str, str]]:
         yield "target", f"{config.target_batch:,} a step"
     if config.workload.shape is not None:
         yield "formula", _largest(state.formula.max_batch_size)
-    yield "traced", _largest(state.traced.max_batch_size if isinstance(state.traced, Traced) else state.traced)
+    traced = state.traced
+    if isinstance(traced, Traced) and (words := largest_words(traced.max_batch_size, traced.may_fit_batch_size)):
+        yield "traced", f"batch {words}"
+    else:
+        yield "traced", "–"
 
 
 def workload_summary(config: SearchConfig) -> str:

@@ -1,4 +1,4 @@
-"""The history of one GPU, with a cursor for the mouse and the arrow keys."""
+"""The history of one GPU or process, with a cursor for the mouse and the arrow keys."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from textual.message import Message
 
 from gpumem_tui.monitor.history import Column, Series
 from gpumem_tui.monitor.snapshot import GpuReading
-from gpumem_tui.tui.views.history import column_at, history_view, time_at
+from gpumem_tui.tui.views.history import TimeAxis, axis_of, history_view
+from gpumem_tui.tui.views.process_history import ProcessChart, process_history_rows
 from gpumem_tui.tui.widgets.lines import Lines
 
 
@@ -32,31 +33,35 @@ class HistoryChart(Lines, can_focus=True):
     def __init__(self, *, id: str | None = None) -> None:  # noqa: A002  as Textual names it
         super().__init__(id=id)
         self._cursor_s: float | None = None
-        self._series: Series | None = None
+        self._axis: TimeAxis | None = None
 
     def show(self, gpu: GpuReading, now: Mapping[Column, float], series: Series, width: int, height: int) -> None:
         """Render the buckets of a GPU, `now` its newest values."""
-        self._series = series
-        cursor = column_at(series, self._cursor_s)
+        self._axis = axis_of(series)
+        cursor = self._axis.column_at(self._cursor_s)
         self.show_rows(history_view(gpu, now, series, width, height, cursor, focused=self.has_focus))
+
+    def show_process(self, chart: ProcessChart, width: int, height: int) -> None:
+        """Render what a process's probe has said."""
+        self._axis = chart.axis(width)
+        self.show_rows(process_history_rows(chart, width, height, self._cursor_s, focused=self.has_focus))
 
     def action_step(self, step: int) -> None:
         """The cursor goes to an earlier or a later bucket; 0 puts it away."""
-        series = self._series
-        if series is None:
+        axis = self._axis
+        if axis is None:
             return
-        newest_s = series.start_s + (len(next(iter(series.peaks.values()))) - 0.5) * series.step_s
         here_s = self._cursor_s
-        if here_s is None or column_at(series, here_s) is None:
-            here_s = newest_s
-        moved_s = here_s + step * series.step_s
-        self._point(None if not step or moved_s > newest_s else max(moved_s, series.start_s))
+        if here_s is None or axis.column_at(here_s) is None:
+            here_s = axis.last_s
+        moved_s = here_s + step * axis.step_s
+        self._point(None if not step or moved_s > axis.last_s else max(moved_s, axis.start_s))
 
     def on_mouse_move(self, event: MouseMove) -> None:
         """The cursor follows the mouse."""
         offset = event.get_content_offset(self)
-        if self._series is not None and offset is not None:
-            self._point(time_at(self._series, offset.x))
+        if self._axis is not None and offset is not None:
+            self._point(self._axis.time_at(offset.x))
 
     def on_leave(self, event: Leave) -> None:
         """No mouse, no cursor."""

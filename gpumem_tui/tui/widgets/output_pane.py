@@ -29,6 +29,8 @@ class OutputPane(ScrollView, can_focus=True):
         self._printed = Printed()
         self._seen = 0
         self._rows: list[Span] = []
+        self._unfinished = ""
+        self._unfinished_rows = 0
         self._follows = True
 
     @property
@@ -45,7 +47,8 @@ class OutputPane(ScrollView, can_focus=True):
         if not self._width:
             return  # before the first layout, or hidden
         lines, self._seen = printed.since(self._seen)
-        if lines:
+        if lines or printed.unfinished != self._unfinished:
+            self._unfinished = printed.unfinished
             self._add(lines)
 
     def on_resize(self, event: Resize) -> None:
@@ -97,9 +100,15 @@ class OutputPane(ScrollView, can_focus=True):
     def _clear(self) -> None:
         self._seen = 0
         self._rows = []
+        self._unfinished_rows = 0
 
     def _add(self, lines: Iterable[PrintedLine]) -> None:
+        """Lines below those that are there; the one that has not ended comes last."""
+        del self._rows[len(self._rows) - self._unfinished_rows :]
         self._rows += [(text, _STYLES[line.kind]) for line in lines for text in _wrapped(line.text, self._width)]
+        unfinished = list(_wrapped(self._unfinished, self._width)) if self._unfinished else []
+        self._rows += [(text, "") for text in unfinished]
+        self._unfinished_rows = len(unfinished)
         dropped = max(0, len(self._rows) - KEPT_LINES)
         del self._rows[:dropped]
         self.virtual_size = Size(self._width, len(self._rows))

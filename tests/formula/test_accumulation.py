@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import pytest
 
 from gpumem_tui.catalog.loader import find_gpu, find_model
-from gpumem_tui.formula.plan import accumulation, tokens_per_global_batch
+from gpumem_tui.formula.accumulation import accumulation, tokens_per_global_batch
 from gpumem_tui.formula.predict import max_batch_size, predict
 from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.formula.remedies import Remedy, remedies

@@ -1,0 +1,129 @@
+"""Why processes that might train publish nothing, as far as that can be told from outside."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Collection, Iterable
+
+from gpumem_tui.attach.launch import bypass
+from gpumem_tui.probe.files import SITE_DIRECTORY
+from gpumem_tui.watch import hosts, programs
+
+RUN_AFTER_S = 60.0
+"""Torch, a model and its data take that long to load now and then."""
+WATCH_AFTER_S = 10.0
+_MOST_LINES = 8
+
+
+def why_silent(host: hosts.Host, *, under_run: bool = False) -> str:
+    """Why a process does not publish, and what would help; a few words.
+
+    Args:
+        under_run: `gpumem-tui run` is known to have started it, or what started it.
+    """
+    files = programs.loaded(host)
+    attach = f": `gpumem-tui attach {host.pid}`"
+    if host.is_kernel_thread or not (files and programs.is_python(host, files)):
+        return "it is no Python process"
+    if programs.is_launcher(host):
+        return "it starts the processes that train, and trains nothing itself"
+    if not programs.has_torch(files):
+        return "it has not imported torch"
+    if not _has_our_path(host):
+        if under_run or any(_has_our_path(above) for above in _ancestors(host)):
+            return f"its environment was reset, PYTHONPATH is lost{attach}"
+        return f"it was not started by `gpumem-tui run`{attach}"
+    if option := bypass(host.command):
+        return f"{option} keeps the probe out{attach}"
+    parent = hosts.find(host.parent_pid, host.proc.parent)
+    if parent is not None and parent.command == host.command:
+        return f"it was forked from PID {parent.pid} and has not stepped an optimizer; one that loads data never does"
+    return "no optimizer has stepped in it yet: it loads or evaluates, or it is a script that never trains"
+
+
+def silent_below(pid: int, published: Collection[int]) -> list[str]:
+    """Why nothing is published by a command that runs, one line a process; empty if something is.
+
+    Args:
+        pid: the command's process.
+        published: the pids of those that publish.
+    """
+    command = hosts.find(pid)
+    if command is None:
+        return []
+    found = [command, *programs.descendants(pid)]
+    found += [host for host in hosts.every() if _is_stray(host, command) and host not in found]
+    if any(host.pid in published for host in found):
+        return []
+    python = [host for host in found if programs.is_python(host, programs.loaded(host))]
+    if not python:
+        return [f"{command.title}: no Python process runs below it"]
+    return _lines((host, why_silent(host, under_run=True)) for host in python)
+
+
+def silent_anywhere(published: Collection[int]) -> list[str]:
+    """Why processes with torch that we may look at do not publish, one line each. Not those that only load data for one
+    that does."""
+    return _lines(
+        (host, why_silent(host))
+        for host in hosts.every()
+        if host.pid not in published
+        and host.parent_pid not in published
+        and os.geteuid() in (0, host.uid)
+        and programs.has_torch(programs.loaded(host))
+    )
+
+
+class SilenceNote:
+    """Says once, after a while, why nothing publishes.
+
+    Args:
+        after_s: how long it may be silent. reasons: finds them, one line each. say: is given each.
+        clock: seconds, any origin.
+    """
+
+    def __init__(
+        self,
+        after_s: float,
+        reasons: Callable[[], Iterable[str]],
+        say: Callable[[str], object],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._clock = clock
+        self._due_s = clock() + after_s
+        self._reasons = reasons
+        self._say = say
+        self._is_over = False
+
+    def tick(self) -> None:
+        """Look whether it is time; call it now and then."""
+        if not self._is_over and self._clock() >= self._due_s:
+            self._is_over = True
+            for reason in self._reasons():
+                self._say(reason)
+
+
+def _lines(found: Iterable[tuple[hosts.Host, str]]) -> list[str]:
+    lines = [f"{host.title}: {why}" for host, why in found]
+    more = len(lines) - _MOST_LINES
+    return lines if more <= 0 else [*lines[:_MOST_LINES], f"and {more} more"]
+
+
+def _has_our_path(host: hosts.Host) -> bool:
+    """Whether it was started with the probe on its PYTHONPATH."""
+    return str(SITE_DIRECTORY) in host.environ().get("PYTHONPATH", "").split(os.pathsep)
+
+
+def _is_stray(host: hosts.Host, command: hosts.Host) -> bool:
+    """Whether it may have been started by a command and have left it, as daemons do: to process 1 or a systemd."""
+    parent = hosts.find(host.parent_pid, host.proc.parent)
+    left = host.parent_pid == 1 or (parent is not None and parent.name == "systemd")
+    return left and host.start_ticks >= command.start_ticks and _has_our_path(host)
+
+
+def _ancestors(host: hosts.Host) -> Iterable[hosts.Host]:
+    above = hosts.find(host.parent_pid, host.proc.parent)
+    while above is not None:
+        yield above
+        above = hosts.find(above.parent_pid, above.proc.parent)

@@ -1,0 +1,116 @@
+"""The fork server: a Python that imports torch once, and forks a fresh child for each request.
+
+Standard library and torch only, as `trial`. It speaks with `interpreters.ForkServer` over a socket of messages: a
+`Task` with the child's three descriptors comes in; ``pid N`` and, when the child has ended, ``exit CODE`` go out.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import socket
+import sys
+import warnings
+from contextlib import suppress
+from importlib import import_module
+from typing import NoReturn
+
+from gpumem_tui.importing import after_import
+from gpumem_tui.simulator.uncompiled import exclude_nothing, leave_compiler_unloaded
+
+DESCRIPTORS = 3
+"""Of a child: its commands, its events, its lifeline."""
+
+LARGEST_MESSAGE = 1 << 16
+_USED_BY_EVERY_STEP = (
+    "torch.fx.experimental.symbolic_shapes",
+    "torch.distributed.tensor",
+    "gpumem_tui.simulator.cuda",
+    "gpumem_tui.simulator.tracing",
+    "gpumem_tui.search.cuda_recorder",
+    "gpumem_tui.workload.run",
+    "gpumem_tui.workload.standard",
+    "gpumem_tui.workload.user_file",
+)
+"""What the step of a simulated GPU imports sooner or later."""
+
+
+def serve(control_fd: int, *, simulated: bool) -> NoReturn:
+    """Fork a child for every message, one after the other, until the other side closes the socket.
+
+    Args:
+        control_fd: a socket of type SEQPACKET.
+        simulated: whether the requests are for simulated GPUs; decides what is imported.
+    """
+    with suppress(Exception):  # the child imports again, and reports what is wrong
+        _import_torch(simulated)
+    gc.collect()
+    gc.freeze()  # else each child's first collection copies every page
+    os.set_inheritable(control_fd, False)
+    control = socket.socket(fileno=control_fd)
+    while True:
+        message, descriptors, _, _ = socket.recv_fds(control, LARGEST_MESSAGE, DESCRIPTORS)
+        if not message:
+            os._exit(0)
+        child = _fork(control, json.loads(message), descriptors)
+        for descriptor in descriptors:
+            os.close(descriptor)
+        _send(control, f"pid {child}")
+        _, status = os.waitpid(child, 0)
+        _send(control, f"exit {os.waitstatus_to_exitcode(status)}")
+
+
+def _import_torch(simulated: bool) -> None:
+    """Import what every request needs; nothing that depends on the request, and nothing that starts CUDA."""
+    if not simulated:
+        import torch
+
+        return
+    after_import("torch._compile", exclude_nothing)
+    import torch
+
+    leave_compiler_unloaded(torch)
+    for name in _USED_BY_EVERY_STEP:
+        import_module(name)
+    from gpumem_tui.simulator.device import register
+
+    register()
+
+
+def _fork(control: socket.socket, environment: dict[str, str | None], descriptors: list[int]) -> int:
+    """Start a child; gives its process id.
+
+    Args:
+        environment: variables that are otherwise for this child; None removes one.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of threads: those of torch's libraries know of forks
+        child = os.fork()
+    if child == 0:
+        control.close()
+        _become_child(environment, descriptors)
+    return child
+
+
+def _become_child(environment: dict[str, str | None], descriptors: list[int]) -> NoReturn:
+    """Do one request in a session of its own."""
+    os.setsid()
+    for name, value in environment.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+    commands, events, lifeline = descriptors
+    os.dup2(commands, 0)
+    os.close(commands)
+    from gpumem_tui.search.trial import main
+
+    main(events, lifeline)
+
+
+def _send(control: socket.socket, word: str) -> None:
+    try:
+        control.send(word.encode())
+    except OSError:
+        sys.exit(0)  # whoever asked is gone; the child's lifeline ends it

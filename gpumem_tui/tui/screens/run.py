@@ -1,0 +1,210 @@
+"""A command that trains, in one pane, and the Monitor on it in the other."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Container, Vertical
+from textual.events import Resize
+from textual.geometry import Size
+from textual.message import Message
+
+from gpumem_tui.output_lines import OutputLines
+from gpumem_tui.text import shortened
+from gpumem_tui.tui.background import in_daemon_thread
+from gpumem_tui.tui.printed import Printed, PrintedLine
+from gpumem_tui.tui.screens.monitor import MonitorScreen
+from gpumem_tui.tui.views.entries import entries
+from gpumem_tui.tui.widgets.command_pane import CommandPane
+from gpumem_tui.tui.widgets.key_bar import KeyBar
+from gpumem_tui.tui.widgets.lines import Lines
+
+if TYPE_CHECKING:
+    from gpumem_tui.monitor.snapshot import Source
+    from gpumem_tui.watch.documents import Exit
+    from gpumem_tui.watch.terminal_command import TerminalCommand
+
+BESIDE_WIDTH = 160
+"""Columns from which the two panes stand beside one another, not below."""
+SMALLEST = (40, 16)
+_KEYS = 1
+_BORDER = 1
+_OUTPUT_SHARE = 0.35
+_OUTPUT_LEAST = 6
+_REDRAW_S = 0.2
+_CTRL_C = b"\x03"
+_LEAVE_S = 5.0
+"""How long a command that is asked to end may take before it is killed."""
+
+
+class RunScreen(MonitorScreen):
+    """The Monitor with the output of a command above or beside it. The program ends when the command does.
+
+    Args:
+        source: where snapshots come from.
+        command: already started; followed from here on, ended when the screen ends.
+        words: how the command was typed.
+        others: as the Monitor's.
+    """
+
+    CSS_PATH = ["monitor.tcss", "run.tcss"]  # type: ignore[assignment]  # noqa: RUF012  as Textual takes it
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("q", "leave", "quit", tooltip="End the command and leave"),
+        Binding("z", "zoom", "zoom", tooltip="The output alone, the Monitor alone, or both"),
+    ]
+
+    class Over(Message):
+        """The command has ended."""
+
+        def __init__(self, ended: Exit) -> None:
+            super().__init__()
+            self.ended = ended
+
+    def __init__(self, source: Source, command: TerminalCommand, words: str, **others: Any) -> None:
+        super().__init__(source, **others)
+        self.printed = Printed([PrintedLine(f"$ {words}", "heading")])
+        self._command = command
+        self._words = words
+        self._zoomed = ""
+        self._has_chosen = False
+
+    # What is on it
+
+    def compose(self) -> ComposeResult:
+        """The Monitor's parts in a pane of their own; the keys below both."""
+        parts = list(super().compose())
+        monitor = [part for part in parts if not isinstance(part, KeyBar) and part.id != "too-small"]
+        with Container(id="panes"):
+            yield CommandPane(self._command.send)
+            yield Vertical(*monitor, id="monitor-pane")
+        yield KeyBar()
+        yield Lines(id="too-small")
+
+    def on_mount(self) -> None:
+        """Follow the command; the Monitor's own handler of this comes after."""
+        threading.Thread(target=self._follow_command, name="command", daemon=True).start()
+        self.set_interval(_REDRAW_S, self._draw_output)
+
+    def on_resize(self, event: Resize) -> None:
+        """Divide the place between the two; the Monitor's own handler of this comes after."""
+        self._divide(event.size)
+
+    def _divide(self, size: Size) -> None:
+        beside = size.width >= BESIDE_WIDTH
+        self.set_class(beside, "-beside")
+        self.set_class(self._zoomed == "output", "-output-only")
+        self.set_class(self._zoomed == "monitor", "-monitor-only")
+        output, monitor = self.query_one(CommandPane), self.query_one("#monitor-pane")
+        output.styles.height = "100%" if beside or self._zoomed else self._output_rows(size)
+        monitor.styles.width = "1fr" if not beside or self._zoomed else self._cells.width
+        self.call_after_refresh(self._resize_command)
+
+    def _output_rows(self, size: Size) -> int:
+        return max(_OUTPUT_LEAST, round((size.height - _KEYS) * _OUTPUT_SHARE))
+
+    def _resize_command(self) -> None:
+        pane = self.query_one(CommandPane).scrollable_content_region
+        if pane.width and pane.height:
+            self._command.resize(pane.width, pane.height)
+
+    @property
+    def _cells(self) -> Size:
+        """The Monitor's part of the screen, the line of keys included."""
+        whole = super()._cells
+        if self._zoomed or not whole:
+            return whole
+        if whole.width >= BESIDE_WIDTH:
+            return Size(whole.width - whole.width * 2 // 5, whole.height)
+        return Size(whole.width, whole.height - self._output_rows(whole))
+
+    @property
+    def smallest(self) -> tuple[int, int]:
+        """Columns and rows below which the screen only says so."""
+        return SMALLEST
+
+    # The command
+
+    def _follow_command(self) -> None:
+        lines = OutputLines()
+
+        def take(chunk: bytes) -> None:
+            for line in lines.split(chunk):
+                self.printed.add(line)
+            self.printed.show_unfinished(lines.unfinished)
+
+        ended = self._command.follow(take)
+        for line in lines.rest():
+            self.printed.add(line)
+        self.printed.show_unfinished("")
+        self.post_message(self.Over(ended))
+
+    def on_run_screen_over(self, message: Over) -> None:
+        """The command has ended, and with it the program."""
+        from gpumem_tui.watch.supervising import exit_code
+
+        if not self.ending:
+            self.ending = True
+            self.cancel()
+            self.app.exit(exit_code(message.ended))
+
+    def _draw_output(self) -> None:
+        self.query_one(CommandPane).show(self.printed)
+
+    def look(self) -> bool:
+        """As the Monitor does; the first of the command's processes that publishes is chosen."""
+        is_new = super().look()
+        if is_new and not self._has_chosen and self._state.cursor is None:
+            own = [entry for entry in entries(self._state) if entry.watched and entry.process.pid in self._command.pids]
+            if own:
+                self._has_chosen = True
+                self._enter(replace(self._state, cursor=own[0].key, charts_process=bool(self._state.gpus)))
+        return is_new
+
+    # Keys
+
+    def interrupt(self) -> bool:
+        """Ctrl-C is the command's."""
+        if self._command.ended is None:
+            self._command.send(_CTRL_C)
+            return True
+        return False
+
+    def action_zoom(self) -> None:
+        """The next of both, output and Monitor."""
+        self._zoomed = {"": "output", "output": "monitor", "monitor": ""}[self._zoomed]
+        pane = self.query_one(CommandPane)
+        pane.types = not self._zoomed
+        self._divide(self.size)
+        self.set_focus(pane if self._zoomed == "output" else self._table, scroll_visible=False)
+        self._draw()
+
+    def action_leave(self) -> None:
+        """Ask before the command is ended."""
+        from gpumem_tui.tui.screens.process import QuestionScreen
+
+        def answered(yes: bool | None) -> None:
+            if yes:
+                self.run_worker(self.app.run_action("quit"))
+
+        effect = f"It is asked to end (SIGTERM), and killed if it has not ended after {_LEAVE_S:.0f} s."
+        about = f"PID {self._command.pid} ({shortened(self._words)})"
+        self.app.push_screen(QuestionScreen("End", "End the command and leave?", about, effect), answered)
+
+    async def end(self) -> int:
+        """End the command, and wait until it has."""
+        from gpumem_tui.watch.supervising import exit_code
+
+        await super().end()
+        if not await in_daemon_thread(lambda: self._command.wait(_LEAVE_S)):
+            self._command.kill()
+            await in_daemon_thread(lambda: self._command.wait(_LEAVE_S))
+        return 0 if self._command.ended is None else exit_code(self._command.ended)
+
+    def cancel(self) -> None:
+        """Stop reading, and ask the command to end."""
+        super().cancel()
+        self._command.terminate()

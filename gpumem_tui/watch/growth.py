@@ -1,0 +1,130 @@
+"""Whether a process's memory after each step rises steadily, how fast, and when that fills what there is: a leak."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
+
+from gpumem_tui.memory import GIB, MIB, format_bytes
+from gpumem_tui.watch.records import ProbedProcess, Sample, device_name
+
+_SHORTEST_S = 30.0
+_LONGEST_S = 600.0
+"""The window is the later half of what was seen, so that no warm-up is in it, of at most this length."""
+_PARTS = 6
+_LEAST_IN_PART = 4
+_STEADY = (0.3, 3.0)
+"""Each part of the window rises by so many times the mean: one jump, as of a larger batch, is no leak."""
+_LEAST_DEVICE_BYTES = 4 * MIB
+_LEAST_HOST_BYTES = 16 * MIB
+_LEAST_SHARE = 0.002
+"""What the window must rise by at least, in bytes and as a share of what is held: less is noise."""
+
+
+@dataclass(frozen=True)
+class Growth:
+    """A steady rise of one device's memory after each step.
+
+    Attributes:
+        device: as the process numbers it, or `wire.CPU` for host memory.
+        bytes_per_s: how fast.
+        over_s: for how long it was seen.
+        left_s: seconds until it has filled what is left; None where that is not known.
+    """
+
+    device: int
+    bytes_per_s: float
+    over_s: float
+    left_s: float | None = None
+
+    @property
+    def phrase(self) -> str:
+        """In a few words, as a process's title goes on."""
+        left = "" if self.left_s is None else f", full in {span(self.left_s)}"
+        where = "host memory" if self.device < 0 else device_name(self.device)
+        per_hour = format_bytes(round(self.bytes_per_s * 3600))
+        return f"{where} after each step grows by {per_hour} an hour{left}"
+
+
+def span(seconds: float) -> str:
+    """A length of time as a person says it.
+
+    >>> span(150), span(9000)
+    ('2 min', '2.5 h')
+    """
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    if seconds < 90 * 60:
+        return f"{seconds / 60:.0f} min"
+    if seconds < 48 * 3600:
+        return f"{seconds / 3600:.1f} h"
+    return f"{seconds / 86400:.0f} days"
+
+
+def growth_of(history: Sequence[Sample]) -> tuple[Growth, ...]:
+    """The devices of a process whose memory rises; of one that trains in host memory alone its resident memory.
+
+    Args:
+        history: its samples, oldest first.
+    """
+    devices = sorted({sample.record.device for sample in history if sample.record.has_allocator})
+    found = []
+    for device in devices:
+        points = _points(history, device)
+        found.append(_rise(device, points, _LEAST_DEVICE_BYTES))
+    if not devices and history:
+        found.append(_rise(-1, _points(history, -1), _LEAST_HOST_BYTES))
+    return tuple(growth for growth in found if growth is not None)
+
+
+def growth_line(process: ProbedProcess, growth: Growth) -> str:
+    """One line for a person, with what to do."""
+    return f"{process.title}: {growth.phrase}; `gpumem-tui look {process.known_pid}` names what keeps it"
+
+
+def fill_s(growth: Growth, left_bytes: int) -> float:
+    """Seconds until so many bytes more are held."""
+    return max(0, left_bytes) / growth.bytes_per_s
+
+
+def _points(history: Sequence[Sample], device: int) -> list[tuple[float, int]]:
+    """Seconds and bytes after each sampled step, without the sample at the interpreter's exit."""
+    records = [sample.record for sample in history if sample.record.device == device and sample.record.phase]
+    sizes = [(one.monotonic_ns / 1e9, one.host_bytes if device < 0 else one.allocated_bytes) for one in records]
+    return [(time_s, size_bytes) for time_s, size_bytes in sizes if size_bytes >= 0]
+
+
+def _rise(device: int, points: Sequence[tuple[float, int]], least_bytes: int) -> Growth | None:
+    """A rise is steady if the median of each part of the window is above that of the part before by about as much."""
+    if not points:
+        return None
+    end_s = points[-1][0]
+    start_s = max(end_s - _LONGEST_S, (points[0][0] + end_s) / 2)
+    length_s = end_s - start_s
+    if length_s < _SHORTEST_S:
+        return None
+    parts: list[list[int]] = [[] for _ in range(_PARTS)]
+    for time_s, size_bytes in points:
+        if time_s >= start_s:
+            parts[min(_PARTS - 1, int((time_s - start_s) / length_s * _PARTS))].append(size_bytes)
+    if min(map(len, parts)) < _LEAST_IN_PART:
+        return None
+    levels = [median(part) for part in parts]
+    rises = [after - before for before, after in pairwise(levels)]
+    mean = (levels[-1] - levels[0]) / len(rises)
+    whole = mean * _PARTS
+    if whole < max(least_bytes, levels[-1] * _LEAST_SHARE):
+        return None
+    least, most = _STEADY
+    if not all(least * mean <= rise <= most * mean for rise in rises):
+        return None
+    return Growth(device, whole / length_s, length_s)
+
+
+def is_worth_an_alert(growth: Growth) -> bool:
+    """Whether it fills the memory within days, or, where that is not known, is fast."""
+    if growth.left_s is None:
+        return growth.bytes_per_s * 3600 >= GIB / 4
+    return growth.left_s <= 7 * 86400

@@ -1,0 +1,30 @@
+"""Children that are forked and train publish for themselves."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.probe.watched import SCRIPTS, Run, run
+
+
+@pytest.fixture(scope="module")
+def forked(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    done = run([SCRIPTS / "forked.py"], tmp_path_factory.mktemp("forked"))
+    assert (done.code, done.errors) == (0, "")
+    return done
+
+
+@pytest.mark.parametrize("name", ["worker", "daemon"])
+def test_a_forked_child_that_trains_publishes_its_own_bytes(name: str, forked: Run) -> None:
+    """Parameters, gradients and momentum are as many bytes each as the script counts."""
+    _, pid, counted = next(line.split() for line in forked.output.splitlines() if line.startswith(name))
+    [found] = [found for found in forked.published if found.header.process.pid == int(pid)]
+    trained = found.records[0]
+    assert [trained.parameters_bytes, trained.gradients_bytes, trained.optimizer_bytes] == [int(counted)] * 3
+    assert (found.last.step, found.last.phase) == (3, "")
+    assert found.header.ended_ns > 0
+
+
+def test_who_does_not_train_publishes_nothing(forked: Run) -> None:
+    """The parent, which only forks."""
+    assert len(forked.published) == 2
