@@ -19,13 +19,14 @@ _LEAST_BYTES = MIB
 def growth_line(timeline: Timeline) -> str:
     """That every step of a run keeps memory, how much and where it was made; empty where none does.
 
-    A step keeps what it has made and nobody has released when the run ends. The first one is not looked at: it makes
-    what stays. Of the others each must keep as much at the same place, which a buffer that is made once does not.
+    A step keeps what it makes beyond what it releases, of itself and of others. The first one is not looked at: it
+    makes what stays. Of the others each must keep as much at the same place, which a buffer that is made once does
+    not, nor a batch that is loaded in the step before.
     """
     kept = _kept(timeline)
     if len(kept) < 2:
         return ""
-    by_site = {site: min(step[site] for step in kept) for site in kept[0]}
+    by_site = {site: grown for site in kept[0] if (grown := min(step[site] for step in kept)) > 0}
     grows_bytes = sum(by_site.values())
     if grows_bytes < _LEAST_BYTES:
         return ""
@@ -35,17 +36,18 @@ def growth_line(timeline: Timeline) -> str:
 
 
 def _kept(timeline: Timeline) -> list[Counter[int]]:
-    """By step from the second on: the bytes that are still live at the end of the run, by number of site."""
+    """By step from the second on: by how many bytes more is live at its end than before, by number of site."""
     begins: dict[int, int] = {}
     for mark in timeline.marks:
         begins.setdefault(mark.step, mark.event)
     later = [event for step, event in sorted(begins.items()) if step > 1]
-    released = {-number for number in timeline.events if number < 0}
     found = []
     for start, end in pairwise([*later, len(timeline.events)]):
         step: Counter[int] = Counter()
         for number in timeline.events[start:end]:
-            if number > 0 and number not in released and timeline.buckets[number - 1] not in _STEADY:
-                step[timeline.sites[number - 1] if timeline.sites else -1] += rounded(timeline.sizes[number - 1])
+            index = abs(number) - 1
+            if timeline.buckets[index] not in _STEADY:
+                size_bytes = rounded(timeline.sizes[index])
+                step[timeline.sites[index] if timeline.sites else -1] += size_bytes if number > 0 else -size_bytes
         found.append(step)
     return found

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import pairwise, repeat
+from itertools import pairwise
 from operator import itemgetter
 
 from gpumem_tui.memory import Breakdown
 from gpumem_tui.simulator.allocator import CachingAllocator, OutOfMemory
 from gpumem_tui.simulator.blocks import Block
+from gpumem_tui.simulator.requests import RequestsOnStreams, interrupt, interruptions_of
 from gpumem_tui.simulator.rules import Computed
 from gpumem_tui.simulator.rules import sizes as sizes_by_rule
 from gpumem_tui.simulator.settings import AllocatorSettings
@@ -21,8 +22,11 @@ from gpumem_tui.simulator.timeline import Mark, Timeline
 from gpumem_tui.step import Phase, Site
 
 UNLIMITED_BYTES = 1 << 70
+<<<<<<< HEAD
 _EMPTY_CACHE = 0
 """Among the numbers of allocations, which count from 1."""
+=======
+>>>>>>> hB
 
 TRACED_BATCH_SIZES, CHECKED_BATCH_SIZE = (2, 3), 5
 """A step is traced at two sizes for the form through them, and at a third one to check it."""
@@ -266,7 +270,7 @@ def replay(
         detailed=False,
     )
     stats = allocator.stats
-    requests = _RequestsOnStreams(allocator, timeline) if timeline.streams or timeline.completions else allocator
+    requests = RequestsOnStreams(allocator, timeline) if timeline.streams or timeline.completions else allocator
     malloc, free = requests.malloc, requests.free
     sizes = iter(timeline.sizes)  # allocations are numbered as they are made
     blocks: list[Block | None] = [None]  # by allocation; None for a buffer of no size and one that was released
@@ -308,51 +312,6 @@ def replay(
         if not fits:
             break
     return Replay(timeline, fits, stats.peak_allocated_bytes, stats.peak_reserved_bytes, peak_event, tuple(spans))
-
-
-def interruptions_of(timeline: Timeline) -> list[tuple[int, int]]:
-    """What happens between events, the last first: before which event, and what (see `interrupt`)."""
-    return sorted([*((event, _EMPTY_CACHE) for event in timeline.emptied), *timeline.completions], reverse=True)
-
-
-def interrupt(allocator: CachingAllocator, number: int) -> None:
-    """Complete the release of an allocation, or empty the cache."""
-    if number == _EMPTY_CACHE:
-        allocator.empty_cache()
-    else:
-        allocator.complete_free(number)
-
-
-class _RequestsOnStreams:
-    """What a timeline asks of an allocator, on each allocation's stream; its allocations are numbered as they are made.
-
-    Apart, since most programs know one stream only, and their replays are to be fast.
-    """
-
-    def __init__(self, allocator: CachingAllocator, timeline: Timeline) -> None:
-        self._allocator = allocator
-        streams = timeline.streams or repeat(0)
-        self._requests = (
-            (number, stream)
-            for number, (size, stream) in enumerate(zip(timeline.sizes, streams, strict=False), 1)
-            if size
-        )
-        self._in_use = {number for _, number in timeline.completions}
-        self._numbers: dict[Block, int] = {}
-
-    def malloc(self, size_bytes: int) -> Block:
-        number, stream = next(self._requests)
-        block = self._allocator.malloc(size_bytes, stream)
-        if number in self._in_use:
-            self._numbers[block] = number
-        return block
-
-    def free(self, block: Block) -> None:
-        number = self._numbers.pop(block, 0)
-        if number:
-            self._allocator.request_free(block, number)
-        else:
-            self._allocator.free(block)
 
 
 def _end(timeline: Timeline) -> int:

@@ -64,7 +64,7 @@ _ALLOCATOR_STATE = "_cuda_CUDAAllocator_AllocatorState"
 
 
 class MemoryPool:
-    """`torch.cuda.MemPool`: its allocations are taken from the one pool that there is."""
+    """`torch.cuda.MemPool`: its allocations are taken from the pools of their streams."""
 
     id = (0, 0)
 

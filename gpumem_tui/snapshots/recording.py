@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from gpumem_tui.simulator.allocator import CachingAllocator, OutOfMemory
 from gpumem_tui.simulator.blocks import Block, Pool
-from gpumem_tui.simulator.replay import interrupt, interruptions_of
+from gpumem_tui.simulator.requests import interrupt, interruptions_of
 from gpumem_tui.simulator.settings import AllocatorSettings
 from gpumem_tui.simulator.timeline import Timeline
 

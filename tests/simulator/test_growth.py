@@ -29,6 +29,18 @@ def run(kept_bytes: tuple[int, ...], *, bucket: Bucket | None = None, once_bytes
     return recorder.finish()
 
 
+def prefetched() -> Timeline:
+    """Steps that each load the batch of the next, and release their own as that is begun."""
+    recorder = TimelineRecorder()
+    batches = [recorder.allocate(8 * MIB, site=BUFFER)]
+    for step in (1, 2, 3):
+        recorder.mark(step, Phase.FORWARD)
+        batches.append(recorder.allocate(8 * MIB, site=BUFFER))
+        if step > 1:
+            recorder.release(batches[step - 2])
+    return recorder.finish()
+
+
 def test_what_every_step_keeps_is_told_with_its_place() -> None:
     line = growth_line(run((3 * MIB,) * 3))
     assert line == "memory grows by 3.0 MiB a step: something keeps what train.py:9 in head makes"
@@ -44,8 +56,18 @@ def test_what_every_step_keeps_is_told_with_its_place() -> None:
         run((8 * MIB, 8 * MIB)),
         run((8 * MIB,) * 3, bucket=Bucket.OPTIMIZER),
         TimelineRecorder().finish(),
+        prefetched(),
     ],
-    ids=["nothing", "losses", "what the first step makes", "a buffer made once", "too few steps", "state", "empty"],
+    ids=[
+        "nothing",
+        "losses",
+        "what the first step makes",
+        "a buffer made once",
+        "too few steps",
+        "state",
+        "empty",
+        "a batch loaded ahead",
+    ],
 )
 def test_what_does_not_grow(timeline: Timeline) -> None:
     assert not growth_line(timeline)
