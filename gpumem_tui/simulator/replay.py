@@ -22,11 +22,6 @@ from gpumem_tui.simulator.timeline import Mark, Timeline
 from gpumem_tui.step import Phase, Site
 
 UNLIMITED_BYTES = 1 << 70
-<<<<<<< HEAD
-_EMPTY_CACHE = 0
-"""Among the numbers of allocations, which count from 1."""
-=======
->>>>>>> hB
 
 TRACED_BATCH_SIZES, CHECKED_BATCH_SIZE = (2, 3), 5
 """A step is traced at two sizes for the form through them, and at a third one to check it."""
