@@ -163,7 +163,9 @@ def test_steps_count_once_when_torch_comes_to_hook_the_parents_step_too(tmp_path
     assert [record.step for record in found.records] == [1, 2, 3, 4, 5, 6, 6]  # the last as the program ends
 
 
-@pytest.mark.parametrize(("script", "steps"), [("compiled", 10), ("nano_gpt", 20)])
+@pytest.mark.parametrize(
+    ("script", "steps"), [("compiled", 10), pytest.param("nano_gpt", 20, marks=pytest.mark.scripts)]
+)
 def test_nothing_is_compiled_for_the_probe(script: str, steps: int, tmp_path: Path) -> None:
     """Nor does it break a graph in two: frames and graphs are those of a run without it."""
     program: list[str | Path] = [HERE / "counted.py", SCRIPTS / f"{script}.py", "--compile"]
