@@ -16,7 +16,7 @@ _SYNC_BATCH_NORM = SyncBatchNorm.forward.__code__
 
 
 class CapturedGraph:
-    """`torch.cuda.CUDAGraph`; what is allocated while it is captured comes from its stream's pool."""
+    """`torch.cuda.CUDAGraph`; what is allocated then comes from the pool of the stream it is captured on."""
 
     _capturing: CapturedGraph | None = None
 

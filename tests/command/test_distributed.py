@@ -296,4 +296,4 @@ assert limited < 4 * layer, limited
 
 def test_fsdp_gathers_ahead_as_far_as_its_rate_limiter_lets_it(project: Project) -> None:
     held = buckets(project, START, RATE_LIMITER, REPLICATED.replace("**OPTIONS", ""), TRAIN)
-    assert held["gradients"] == MODEL
+    assert held["parameters"] >= LAYERS * 4 * 4096 * 4096 // RANKS
