@@ -11,12 +11,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from gpumem_tui.attach import bootstrap
 from gpumem_tui.probe.folder import Folder, WireError
 from gpumem_tui.watch.cleaning import KEEP_S, clean
 from gpumem_tui.watch.reader import Watcher
@@ -106,6 +107,26 @@ def test_cleaning_does_not_follow_the_link(tmp_path: Path) -> None:
                   for name in ("probes", "link")):  # fmt: skip
             clean(old)
     assert contents(elsewhere) == before
+
+
+def test_an_attach_does_not_follow_the_link(tmp_path: Path) -> None:
+    """Neither what runs inside of the process, which answers, nor we, who take the answer away."""
+    _, process = publish(tmp_path / "probes")
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir(mode=0o700)
+    (elsewhere / "answer").write_text("of somebody else")
+    (tmp_path / "link").symlink_to(elsewhere)
+    before = contents(elsewhere)
+    written = 0
+    with swapped(tmp_path / "probes", tmp_path / "link"):
+        for _ in range(TRIES):
+            with suppress(OSError):
+                bootstrap._write(str(tmp_path / "probes"), "answer", b"ours")
+                written += 1
+            with suppress(OSError, WireError), Folder(process.files.directory, (process.uid,)) as folder:
+                folder.remove("answer")
+    assert contents(elsewhere) == before
+    assert 0 < written < TRIES
 
 
 @as_root
