@@ -93,11 +93,17 @@ class Probe:
 
     def install(self) -> None:
         """Begin to watch. Needs torch, and none of CUDA."""
-        fire, monotonic = self._steps.fire, time.monotonic
+        steps, monotonic = self._steps, time.monotonic
         boundary = uncompiled(self._boundary)
 
         def after_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-            if not fire(id(optimizer)) or monotonic() >= self._due:
+            key = id(optimizer)
+            if key == steps.current:
+                steps.run += 1
+            elif not steps.fire(key):
+                boundary(optimizer)
+                return
+            if monotonic() >= self._due:
                 boundary(optimizer)
 
         self._finder.follow(self._late)

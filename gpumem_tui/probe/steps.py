@@ -22,14 +22,23 @@ class StepCount:
     steps, and at every `recheck`, as torch puts the hook around the parent's only when the first of that class is made.
 
     Attributes:
-        steps: training steps so far.
+        current: the `id` of the optimizer whose hook fired last.
+        run: how often that has fired since it was last asked for anything. The hook itself counts here: it is called in
+            each step, and most programs have one optimizer.
     """
 
     def __init__(self) -> None:
-        self.steps = 0
+        self.current = self.run = 0
+        self._steps = 0
         self._fired: dict[int, int] = {}
         self._fires_per_step: dict[int, int] = {}
         self._stepped: set[int] = set()
+
+    @property
+    def steps(self) -> int:
+        """Training steps so far."""
+        self._settle()
+        return self._steps
 
     def knows(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether it was met."""
@@ -37,26 +46,26 @@ class StepCount:
 
     def fire(self, key: int) -> bool:
         """The hook of the optimizer with this `id` fires; False, and nothing counted, if it was never met."""
-        fires = self._fired.get(key)
-        if fires is None:
+        self._settle()
+        if key not in self._fired:
             return False
-        self._fired[key] = fires + 1
-        if fires % self._fires_per_step[key] == 0:
-            self._begin(key)
+        self.current, self.run = key, 1
         return True
 
     def meet(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer fires its hook for the first time."""
+        self._settle()
         key = id(optimizer)
         self._fires_per_step[key] = _nested_steps(optimizer)
-        self._fired[key] = 1
-        self._begin(key)
+        self._fired[key] = 0
+        self.current, self.run = key, 1
 
     def recheck(self, optimizer: torch.optim.Optimizer) -> None:
         """The optimizer fires its hook: does it do so more often within a step by now? The count goes on from here.
 
         What fired since the last check stays counted as it was: which of it was twice cannot be told any more.
         """
+        self._settle()
         key = id(optimizer)
         nested = _nested_steps(optimizer)
         if nested > self._fires_per_step[key]:
@@ -65,20 +74,34 @@ class StepCount:
 
     def forget(self, key: int) -> None:
         """An optimizer is gone; its `id` may come back as another's. The count stands."""
+        self._settle()
+        if self.current == key:
+            self.current = 0
         self._stepped.discard(key)
         for table in (self._fired, self._fires_per_step):
             table.pop(key, None)
 
     def is_whole(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether no call of this optimizer's `step` is still to end."""
+        self._settle()
         key = id(optimizer)
         return self._fired[key] % self._fires_per_step[key] == 0
 
-    def _begin(self, key: int) -> None:
-        if key in self._stepped or not self._stepped:  # none of those that took part may be left
-            self.steps += 1
-            self._stepped.clear()
-        self._stepped.add(key)
+    def _settle(self) -> None:
+        """Count what the current optimizer has fired: the first call of `step` may be of the step that goes on."""
+        run, self.run = self.run, 0
+        if not run:
+            return
+        key = self.current
+        fired, per_step = self._fired[key], self._fires_per_step[key]
+        self._fired[key] = fired + run
+        begun = -(-(fired + run) // per_step) + (-fired // per_step)  # calls that began: every so many fires, from 0
+        if begun:
+            goes_on = key not in self._stepped and bool(self._stepped)  # none of those that took part may be left
+            self._steps += begun - goes_on
+            if begun > goes_on:
+                self._stepped.clear()
+            self._stepped.add(key)
 
 
 def _nested_steps(optimizer: torch.optim.Optimizer) -> int:
