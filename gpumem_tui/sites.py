@@ -119,8 +119,9 @@ def is_own(path: str) -> bool:
 def calling_line_of(frames: Iterable[dict[str, Any]]) -> str:
     """``file:line`` of the program in frames as the CUDA allocator records them, the innermost first."""
     for frame in frames:
-        if is_own(frame["filename"]) and "/torch/" not in frame["filename"]:
-            return f"{os.path.basename(frame['filename'])}:{frame['line']}"
+        path = frame["filename"]
+        if is_own(path) and "/torch/" not in path and "/torchinductor_" not in path:  # which writes code of its own
+            return f"{os.path.basename(path)}:{frame['line']}"
     return ""
 
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from gpumem_tui.host_memory import resident_bytes
 from gpumem_tui.probe import allocator, wire
 from gpumem_tui.probe.compiler import invisible, uncompiled
 from gpumem_tui.probe.documents import (
@@ -260,7 +261,7 @@ class Probe:
         step_s = (now - before[0]) / (steps - before[1]) if before and steps > before[1] else math.nan
         wall_ns, monotonic_ns = time.time_ns(), time.monotonic_ns()
         cuda = allocator.devices_in_use(holdings)
-        host_bytes = _resident_bytes()
+        host_bytes = resident_bytes()
         return [
             wire.Record(
                 sequence=0,
@@ -277,7 +278,7 @@ class Probe:
                 **asdict(allocator.figures(device) if device in cuda else allocator.UNKNOWN),
                 dropped=self._dropped,
                 errors=self._errors,
-                host_bytes=host_bytes,
+                host_bytes=-1 if host_bytes is None else host_bytes,
             )
             for device in sorted({*holdings, *cuda} or {wire.CPU})  # where nothing is left, that is said
         ]
@@ -362,11 +363,3 @@ class Probe:
         ring = self._open_ring()
         write_document(ring.files.look, encode_document(dict(document)))
         ring.looking(0)
-
-
-def _resident_bytes() -> int:
-    """What this process holds of the host's memory, without pages of files, which the kernel takes back at will: of
-    /proc/PID/statm the second field less the third, in pages. A data set that is mapped fills those."""
-    with open("/proc/self/statm", "rb") as file:
-        resident, shared = map(int, file.read().split()[1:3])
-    return (resident - shared) * os.sysconf("SC_PAGE_SIZE")

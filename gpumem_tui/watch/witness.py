@@ -25,7 +25,8 @@ _EXIT_CODE_AT = 60
 _STATUS_FIELD = 49
 """``exit_code`` in /proc/PID/stat, counted from the one after the process's name (man 5 proc_pid_stat)."""
 
-_Counters = tuple["int | None", "int | None"]
+_GROUP_EVERY = 10
+"""Looks between two at which control group it is in: that seldom changes."""
 
 
 class Witness:
@@ -49,16 +50,19 @@ class Witness:
         self._group: host_memory.MemoryGroup | None = None
         self._limit: host_memory.Limit | None = None
         self._resident_bytes: int | None = None
-        self._counters: deque[_Counters] = deque(maxlen=2)
+        self._looks = 0
+        self._counters: deque[int | None] = deque(maxlen=2)
         self.look()
 
     def look(self) -> None:
         """Note what it holds now. What is counted now was before its end only if it lives at the next look too."""
-        group = host_memory.memory_group(self._pid)
+        group = host_memory.memory_group(self._pid) if self._looks % _GROUP_EVERY == 0 else None
+        self._looks += 1
         if group is not None and group != self._group:
             self._group = group
             self._counters.clear()
-        self._limit = host_memory.limit(self._pid, self._group) or self._limit
+            self._limit = None
+        self._limit = self._limit or host_memory.limit(self._pid, self._group)
         self._counters.append(self._count())
         self._resident_bytes = host_memory.resident_bytes(self._pid) or self._resident_bytes
 
@@ -100,16 +104,15 @@ class Witness:
             os.close(self._descriptor)
             self._descriptor = None
 
-    def _count(self) -> _Counters:
-        group = None if self._group is None else self._group.oom_kills()
-        return group, host_memory.machine_oom_kills()
+    def _count(self) -> int | None:
+        """Kills of its control group, whosever memory ran out; of the whole machine where the group does not say."""
+        found = None if self._group is None else self._group.oom_kills()
+        return host_memory.machine_oom_kills() if found is None else found
 
     def _has_been_short(self) -> bool:
         """Whether the kernel has killed for want of memory since shortly before the end."""
-        before = self._counters[0]
-        return any(
-            new is not None and old is not None and new > old for old, new in zip(before, self._count(), strict=True)
-        )
+        before, now = self._counters[0], self._count()
+        return before is not None and now is not None and now > before
 
     def _status(self) -> int | None:
         if self._descriptor is not None:

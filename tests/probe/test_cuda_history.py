@@ -89,6 +89,21 @@ def test_without_phases_the_remainder_is_activations() -> None:
     assert device["phases"] == []
 
 
+def test_compiled_code_has_the_line_that_calls_it_and_backward_is_told_apart() -> None:
+    """Its own file is one that torch.compile wrote, which nobody can read."""
+    written = {"filename": "/tmp/torchinductor_user/ab/cabc.py", "line": 77, "name": "call"}
+    trace = [
+        made(16384, 1000, 1, written, MODEL, TRAIN),
+        made(20480, 512, 2, written, MODEL, TRAIN),
+        *gone(20480, 512, 3),
+        *gone(16384, 1000, 5),
+    ]
+    notes = [Note(0, phase=Phase.FORWARD), Note(3, phase=Phase.BACKWARD), Note(4, phase=Phase.FORWARD)]
+    device = step_history(Segments(SEGMENTS, {}), trace, notes).result(0, "")
+    assert (device["buckets"]["activations"], device["buckets"]["temporary"]) == (1024, 512)
+    assert {row["source"] for row in device["held"] if not row["before_step"]} == {"model.py:12"}
+
+
 def test_a_forward_repeated_in_backward_makes_activations() -> None:
     trace = [made(16384, 5 * 512, 1, LINEAR, MODEL, CHECKPOINT), *gone(16384, 5 * 512, 2)]
     notes = [Note(0, phase=Phase.FORWARD), Note(0, phase=Phase.BACKWARD)]

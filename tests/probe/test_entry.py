@@ -126,7 +126,7 @@ def test_importing_the_package_imports_nothing_else() -> None:
 
 def test_the_probe_is_written_for_python_3_9_and_needs_only_torch() -> None:
     """What it imports of this package too. Parsed as that version; no library but torch."""
-    own = {"gpumem_tui.importing", "gpumem_tui.memory", "gpumem_tui.step", "gpumem_tui.sites"}
+    own = {f"gpumem_tui.{name}" for name in ("importing", "memory", "step", "sites", "host_memory")}
     files = [PACKAGE.parent.joinpath(*name.split(".")).with_suffix(".py") for name in own]
     files += [*(PACKAGE / "probe").rglob("*.py"), PACKAGE / "__init__.py"]
     for file in files:
@@ -134,6 +134,8 @@ def test_the_probe_is_written_for_python_3_9_and_needs_only_torch() -> None:
             if isinstance(node, ast.keyword):
                 assert node.arg not in ("slots", "kw_only", "strict"), file
             names = [node.module] if isinstance(node, ast.ImportFrom) else []
+            if isinstance(node, ast.ImportFrom) and node.module == "gpumem_tui":
+                names = [f"gpumem_tui.{alias.name}" for alias in node.names]
             names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             for name in filter(None, names):
                 known = name.split(".")[0] in {*sys.stdlib_module_names, "torch"}

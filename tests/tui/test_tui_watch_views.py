@@ -16,13 +16,14 @@ from gpumem_tui.tui.views.details import details_rows
 from gpumem_tui.tui.views.entries import Entry, charted, count, entries, entry_of
 from gpumem_tui.tui.views.look import place_page, step_page
 from gpumem_tui.tui.views.post_mortem import ended_rows, post_mortem_rows
-from gpumem_tui.tui.views.probed import age_text, seconds
+from gpumem_tui.tui.views.probed import age_text, probed_rows, seconds
 from gpumem_tui.tui.views.probed_card import probed_card
 from gpumem_tui.tui.views.process_history import ProcessChart, process_history_rows
 from gpumem_tui.tui.views.processes import table_view
 from gpumem_tui.tui.views.ranks import ranks_rows
 from gpumem_tui.tui.views.shares import shares
 from gpumem_tui.watch.documents import Kept
+from gpumem_tui.watch.growth import Growth
 from gpumem_tui.watch.jobs import Job, job_of
 from gpumem_tui.watch.published import Published, WatchedProcess
 from gpumem_tui.watch.records import RefusedFile, Sample, State
@@ -479,3 +480,12 @@ def test_a_look_says_what_every_step_leaves_behind() -> None:
     assert "3.0 MiB  train.py:31, in loss, aten.add" in said
     assert "Every step releases what it makes." in text(step_page(replace(look, kept=()), 100))
     assert "two more steps" not in text(step_page(replace(look, unavailable={"kept": "too many events"}), 100))
+
+
+def test_the_details_of_one_that_grows_say_so() -> None:
+    _, said = watch_scene.training()
+    grown = replace(said.processes[0], growth=(Growth(0, 3.5 * GIB / 3600, 300, 7600),))
+    rows = text(probed_rows(grown, grown.placed[0].sample))
+    assert "cuda:0 after each step grows by 3.50 GiB an hour, full in 2.1 h" in rows
+    assert "a look at it (l) names what every step leaves behind" in rows
+    assert "grows" not in text(probed_rows(said.processes[0], said.processes[0].placed[0].sample))
