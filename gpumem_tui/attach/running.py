@@ -35,7 +35,7 @@ REMOTE_EXEC: RemoteExec | None = getattr(sys, "remote_exec", None)
 """`sys.remote_exec` of Python 3.14 and later (PEP 768)."""
 
 _PACKAGE = Path(__file__).resolve().parent.parent
-_PROBE = ("__init__.py", "importing.py", "memory.py", "step.py", "sites.py", "probe/**/*.py")
+_PROBE = ("__init__.py", "importing.py", "memory.py", "host_memory.py", "step.py", "sites.py", "probe/**/*.py")
 """All that the probe imports of this package."""
 _ANSWER_LIMIT_BYTES = 64 * 1024
 _LONGEST_WORD = 200
