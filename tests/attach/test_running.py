@@ -141,7 +141,9 @@ def test_another_file_system_gets_the_probe_as_an_archive(tmp_path: Path, monkey
     """As for a container: the program imports the probe from what was sent, not from our files."""
     folder = tmp_path / "probes"
     code = f"""
-import sys, time
+import os, sys, time
+sys.meta_path[:] = [finder for finder in sys.meta_path if 'editable' not in str(finder)]  # as if we were not installed
+sys.path[:] = [entry for entry in sys.path if not os.path.isdir(os.path.join(entry, 'gpumem_tui'))]
 while 'gpumem_tui' not in sys.modules: time.sleep(0.01)
 import gpumem_tui.probe.look, gpumem_tui.probe.probe  # all of it: a look imports more when it is asked for
 print(gpumem_tui.__file__, flush=True)
