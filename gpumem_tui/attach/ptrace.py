@@ -95,7 +95,7 @@ class _IoVector(ctypes.Structure):
     _fields_ = [("base", ctypes.c_void_p), ("length", ctypes.c_size_t)]
 
 
-class Request(TypedDict):
+class PtraceRequest(TypedDict):
     """`function(callback, address of argument)` is called in the process `pid`, if `ready()` there is not 0.
 
     `map_memory`, `signal_return`: where its C library has `mmap` and `SIGNAL_RETURN`. `argument`: a C string that stays
@@ -111,7 +111,7 @@ class Request(TypedDict):
     argument: str
 
 
-class Answer(TypedDict):
+class CallAnswer(TypedDict):
     """What became of it.
 
     `result`: the function's, a C int. `pause_s`: how long the thread stood still. `waits_in`: the number of the system
@@ -368,19 +368,19 @@ def _set_registers(pid: int, kind: int, buffer: ctypes.Array[ctypes.c_char] | _R
 
 def main() -> None:
     """The helper program: one `Request` as JSON on stdin, one `Answer` as JSON on stdout."""
-    request: Request = json.load(sys.stdin)
+    request: PtraceRequest = json.load(sys.stdin)
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # it takes milliseconds: what can wait does
     try:
         answer = _inject(request)
     except TraceError as error:
-        answer = Answer(result=-1, pause_s=0.0, waits_in=-1, error=str(error), errno=0)
+        answer = CallAnswer(result=-1, pause_s=0.0, waits_in=-1, error=str(error), errno=0)
     except OSError as error:
         said, number = str(error.strerror or error), error.errno or 0
-        answer = Answer(result=-1, pause_s=0.0, waits_in=-1, error=said, errno=number)
+        answer = CallAnswer(result=-1, pause_s=0.0, waits_in=-1, error=said, errno=number)
     json.dump(answer, sys.stdout)
 
 
-def _inject(request: Request) -> Answer:
+def _inject(request: PtraceRequest) -> CallAnswer:
     content = request["argument"].encode() + b"\0"
     begin = time.monotonic()
     with _stopped(request["pid"]) as thread:
@@ -391,7 +391,7 @@ def _inject(request: Request) -> Answer:
         waits_in = thread.waits_in
         if result == 0:
             thread.interrupt_wait()
-    return Answer(result=result, pause_s=time.monotonic() - begin, waits_in=waits_in, error="", errno=0)
+    return CallAnswer(result=result, pause_s=time.monotonic() - begin, waits_in=waits_in, error="", errno=0)
 
 
 if __name__ == "__main__":

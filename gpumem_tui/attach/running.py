@@ -176,7 +176,7 @@ def _archive() -> str:
     return base64.b64encode(buffer.getvalue()).decode()
 
 
-def _inject(target: Target, payload: str) -> ptrace.Answer:
+def _inject(target: Target, payload: str) -> ptrace.CallAnswer:
     """Queue a Python text in the interpreter."""
     attempt = 0
     deadline = time.monotonic() + _OTHER_ATTACH_S
@@ -194,9 +194,9 @@ def _inject(target: Target, payload: str) -> ptrace.Answer:
     raise AttachFailed(f"{target.host.title}: {reply['error'] or 'its interpreter takes no more pending calls'}")
 
 
-def request(target: Target, payload: str) -> ptrace.Request:
+def request(target: Target, payload: str) -> ptrace.PtraceRequest:
     """What the helper program is told, to queue a Python text in the interpreter."""
-    return ptrace.Request(
+    return ptrace.PtraceRequest(
         pid=target.host.pid,
         map_memory=target.map_memory,
         signal_return=target.signal_return,
@@ -207,7 +207,7 @@ def request(target: Target, payload: str) -> ptrace.Request:
     )
 
 
-def _helper(request: ptrace.Request) -> ptrace.Answer:
+def _helper(request: ptrace.PtraceRequest) -> ptrace.CallAnswer:
     """Run the helper program. It is one of its own so that a process is let go whatever becomes of us."""
     helper = subprocess.Popen(
         [sys.executable, "-I", "-S", ptrace.__file__],
@@ -226,7 +226,7 @@ def _helper(request: ptrace.Request) -> ptrace.Answer:
         code = helper.wait()
         helper.stdout.close()
     try:
-        reply: ptrace.Answer = json.loads(said)
+        reply: ptrace.CallAnswer = json.loads(said)
     except ValueError:
         last = said.decode(errors="replace").strip().splitlines()
         how = shortened(last[-1], _LONGEST_WORD) if last else "without a word"

@@ -16,7 +16,7 @@ from gpumem_tui.options.configuration import configure
 if TYPE_CHECKING:
     from gpumem_tui.snapshots.against import Comparison
     from gpumem_tui.snapshots.analysis import Analysis
-    from gpumem_tui.snapshots.model import Snapshot
+    from gpumem_tui.snapshots.model import MemorySnapshot
 
 
 def _options() -> list[Any]:
@@ -43,7 +43,7 @@ def given_options(context: click.Context) -> list[str]:
 
 
 def compare_with_trace(
-    snapshot: Snapshot, analysis: Analysis, values: dict[str, Any], batch_size: int | None
+    snapshot: MemorySnapshot, analysis: Analysis, values: dict[str, Any], batch_size: int | None
 ) -> tuple[Comparison, int]:
     """Trace the step that the options name, and hold the snapshot against it; the trace's peak in bytes too.
 

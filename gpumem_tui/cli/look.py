@@ -18,7 +18,7 @@ from gpumem_tui.exit_codes import EXIT_BAD_INPUT, EXIT_FAILED
 
 if TYPE_CHECKING:
     from gpumem_tui.snapshots.analysis import Analysis
-    from gpumem_tui.snapshots.model import Snapshot
+    from gpumem_tui.snapshots.model import MemorySnapshot
     from gpumem_tui.watch.report import By
 
 _STEP_S = 60.0
@@ -119,7 +119,7 @@ def _look_at_file(path: Path, *, as_json: bool, on_screen: bool) -> int:
     return 0
 
 
-def _open(path: Path) -> tuple[Snapshot, list[Analysis]] | int:
+def _open(path: Path) -> tuple[MemorySnapshot, list[Analysis]] | int:
     """A snapshot and its devices, taken apart; or the exit code once it has been said why there is none."""
     from gpumem_tui.snapshots.analysis import analyse
     from gpumem_tui.snapshots.model import SnapshotError

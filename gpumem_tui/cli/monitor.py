@@ -21,7 +21,7 @@ from gpumem_tui.exit_codes import EXIT_FAILED, EXIT_INTERRUPTED
 if TYPE_CHECKING:
     from gpumem_tui.monitor.alerts import Alerts
     from gpumem_tui.monitor.headless import Ask
-    from gpumem_tui.monitor.recording import Recorder, Recording
+    from gpumem_tui.monitor.recording import SnapshotRecorder, SnapshotRecording
     from gpumem_tui.monitor.snapshot import Source
     from gpumem_tui.settings import Settings
 
@@ -111,7 +111,7 @@ def monitor(
         return _stream(source, settings, recorder, as_json=as_json)
 
 
-def _show(source: Source, settings: Settings, recorder: Recorder | None, notice: str) -> int:
+def _show(source: Source, settings: Settings, recorder: SnapshotRecorder | None, notice: str) -> int:
     from gpumem_tui.monitor.recording import Recorded
     from gpumem_tui.tui.start import open_monitor
 
@@ -122,21 +122,21 @@ def _show(source: Source, settings: Settings, recorder: Recorder | None, notice:
     return complain(recorded.notice, EXIT_FAILED) if recorded.notice else code
 
 
-def _show_recording(recording: Recording, settings: Settings, speed: float) -> int:
-    from gpumem_tui.monitor.recording import Replay
+def _show_recording(recording: SnapshotRecording, settings: Settings, speed: float) -> int:
+    from gpumem_tui.monitor.recording import RecordingReplay
     from gpumem_tui.tui.start import open_monitor
 
     notice = f"recording {recording.path}"
-    code = open_monitor(Replay(recording, speed), settings, notice=notice, is_here=False)
+    code = open_monitor(RecordingReplay(recording, speed), settings, notice=notice, is_here=False)
     return _say_damage(recording, code)
 
 
 def _print_once(source: Source, alerts: Alerts, *, as_json: bool) -> int:
-    from gpumem_tui.monitor.headless import NoAnswer, complete, print_once
+    from gpumem_tui.monitor.headless import NoDriverAnswer, complete, print_once
 
     try:
         snapshot = complete(source)
-    except NoAnswer as error:
+    except NoDriverAnswer as error:
         return complain(str(error), EXIT_FAILED)
     if snapshot.problem and not as_json:
         return complain(snapshot.problem, EXIT_FAILED)
@@ -144,8 +144,8 @@ def _print_once(source: Source, alerts: Alerts, *, as_json: bool) -> int:
     return complain(snapshot.problem, EXIT_FAILED) if snapshot.problem else code
 
 
-def _stream(source: Source, settings: Settings, recorder: Recorder | None, *, as_json: bool) -> int:
-    from gpumem_tui.monitor.headless import NoAnswer, live, stream
+def _stream(source: Source, settings: Settings, recorder: SnapshotRecorder | None, *, as_json: bool) -> int:
+    from gpumem_tui.monitor.headless import NoDriverAnswer, live, stream
     from gpumem_tui.monitor.recording import RecordingError
 
     snapshots = live(source, settings.interval_s)
@@ -154,11 +154,11 @@ def _stream(source: Source, settings: Settings, recorder: Recorder | None, *, as
             return _written(
                 lambda: stream(snapshots, _alerts(settings), as_json=as_json, recorder=recorder, ask=_probes())
             )
-    except (NoAnswer, RecordingError) as error:
+    except (NoDriverAnswer, RecordingError) as error:
         return complain(str(error), EXIT_FAILED)
 
 
-def _print_recording(recording: Recording, alerts: Alerts, *, once: bool, as_json: bool) -> int:
+def _print_recording(recording: SnapshotRecording, alerts: Alerts, *, once: bool, as_json: bool) -> int:
     """All of it, as fast as it can be written; with `once` its last reading."""
     from gpumem_tui.monitor.headless import print_once, stream
 
@@ -186,7 +186,7 @@ def _show_what_can_be_shown() -> None:
         sys.stdout.reconfigure(errors="replace")
 
 
-def _say_damage(recording: Recording, code: int) -> int:
+def _say_damage(recording: SnapshotRecording, code: int) -> int:
     """A recording that ends early is no failure: a killed recorder leaves one."""
     if recording.damage:
         complain(recording.damage, 0)
@@ -208,20 +208,20 @@ def _alerts(settings: Settings) -> Alerts:
     return Alerts(settings)
 
 
-def _recorder(path: Path) -> Recorder:
-    from gpumem_tui.monitor.recording import Recorder, RecordingError
+def _recorder(path: Path) -> SnapshotRecorder:
+    from gpumem_tui.monitor.recording import RecordingError, SnapshotRecorder
 
     try:
-        return Recorder(path)
+        return SnapshotRecorder(path)
     except RecordingError as error:
         raise click.UsageError(f"--record: {error}") from error
 
 
-def _recording(path: Path) -> Recording:
-    from gpumem_tui.monitor.recording import Recording, RecordingError
+def _recording(path: Path) -> SnapshotRecording:
+    from gpumem_tui.monitor.recording import RecordingError, SnapshotRecording
 
     try:
-        recording = Recording(path)
+        recording = SnapshotRecording(path)
     except RecordingError as error:
         raise click.UsageError(f"--replay: {error}") from error
     if next(recording.snapshots(), None) is None:
@@ -249,14 +249,14 @@ def _serve(stack: ExitStack, source: Source, host: str, port: int) -> str:
 def doctor(as_json: bool, python: str | None) -> int:
     """What works on this machine, what does not, and the remedy. Exit code 4 if something is broken."""
     from gpumem_tui.doctor.checks import Status, System, examine
-    from gpumem_tui.monitor.headless import NoAnswer, complete
+    from gpumem_tui.monitor.headless import NoDriverAnswer, complete
     from gpumem_tui.monitor.sampler import Sampler
 
     source = Sampler()
     source.start()
     try:
         snapshot = complete(source)
-    except NoAnswer:
+    except NoDriverAnswer:
         snapshot = None
     finally:
         source.stop()

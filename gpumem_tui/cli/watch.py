@@ -244,10 +244,10 @@ def _run_on_screen(command: tuple[str, ...]) -> int:
 
 def _tell_death(pid: int) -> None:
     """Of a command that trained and was ended by a lack of memory, or by a crash, one line that says so."""
-    from gpumem_tui.watch.records import FOR_MEMORY, State
+    from gpumem_tui.watch.records import FOR_MEMORY, ProcessState
 
     process = find(following(None), pid, ended=True)
-    if process is not None and process.state in FOR_MEMORY | {State.CRASHED}:
+    if process is not None and process.state in FOR_MEMORY | {ProcessState.CRASHED}:
         told = f"; `gpumem-tui watch {pid} --post-mortem` shows what it held" if process.state in FOR_MEMORY else ""
         complain(f"{process.title}: {process.standing}{told}", 0)
 

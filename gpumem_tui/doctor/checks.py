@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from gpumem_tui.memory import Unknown
-from gpumem_tui.monitor.snapshot import NO_DRIVER, NO_DRIVER_LOADED, GpuReading, Snapshot, State
+from gpumem_tui.monitor.snapshot import NO_DRIVER, NO_DRIVER_LOADED, DeviceState, GpuReading, Snapshot
 from gpumem_tui.simulator.profile import too_old
 
 _TORCH_TIMEOUT_S = 120.0
@@ -139,7 +139,7 @@ def gpus_check(gpus: Sequence[GpuReading]) -> Check:
         remedy = "in a container, start it with its GPUs (docker: --gpus all)"
         return Check("GPUs", Status.WARN, "the driver runs, but lists no GPU", remedy)
     models = ", ".join(f"{count} × {name}" for name, count in Counter(gpu.name for gpu in gpus).items())
-    silent = [gpu for gpu in gpus if gpu.state is not State.OK]
+    silent = [gpu for gpu in gpus if gpu.state is not DeviceState.OK]
     if silent:
         reasons = "; ".join(f"GPU {gpu.index} is {gpu.state.value}: {gpu.state_reason}" for gpu in silent)
         return Check("GPUs", Status.FAIL, f"{models}; {reasons}", "see `sudo dmesg | grep -i xid`; reset it, or reboot")
@@ -148,7 +148,7 @@ def gpus_check(gpus: Sequence[GpuReading]) -> Check:
 
 def processes_check(gpus: Sequence[GpuReading]) -> Check:
     """Whether the memory of a GPU can be told apart by process."""
-    lists = {gpu.index: gpu.processes for gpu in gpus if gpu.state is State.OK}
+    lists = {gpu.index: gpu.processes for gpu in gpus if gpu.state is DeviceState.OK}
     if not lists:
         return Check("processes", Status.SKIP, "no GPU answers")
     unread = {index: listed.reason for index, listed in lists.items() if isinstance(listed, Unknown)}

@@ -39,7 +39,7 @@ class Convolution:
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class ConvBlock:
     """A residual block. `input_values`: values of one image at its entrance. `shortcut`: its projection."""
 
     input_values: int
@@ -63,12 +63,12 @@ class Block:
 
 
 @dataclass(frozen=True, slots=True)
-class ResNet:
+class ResNetShape:
     """The layers of one ResNet at one image size. `features`: inputs of the classifier."""
 
     stem: Convolution
     pooled_side: int
-    blocks: tuple[Block, ...]
+    blocks: tuple[ConvBlock, ...]
     features: int
 
     @property
@@ -82,7 +82,7 @@ class ResNet:
         return self.stem.outputs * self.pooled_side**2
 
 
-def resnet(shape: ModelShape) -> ResNet:
+def resnet(shape: ModelShape) -> ResNetShape:
     """The layers of a ResNet with real feature-map sizes at `shape.image_size`."""
     stem = Convolution(3, _STEM_WIDTH, 7, _halved(shape.image_size))
     pooled = side = _halved(stem.side)
@@ -94,7 +94,7 @@ def resnet(shape: ModelShape) -> ResNet:
             block = _block(channels, width, side, downsamples=downsamples, bottleneck=shape.bottleneck)
             blocks.append(block)
             channels, side = block.path[-1].outputs, block.path[-1].side
-    return ResNet(stem, pooled, tuple(blocks), channels)
+    return ResNetShape(stem, pooled, tuple(blocks), channels)
 
 
 def activation_rows(shape: ModelShape, recipe: Recipe, batch_size: int) -> list[FormulaRow]:
@@ -139,7 +139,7 @@ def _halved(side: int) -> int:
     return (side + 1) // 2
 
 
-def _block(channels: int, width: int, side: int, *, downsamples: bool, bottleneck: bool) -> Block:
+def _block(channels: int, width: int, side: int, *, downsamples: bool, bottleneck: bool) -> ConvBlock:
     after = _halved(side) if downsamples else side
     if bottleneck:
         outputs = width * _EXPANSION
@@ -153,4 +153,4 @@ def _block(channels: int, width: int, side: int, *, downsamples: bool, bottlenec
         path = (Convolution(channels, width, 3, after), Convolution(width, width, 3, after))
     projects = downsamples or channels != outputs
     shortcut = Convolution(channels, outputs, 1, after) if projects else None
-    return Block(channels * side**2, path, shortcut)
+    return ConvBlock(channels * side**2, path, shortcut)

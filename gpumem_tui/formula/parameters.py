@@ -52,7 +52,7 @@ def gathered_parameters(shape: ModelShape) -> int:
     return count_parameters(shape) - max(0, shape.layers - 2) * one_block
 
 
-def _block_parameters(block: convnet.Block) -> int:
+def _block_parameters(block: convnet.ConvBlock) -> int:
     return sum(conv.outputs * (conv.inputs * conv.kernel**2 + 2) for conv in block.convolutions)
 
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from gpumem_tui.memory import Unknown, format_bytes
-from gpumem_tui.monitor.probes import Growing, OutOfMemory, Probes
-from gpumem_tui.monitor.snapshot import GpuProcess, GpuReading, Memory, Reading, Snapshot, State
+from gpumem_tui.monitor.probes import Growing, Probes, RanOutOfMemory
+from gpumem_tui.monitor.snapshot import DeviceState, GpuProcess, GpuReading, Memory, Reading, Snapshot
 from gpumem_tui.monitor.trend import Trend
 from gpumem_tui.settings import Settings
 
@@ -174,7 +174,7 @@ class Alerts:
         self,
         snapshot: Snapshot,
         probes: Probes | None = None,
-        ended: Sequence[OutOfMemory] = (),
+        ended: Sequence[RanOutOfMemory] = (),
         growing: Sequence[Growing] = (),
     ) -> tuple[Alert, ...]:
         """The alerts after one more snapshot: the worst first, of those in the order of their kinds, then the oldest.
@@ -242,10 +242,10 @@ class Alerts:
 
     def _findings(self, gpu: GpuReading, now_s: float, probes: Probes) -> Iterator[_Finding]:
         title = f"GPU {gpu.index}"
-        if gpu.state is State.LOST:
+        if gpu.state is DeviceState.LOST:
             yield _Finding(AlertKind.LOST, Severity.CRITICAL, f"{title}: lost: {gpu.state_reason}")
             return
-        if gpu.state is State.STALE:
+        if gpu.state is DeviceState.STALE:
             age = f" {gpu.age_s:.0f} s" if gpu.age_s >= 1 else ""
             yield _Finding(AlertKind.STALE, Severity.WARNING, f"{title}: stale{age}: {gpu.state_reason}")
             return  # what it last said is not what is
@@ -327,7 +327,7 @@ class Alerts:
                 yield _Finding(AlertKind.OOM, Severity.WARNING, message)
 
 
-def _ended(snapshot: Snapshot, ended: Sequence[OutOfMemory]) -> Iterator[tuple[str, _Finding]]:
+def _ended(snapshot: Snapshot, ended: Sequence[RanOutOfMemory]) -> Iterator[tuple[str, _Finding]]:
     """The watched processes that memory ran out under lately; of those of one GPU the last, with the GPU's uuid."""
     indices = {gpu.uuid: gpu.index for gpu in snapshot.gpus}
     for end in sorted(ended, key=lambda end: end.time_s):
@@ -370,9 +370,9 @@ def _scopes(gpu: GpuReading) -> list[_Scope]:
 
 def _unread(gpu: GpuReading) -> Iterator[Key]:
     """Alerts whose figure this snapshot does not have: neither on nor over."""
-    if gpu.state is State.LOST:
+    if gpu.state is DeviceState.LOST:
         return
-    stale = gpu.state is State.STALE
+    stale = gpu.state is DeviceState.STALE
     for scope in _scopes(gpu):
         if stale or isinstance(scope.memory, Unknown):
             yield gpu.uuid, scope.instance, AlertKind.NEAR_FULL

@@ -11,6 +11,7 @@ from gpumem_tui.monitor.snapshot import (
     NOT_LOOKED_UP_YET,
     NOT_READ_YET,
     PLAIN_READINGS,
+    DeviceState,
     GpuProcess,
     GpuReading,
     HostProcess,
@@ -19,7 +20,6 @@ from gpumem_tui.monitor.snapshot import (
     Memory,
     ProcessKind,
     Reading,
-    State,
 )
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def pids_of(raws: Sequence[Raw]) -> frozenset[int]:
 
 
 def gpu_reading(
-    index: int, raw: Raw, *, state: State, reason: str, age_s: float, hosts: Hosts, host: HostReading
+    index: int, raw: Raw, *, state: DeviceState, reason: str, age_s: float, hosts: Hosts, host: HostReading
 ) -> GpuReading:
     """A GPU that answers, or did until `age_s` ago."""
     mig = raw.mig_mode is True
@@ -76,7 +76,9 @@ def lost_reading(index: int, identity: Identity | None, reason: str, age_s: floa
     """A GPU that does not answer: nothing of it is known but its name."""
     absent = ("memory", "ledger", "processes", "utilization_percent", "memory_utilization_percent", *PLAIN_READINGS)
     unknown: dict[str, Any] = dict.fromkeys(absent, Unknown(reason))
-    return GpuReading(**_identified(index, identity), state=State.LOST, state_reason=reason, age_s=age_s, **unknown)
+    return GpuReading(
+        **_identified(index, identity), state=DeviceState.LOST, state_reason=reason, age_s=age_s, **unknown
+    )
 
 
 def _identified(index: int, identity: Identity | None) -> dict[str, Any]:

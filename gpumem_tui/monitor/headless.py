@@ -12,7 +12,7 @@ from gpumem_tui.memory import Unknown
 from gpumem_tui.monitor import report
 from gpumem_tui.monitor.alerts import AlertKind, Alerts
 from gpumem_tui.monitor.probes import ProbeReport
-from gpumem_tui.monitor.recording import Recorder
+from gpumem_tui.monitor.recording import SnapshotRecorder
 from gpumem_tui.monitor.snapshot import NOT_LOOKED_UP_YET, NOT_READ_YET, GpuReading, Snapshot, Source
 
 _ANSWER_S = 30.0
@@ -33,7 +33,7 @@ def no_probes(snapshot: Snapshot) -> ProbeReport:
     return ProbeReport()
 
 
-class NoAnswer(Exception):
+class NoDriverAnswer(Exception):
     """The driver says nothing at all; one line."""
 
 
@@ -45,7 +45,9 @@ def first(source: Source) -> Snapshot:
     """
     snapshot = source.wait(None, _ANSWER_S)
     if snapshot is None:
-        raise NoAnswer(f"the NVIDIA driver has not answered for {_ANSWER_S:.0f} s; see `sudo dmesg | grep -i nvrm`")
+        raise NoDriverAnswer(
+            f"the NVIDIA driver has not answered for {_ANSWER_S:.0f} s; see `sudo dmesg | grep -i nvrm`"
+        )
     return snapshot
 
 
@@ -96,7 +98,7 @@ def stream(
     alerts: Alerts,
     *,
     as_json: bool,
-    recorder: Recorder | None = None,
+    recorder: SnapshotRecorder | None = None,
     ask: Ask = no_probes,
 ) -> None:
     """Every reading as it comes, into the recording and onto stdout.

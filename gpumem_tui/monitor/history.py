@@ -14,7 +14,7 @@ from enum import Enum
 
 from gpumem_tui.memory import Unknown
 from gpumem_tui.monitor.probes import Probes
-from gpumem_tui.monitor.snapshot import GpuReading, Snapshot, State
+from gpumem_tui.monitor.snapshot import DeviceState, GpuReading, Snapshot
 
 _NONE = -1.0
 """Nothing was read: no value is negative."""
@@ -64,7 +64,7 @@ class History:
     def add(self, snapshot: Snapshot, probes: Probes | None = None) -> None:
         """Take in what a snapshot read. Readings that are stale are not taken twice."""
         for gpu in snapshot.gpus:
-            if gpu.state is not State.OK:
+            if gpu.state is not DeviceState.OK:
                 continue
             kept = self._gpus.pop(gpu.uuid, None) or _Gpu(self._shape)
             self._gpus[gpu.uuid] = kept  # at the end: the most lately seen

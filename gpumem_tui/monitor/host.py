@@ -11,7 +11,7 @@ from gpumem_tui.monitor.snapshot import NOT_READ_YET, HostProcess, HostReading, 
 Look = Callable[[Iterable[int]], Mapping[int, Reading[HostProcess]]]
 
 
-class Host:
+class HostReader:
     """What the operating system tells, for one thread.
 
     Args:

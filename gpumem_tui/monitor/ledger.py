@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gpumem_tui.memory import Unknown, Value, format_bytes
-from gpumem_tui.monitor.snapshot import DeviceLedger, GpuProcess, Kind, LedgerRow, Memory, Reading
+from gpumem_tui.monitor.snapshot import DeviceLedger, GpuProcess, LedgerKind, LedgerRow, Memory, Reading
 
 HOLDERS = "processes of other containers or users, a display, or the driver"
 """Who holds memory that no listed process accounts for, where nothing more is known."""
@@ -44,10 +44,10 @@ def device_ledger(
         notes.append(f"{format_bytes(outside_bytes - free_bytes)} that the driver calls neither used nor free")
     note = ", ".join([*notes, holders]) if unaccounted_bytes else ""
     rows = (
-        LedgerRow(Kind.DRIVER_RESERVED, memory.reserved_bytes),
+        LedgerRow(LedgerKind.DRIVER_RESERVED, memory.reserved_bytes),
         *process_rows,
-        LedgerRow(Kind.UNACCOUNTED, unaccounted_bytes, note=note),
-        LedgerRow(Kind.FREE, free_bytes),
+        LedgerRow(LedgerKind.UNACCOUNTED, unaccounted_bytes, note=note),
+        LedgerRow(LedgerKind.FREE, free_bytes),
     )
     return DeviceLedger(memory.total_bytes, rows)
 
@@ -60,11 +60,11 @@ def _process_rows(processes: Reading[tuple[GpuProcess, ...]], used_bytes: int) -
     known.sort(key=lambda pair: (-pair[1], pair[0].pid))
     claims = [size_bytes for _, size_bytes in known]
     rows = [
-        LedgerRow(Kind.PROCESS, size_bytes, process, _process_note(process, size_bytes))
+        LedgerRow(LedgerKind.PROCESS, size_bytes, process, _process_note(process, size_bytes))
         for (process, _), size_bytes in zip(known, _fit(claims, used_bytes), strict=True)
     ]
     unknown = [p for p in processes if isinstance(p.used_bytes, Unknown)]
-    return rows + [LedgerRow(Kind.PROCESS, p.used_bytes, p, _process_note(p, p.used_bytes)) for p in unknown]
+    return rows + [LedgerRow(LedgerKind.PROCESS, p.used_bytes, p, _process_note(p, p.used_bytes)) for p in unknown]
 
 
 def _fit(claims: Sequence[int], used_bytes: int) -> list[int]:

@@ -16,13 +16,13 @@ from prometheus_client.registry import Collector
 from gpumem_tui.memory import Unknown
 from gpumem_tui.monitor.report import ledger_sizes
 from gpumem_tui.monitor.snapshot import (
+    DeviceState,
     GpuProcess,
     GpuReading,
     Instance,
     Reading,
     Snapshot,
     Source,
-    State,
 )
 
 _GPU = ("gpu", "uuid", "name", "mig_instance")
@@ -118,7 +118,9 @@ def metrics(snapshot: Snapshot) -> Iterator[Metric]:
         calls.add_metric([function], count)
     yield calls
     yield from _state_metrics(snapshot.gpus)
-    answering = [gpu for gpu in snapshot.gpus if gpu.state is State.OK]  # what a silent one last said is not what is
+    answering = [
+        gpu for gpu in snapshot.gpus if gpu.state is DeviceState.OK
+    ]  # what a silent one last said is not what is
     yield from _gpu_metrics(answering)
     yield from _memory_metrics(answering)
     yield from _process_metrics(answering)
@@ -128,7 +130,7 @@ def _state_metrics(gpus: Sequence[GpuReading]) -> Iterator[Metric]:
     up = GaugeMetricFamily("gpumem_gpu_up", "1 if the GPU answers, 0 if it is stale or lost", labels=_GPU)
     age = GaugeMetricFamily("gpumem_gpu_age_seconds", "How old its readings are", labels=_GPU)
     for gpu in gpus:
-        up.add_metric(_labels(gpu), gpu.state is State.OK)
+        up.add_metric(_labels(gpu), gpu.state is DeviceState.OK)
         age.add_metric(_labels(gpu), gpu.age_s)
     yield from (up, age)
 

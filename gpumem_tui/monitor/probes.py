@@ -27,7 +27,7 @@ Probes = Mapping[tuple[str, int], ProbeFigures]
 
 
 @dataclass(frozen=True)
-class OutOfMemory:
+class RanOutOfMemory:
     """A watched process that ended because memory ran out.
 
     Attributes:
@@ -69,7 +69,7 @@ class ProbeReport:
     """
 
     figures: Probes = field(default_factory=dict)
-    ended: tuple[OutOfMemory, ...] = ()
+    ended: tuple[RanOutOfMemory, ...] = ()
     growing: tuple[Growing, ...] = ()
     listed: Mapping[tuple[str, int], dict[str, Any]] = field(default_factory=dict)
     unlisted: tuple[dict[str, Any], ...] = ()

@@ -35,7 +35,7 @@ class RecordingError(Exception):
     """The file cannot be recorded to, or is no recording that can be played; one line that names it."""
 
 
-class Recorder:
+class SnapshotRecorder:
     """Appends snapshots to a new file.
 
     Raises:
@@ -109,7 +109,7 @@ class Recorder:
             raise RecordingError(f"recording to {self._path} stopped: {error.strerror}") from error
 
 
-class Recording:
+class SnapshotRecording:
     """A recording that can be played.
 
     Attributes:
@@ -181,7 +181,7 @@ class Recorded:
         notice: one line if recording had to stop, else empty; the source goes on.
     """
 
-    def __init__(self, source: Source, recorder: Recorder, interval_s: float) -> None:
+    def __init__(self, source: Source, recorder: SnapshotRecorder, interval_s: float) -> None:
         self.notice = ""
         self._source = source
         self._recorder = recorder
@@ -228,7 +228,7 @@ class Recorded:
             self.notice = str(error)
 
 
-class Replay(Snapshots):
+class RecordingReplay(Snapshots):
     """Plays a recording as a source of snapshots, in the time that it took or faster; stays on the last one.
 
     Args:
@@ -238,7 +238,7 @@ class Replay(Snapshots):
         notice: says so at the end.
     """
 
-    def __init__(self, recording: Recording, speed: float = 1.0) -> None:
+    def __init__(self, recording: SnapshotRecording, speed: float = 1.0) -> None:
         super().__init__()
         self._recording = recording
         self._speed = speed

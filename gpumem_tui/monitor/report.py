@@ -13,15 +13,15 @@ from gpumem_tui.monitor.alerts import Alert
 from gpumem_tui.monitor.probes import ProbeReport
 from gpumem_tui.monitor.snapshot import (
     PLAIN_READINGS,
+    DeviceState,
     GpuProcess,
     GpuReading,
     HostProcess,
     Instance,
-    Kind,
+    LedgerKind,
     Memory,
     Reading,
     Snapshot,
-    State,
 )
 
 SCHEMA = 1
@@ -72,13 +72,13 @@ class _Object:
         return {**self._values, "unavailable": self._unavailable}
 
 
-def ledger_sizes(device: GpuReading | Instance) -> dict[Kind, Value]:
+def ledger_sizes(device: GpuReading | Instance) -> dict[LedgerKind, Value]:
     """The ledger's bytes by kind, empty if it is unknown. A list that could not be read is not a list of 0 bytes."""
     if isinstance(device.ledger, Unknown):
         return {}
-    sizes = {kind: device.ledger.size_bytes(kind) for kind in Kind}
+    sizes = {kind: device.ledger.size_bytes(kind) for kind in LedgerKind}
     if isinstance(device.processes, Unknown):
-        sizes[Kind.PROCESS] = device.processes
+        sizes[LedgerKind.PROCESS] = device.processes
     return sizes
 
 
@@ -206,7 +206,7 @@ def _gpu_row(gpu: GpuReading) -> str:
         f"{gpu.index:>3}  {gpu.name:<24.24}  {_used(gpu.memory):<18}  {_number(gpu.utilization_percent, ' %'):>5}  "
         f"{_number(gpu.temperature_c, ' °C'):>6}  {power:<13}"
     )
-    return row.rstrip() if gpu.state is State.OK else f"{row.rstrip()}  {gpu.state.value}"
+    return row.rstrip() if gpu.state is DeviceState.OK else f"{row.rstrip()}  {gpu.state.value}"
 
 
 def _process_table(snapshot: Snapshot) -> Iterator[str]:
@@ -240,7 +240,7 @@ def gpu_lines(snapshot: Snapshot) -> Iterator[str]:
     if snapshot.problem:
         yield f"{clock} {snapshot.problem}"
     for gpu in snapshot.gpus:
-        state = "" if gpu.state is State.OK else f", {gpu.state.value}: {gpu.state_reason}"
+        state = "" if gpu.state is DeviceState.OK else f", {gpu.state.value}: {gpu.state_reason}"
         count = "processes unknown" if isinstance(gpu.processes, Unknown) else _count(len(gpu.processes), "process")
         yield (
             f"{clock} GPU {gpu.index}: {_used(gpu.memory)}, util {_number(gpu.utilization_percent, ' %')}, "
@@ -258,10 +258,10 @@ def _ledger_line(device: GpuReading | Instance) -> str:
     if isinstance(device.ledger, Unknown):
         return f"memory unknown: {device.ledger.reason}"
     titles = {
-        Kind.DRIVER_RESERVED: "driver",
-        Kind.PROCESS: "processes",
-        Kind.UNACCOUNTED: "unaccounted",
-        Kind.FREE: "free",
+        LedgerKind.DRIVER_RESERVED: "driver",
+        LedgerKind.PROCESS: "processes",
+        LedgerKind.UNACCOUNTED: "unaccounted",
+        LedgerKind.FREE: "free",
     }
     return ", ".join(f"{titles[kind]} {_size(size_bytes)}" for kind, size_bytes in ledger_sizes(device).items())
 

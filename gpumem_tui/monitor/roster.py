@@ -8,7 +8,7 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from gpumem_tui.monitor.compose import Hosts, gpu_reading, lost_reading
-from gpumem_tui.monitor.snapshot import NOT_READ_YET, GpuReading, HostReading, State
+from gpumem_tui.monitor.snapshot import NOT_READ_YET, DeviceState, GpuReading, HostReading
 from gpumem_tui.monitor.worker import Worker
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ _STUCK_AFTER_S = 0.8
 
 
 @dataclass(frozen=True)
-class Watched:
+class WatchedDevice:
     """A GPU's index, what reads it, and the thread in which that happens."""
 
     poller: GpuPoller
@@ -37,15 +37,15 @@ class Watched:
         """A call has not returned for long."""
         return self.worker.busy_s() >= _STUCK_AFTER_S
 
-    def standing(self) -> tuple[State, str]:
+    def standing(self) -> tuple[DeviceState, str]:
         """How the GPU stands, and why."""
         raw = self.poller.raw
         if raw.lost:
-            return State.LOST, raw.lost
+            return DeviceState.LOST, raw.lost
         if self.is_stuck:
             call = self.poller.call.in_progress()
-            return State.STALE, not_returned(*call) if call else f"reading it takes {self.worker.busy_s():.0f} s"
-        return (State.OK, "") if raw.read_at is not None else (State.STALE, NOT_READ_YET.reason)
+            return DeviceState.STALE, not_returned(*call) if call else f"reading it takes {self.worker.busy_s():.0f} s"
+        return (DeviceState.OK, "") if raw.read_at is not None else (DeviceState.STALE, NOT_READ_YET.reason)
 
 
 def not_returned(function: str, seconds: float) -> str:
@@ -60,7 +60,7 @@ class _Seen:
     at: float
 
 
-def have_moved(watched: Iterable[Watched]) -> bool:
+def have_moved(watched: Iterable[WatchedDevice]) -> bool:
     """One GPU answers at two indices: they were numbered anew, and some still read by their old handles."""
     uuids = [each.poller.raw.identity.uuid for each in watched if each.poller.raw.identity and not each.poller.raw.lost]
     return len(set(uuids)) < len(uuids)
@@ -73,7 +73,7 @@ class Roster:
         self._seen: dict[str, _Seen] = {}
 
     def readings(
-        self, watched: Iterable[Watched], hosts: Hosts, host: HostReading, *, runs: bool
+        self, watched: Iterable[WatchedDevice], hosts: Hosts, host: HostReading, *, runs: bool
     ) -> tuple[GpuReading, ...]:
         """Every GPU, by index; one that the driver no longer lists keeps its index, and comes after who has it now.
 
@@ -91,24 +91,26 @@ class Roster:
             for uuid, seen in self._seen.items()
             if uuid not in by_uuid
         ]
-        return tuple(sorted(found, key=lambda gpu: (gpu.index, gpu.state is State.LOST)))
+        return tuple(sorted(found, key=lambda gpu: (gpu.index, gpu.state is DeviceState.LOST)))
 
-    def _reading(self, watched: Watched, hosts: Hosts, host: HostReading, now: float, *, runs: bool) -> GpuReading:
+    def _reading(
+        self, watched: WatchedDevice, hosts: Hosts, host: HostReading, now: float, *, runs: bool
+    ) -> GpuReading:
         index, raw = watched.poller.index, watched.poller.raw
-        state, reason = watched.standing() if runs else (State.LOST, "the driver does not run")
+        state, reason = watched.standing() if runs else (DeviceState.LOST, "the driver does not run")
         identity = self._identity(index, raw, state)
         age_s = 0.0 if raw.read_at is None else now - raw.read_at
-        if state is State.LOST:
+        if state is DeviceState.LOST:
             return lost_reading(index, identity, reason, age_s)
         return gpu_reading(index, raw, state=state, reason=reason, age_s=age_s, hosts=hosts, host=host)
 
-    def _identity(self, index: int, raw: Raw, state: State) -> Identity | None:
+    def _identity(self, index: int, raw: Raw, state: DeviceState) -> Identity | None:
         """Whose readings these are. None: of a GPU that never answered, or that answers at another index by now."""
         identity = raw.identity
         if identity is None:
             return None
         seen = self._seen.get(identity.uuid)
-        if state is State.LOST and seen is not None and seen.index != index:
+        if state is DeviceState.LOST and seen is not None and seen.index != index:
             return None
         self._seen[identity.uuid] = _Seen(index, identity, monotonic() if raw.read_at is None else raw.read_at)
         return identity

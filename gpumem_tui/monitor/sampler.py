@@ -19,9 +19,9 @@ from time import monotonic
 from gpumem_tui.memory import Unknown
 from gpumem_tui.monitor.compose import pids_of
 from gpumem_tui.monitor.driver import Driver
-from gpumem_tui.monitor.host import Host, Look
+from gpumem_tui.monitor.host import HostReader, Look
 from gpumem_tui.monitor.newest import Snapshots
-from gpumem_tui.monitor.roster import Roster, Watched, have_moved, not_returned
+from gpumem_tui.monitor.roster import Roster, WatchedDevice, have_moved, not_returned
 from gpumem_tui.monitor.snapshot import HostReading, Snapshot
 from gpumem_tui.monitor.worker import Worker
 
@@ -61,9 +61,9 @@ class Sampler(Snapshots):
         self._slow_every = max(1, round(slow_interval_s / interval_s))
         self._clock = clock
         self._driver = Driver(proc)
-        self._host = Host(look)
+        self._host = HostReader(look)
         self._roster = Roster()
-        self._watched: dict[int, Watched] = {}
+        self._watched: dict[int, WatchedDevice] = {}
         self._former_calls: Counter[str] = Counter()
         self._adopted = (0, 0)
         self._retries = 0
@@ -162,7 +162,7 @@ class Sampler(Snapshots):
         for index in range(count):
             if index not in self._watched:
                 poller = GpuPoller(index, self._slow_every, self._tell)
-                self._watched[index] = Watched(poller, Worker(f"gpu-{index}", poller.read, self._tell))
+                self._watched[index] = WatchedDevice(poller, Worker(f"gpu-{index}", poller.read, self._tell))
 
     def _drop_absent(self) -> None:
         for index, watched in list(self._watched.items()):

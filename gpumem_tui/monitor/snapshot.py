@@ -25,7 +25,7 @@ NO_DRIVER_LOADED = "the NVIDIA driver is not loaded"
 images."""
 
 
-class State(Enum):
+class DeviceState(Enum):
     """How a device stands. The value is the key used in JSON."""
 
     OK = "ok"
@@ -84,7 +84,7 @@ class GpuProcess:
     instance: str = ""
 
 
-class Kind(Enum):
+class LedgerKind(Enum):
     """What a row of a device's ledger is. The value is the key used in JSON."""
 
     DRIVER_RESERVED = "driver_reserved"
@@ -98,7 +98,7 @@ class Kind(Enum):
 class LedgerRow:
     """One row. `process`: whose it is, for a process row."""
 
-    kind: Kind
+    kind: LedgerKind
     size_bytes: Value
     process: GpuProcess | None = None
     note: str = ""
@@ -121,7 +121,7 @@ class DeviceLedger:
         if sum(known) > self.total_bytes or (complete and sum(known) != self.total_bytes):
             raise ValueError(f"ledger rows sum to {sum(known)} bytes on a device of {self.total_bytes}")
 
-    def size_bytes(self, kind: Kind) -> Value:
+    def size_bytes(self, kind: LedgerKind) -> Value:
         """The rows of a kind together; unknown if none of them is known.
 
         What a process of unknown size holds is unaccounted, so that the kinds sum to the device all the same.
@@ -179,7 +179,7 @@ class GpuReading:
     index: int
     uuid: str
     name: str
-    state: State
+    state: DeviceState
     state_reason: str
     age_s: float
     memory: Reading[Memory]

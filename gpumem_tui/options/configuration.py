@@ -34,7 +34,7 @@ def configure(values: dict[str, Any]) -> tuple[WorkloadOptions, SearchConfig]:
         with_ranks,
     )
     from gpumem_tui.search.config import SearchConfig
-    from gpumem_tui.simulator.settings import AllocatorSettings, SettingsError
+    from gpumem_tui.simulator.settings import AllocatorSettings, AllocatorSettingsError
 
     changes = ModelChanges(**{field.name: values.pop(field.name, None) for field in fields(ModelChanges)})
     named = [field.name for field in fields(WorkloadOptions) if field.name in values]
@@ -53,7 +53,7 @@ def configure(values: dict[str, Any]) -> tuple[WorkloadOptions, SearchConfig]:
         raise OptionError(f"--limit: the device has only {format_bytes(device.gpu.total_bytes)}")
     try:
         allocator = AllocatorSettings.from_environment()
-    except SettingsError as error:
+    except AllocatorSettingsError as error:
         raise OptionError(str(error)) from error
     return options, SearchConfig(workload=workload, device=device, python=python, allocator=allocator, **values)
 

@@ -22,7 +22,7 @@ _WIDTHS = 5
 
 
 @dataclass(frozen=True)
-class Series:
+class CurveSeries:
     """One line: points by rising x. `names`: what each point is, where x alone does not say it."""
 
     name: str
@@ -31,7 +31,7 @@ class Series:
 
 
 @dataclass(frozen=True)
-class Mark:
+class CurveMark:
     """Something begins at `x`."""
 
     x: float
@@ -56,12 +56,12 @@ class Curve:
     title: str
     x_label: str
     y_label: str
-    series: tuple[Series, ...]
+    series: tuple[CurveSeries, ...]
     note: str
     x_here: float | None = None
     log_x: bool = False
     stacked: bool = False
-    marks: tuple[Mark, ...] = ()
+    marks: tuple[CurveMark, ...] = ()
     nothing: str = ""
 
 
@@ -89,7 +89,7 @@ def batch_by_sample_size(plan: Plan) -> Curve | None:
         f"Largest batch by {label}",
         label,
         "largest batch",
-        (Series("formula", points),),
+        (CurveSeries("formula", points),),
         note,
         x_here=plan.shape.seq_len or plan.shape.image_size,
         log_x=True,
@@ -103,7 +103,7 @@ def batch_by_model(plan: Plan) -> Curve | None:
     if len(sized) < 2:
         return None
     points = tuple((count / 1e9, float(largest_batch(replace(plan, shape=shape)))) for count, shape in sized)
-    series = Series("formula", points, tuple(shape.name for _, shape in sized))
+    series = CurveSeries("formula", points, tuple(shape.name for _, shape in sized))
     return Curve(
         "batch-by-model",
         "Largest batch by model size",
@@ -127,7 +127,7 @@ def batch_by_gpu(plan: Plan) -> Curve:
         "Largest batch by GPU memory",
         "GiB of GPU memory",
         "largest batch",
-        (Series("formula", points, tuple(gpu.title for _, gpu in sized)),),
+        (CurveSeries("formula", points, tuple(gpu.title for _, gpu in sized)),),
         f"{100 * plan.headroom:.0f} % of each GPU left free",
         x_here=plan.gpu.total_bytes / GIB,
         log_x=True,
@@ -147,7 +147,7 @@ def activations_by_recompute(plan: Plan) -> Curve | None:
         points = tuple(
             (float(size), _activation_bytes(replace(plan, shape=shape, recipe=recipe)) / GIB) for size, shape in sizes
         )
-        series.append(Series(recompute, points))
+        series.append(CurveSeries(recompute, points))
     return Curve(
         "activations-by-recompute",
         f"Activations by {label}",

@@ -12,7 +12,7 @@ from gpumem_tui.formula.accumulation import accumulation
 from gpumem_tui.formula.changes import BF16_SINCE
 from gpumem_tui.formula.recipe import PRECISIONS
 from gpumem_tui.plan.answers import samples, target_of
-from gpumem_tui.plan.curves import Curve, Series
+from gpumem_tui.plan.curves import Curve, CurveSeries
 from gpumem_tui.plan.measured import MeasuredRate
 from gpumem_tui.plan.plan import Plan
 from gpumem_tui.simulator.profile import MULTIPROCESSORS_OF_OTHERS
@@ -107,7 +107,7 @@ def throughput(plan: Plan, measured: Sequence[MeasuredRate] = ()) -> Curve:
     """Throughput of one GPU against the micro-batch: as measured, or by the model of `busy_share`."""
     if measured:
         points = tuple((float(rate.batch_size), rate.samples_per_s) for rate in measured)
-        series = (Series("measured", points),)
+        series = (CurveSeries("measured", points),)
         note = "measured by the search's trials on this GPU; the first step of each is left out"
         return Curve("throughput", "Throughput", "micro-batch", "samples/s", series, note)
     saturated = saturating_batch(plan.shape, plan.gpu)
@@ -118,7 +118,7 @@ def throughput(plan: Plan, measured: Sequence[MeasuredRate] = ()) -> Curve:
     if plan.gpu.multiprocessors is None:
         count += f" (an A100's: those of {plan.gpu.title} are not known)"
     note = f"model, not measured: one 128 × 128 tile for each of {count}; rises until saturated, then flat"
-    series = (Series("model", points),)
+    series = (CurveSeries("model", points),)
     return Curve("throughput", "Throughput", "micro-batch", "% of the most", series, note, x_here=plan.batch_size)
 
 

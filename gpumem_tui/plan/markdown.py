@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from gpumem_tui.formula.price import COST_ORDER
 from gpumem_tui.memory import ALLOCATED_BUCKETS, Unknown, format_bytes
 from gpumem_tui.plan.answers import Answer, TracedAnswer, answer, traced_answer
-from gpumem_tui.plan.curves import Curve, Series
+from gpumem_tui.plan.curves import Curve, CurveSeries
 from gpumem_tui.plan.export import all_curves, command_line
 from gpumem_tui.plan.judgement import Judgement, judgements
 from gpumem_tui.plan.plan import Plan
@@ -174,7 +174,7 @@ def _shown(curve: Curve) -> Sequence[int]:
 
 
 def _label(curve: Curve, index: int) -> str:
-    series: Series = curve.series[0]
+    series: CurveSeries = curve.series[0]
     x = series.points[index][0]
     if curve.marks:
         return next((mark.label for mark in reversed(curve.marks) if mark.x <= x), "before")

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from gpumem_tui.memory import ALLOCATED_BUCKETS, GIB, Bucket
 from gpumem_tui.plan.answers import on_gpu, predicted
-from gpumem_tui.plan.curves import Curve, Mark, Series
+from gpumem_tui.plan.curves import Curve, CurveMark, CurveSeries
 from gpumem_tui.plan.plan import Plan
 from gpumem_tui.search.prediction import Traced
 from gpumem_tui.simulator.timeline import Timeline, rounded
@@ -44,13 +44,13 @@ def memory_over_step(plan: Plan, traced: Traced | None = None) -> Curve:
     )
 
 
-def _series(moments: Sequence[tuple[float, Totals]]) -> Iterator[Series]:
+def _series(moments: Sequence[tuple[float, Totals]]) -> Iterator[CurveSeries]:
     for index, bucket in enumerate(ALLOCATED_BUCKETS):
         if any(totals[index] for _, totals in moments):
-            yield Series(bucket.title, tuple((x, totals[index] / GIB) for x, totals in moments))
+            yield CurveSeries(bucket.title, tuple((x, totals[index] / GIB) for x, totals in moments))
 
 
-def _moments(timeline: Timeline) -> tuple[list[tuple[float, Totals]], list[Mark]]:
+def _moments(timeline: Timeline) -> tuple[list[tuple[float, Totals]], list[CurveMark]]:
     """The fullest moment of each slice of each phase of the steps drawn, by event number."""
     ends = [mark.event for mark in timeline.marks[1:]] + [len(timeline.events)]
     drawn = [(mark, end) for mark, end in zip(timeline.marks, ends, strict=True) if mark.step in _STEPS]
@@ -69,7 +69,7 @@ def _moments(timeline: Timeline) -> tuple[list[tuple[float, Totals]], list[Mark]
                 fullest, fullest_at = tuple(totals), position
         position = start
         moments.append((float(fullest_at), fullest))
-    return moments, [Mark(float(mark.event), f"{mark.phase.value} {mark.step}") for mark, _ in drawn]
+    return moments, [CurveMark(float(mark.event), f"{mark.phase.value} {mark.step}") for mark, _ in drawn]
 
 
 def _cuts(start: int, end: int) -> Iterator[int]:
@@ -81,7 +81,7 @@ def _cuts(start: int, end: int) -> Iterator[int]:
 _PHASES = ("batch", "forward", "loss", "backward", "backward ends", "optimizer")
 
 
-def _schematic(plan: Plan) -> tuple[list[tuple[float, Totals]], list[Mark]]:
+def _schematic(plan: Plan) -> tuple[list[tuple[float, Totals]], list[CurveMark]]:
     """One moment a phase; the optimizer's state is there from the first update on."""
     size = predicted(plan).breakdown
     moments: list[tuple[float, Totals]] = []
@@ -103,5 +103,5 @@ def _schematic(plan: Plan) -> tuple[list[tuple[float, Totals]], list[Mark]]:
             x = float(len(moments))
             now = {Bucket.OPTIMIZER: kept, **always, **held}
             moments.append((x, tuple(now.get(bucket, 0) for bucket in ALLOCATED_BUCKETS)))
-            marks.append(Mark(x, f"{name} {step}"))
+            marks.append(CurveMark(x, f"{name} {step}"))
     return moments, marks

@@ -63,7 +63,7 @@ class Pending:
 
 
 @dataclass(frozen=True)
-class Ready:
+class TraceReady:
     """The traced answer, and the trace it is from."""
 
     plan: Plan
@@ -72,14 +72,14 @@ class Ready:
 
 
 @dataclass(frozen=True)
-class Failed:
+class TraceFailed:
     """There is no trace of this plan; one line says why."""
 
     plan: Plan
     reason: str
 
 
-TraceState = Pending | Ready | Failed
+TraceState = Pending | TraceReady | TraceFailed
 
 
 def trace_key(plan: Plan) -> TraceKey | Unknown:
@@ -138,7 +138,7 @@ class PlanTracer(Protocol):
 MakeTracer = Callable[[Callable[[TraceState], None]], PlanTracer]
 
 
-class Tracer:
+class BackgroundTracer:
     """Answers plans from traces in a thread of its own.
 
     Args:
@@ -166,14 +166,14 @@ class Tracer:
         self._tracing: tuple[TraceKey, Control] | None = None
         self._traces: _Lru[TraceKey, _Found] = _Lru(_TRACES)
         self._not_affine: dict[TraceKey, str] = {}  # why no trace answers for every batch size
-        self._answers: _Lru[Plan, Ready] = _Lru(_ANSWERS)
+        self._answers: _Lru[Plan, TraceReady] = _Lru(_ANSWERS)
         self._thread: threading.Thread | None = None
 
     def want(self, plan: Plan) -> TraceState:
         """What is known of `plan` now; if that is `Pending`, `on_change` tells the rest. Returns at once."""
         with self._changed:
             if self._closed:
-                return Failed(plan, "the tracer is closed")
+                return TraceFailed(plan, "the tracer is closed")
             key = self._key(plan)
             if self._tracing is not None and self._tracing[0] != key:
                 self._tracing[1].cancel()
@@ -204,7 +204,7 @@ class Tracer:
         if ready is not None:
             return ready.answer
         state = None if found is None else self._answered(plan, found)
-        return state.answer if isinstance(state, Ready) else None
+        return state.answer if isinstance(state, TraceReady) else None
 
     def close(self, timeout_s: float = 5.0) -> None:
         """Cancel what runs and end the thread; nothing is reported any more."""
@@ -223,10 +223,10 @@ class Tracer:
 
     def _known(self, plan: Plan, key: TraceKey | Unknown) -> TraceState:
         if isinstance(key, Unknown):
-            return Failed(plan, key.reason)
+            return TraceFailed(plan, key.reason)
         traced = self._traces.get(key)
         if isinstance(traced, Unknown):
-            return Failed(plan, traced.reason)
+            return TraceFailed(plan, traced.reason)
         return self._answers.get(plan) or Pending(plan)
 
     def _work(self) -> None:
@@ -238,15 +238,15 @@ class Tracer:
             if not self._overtaken(plan):
                 self._on_change(state)
 
-    def _answered(self, plan: Plan, found: _Found) -> Ready | Failed:
+    def _answered(self, plan: Plan, found: _Found) -> TraceReady | TraceFailed:
         """What a trace says of a plan; kept for the next time."""
         if isinstance(found, Unknown):
-            return Failed(plan, found.reason)
+            return TraceFailed(plan, found.reason)
         traced, finder = found
         try:
-            ready = Ready(plan, traced_answer(plan, traced, finder), traced)
+            ready = TraceReady(plan, traced_answer(plan, traced, finder), traced)
         except NotAffine as error:
-            return Failed(plan, str(error))
+            return TraceFailed(plan, str(error))
         with self._changed:
             self._answers.put(plan, ready)
         return ready

@@ -9,10 +9,10 @@ from gpumem_tui.monitor.devices import RealGpu
 from gpumem_tui.monitor.snapshot import GpuReading, Reading
 from gpumem_tui.plan.plan import Plan
 from gpumem_tui.watch.published import WatchedProcess
-from gpumem_tui.watch.records import Sample
+from gpumem_tui.watch.records import ProbeSample
 
 
-def plan_of(watched: WatchedProcess, sample: Sample | None, gpu: GpuReading | None) -> Reading[Plan]:
+def plan_of(watched: WatchedProcess, sample: ProbeSample | None, gpu: GpuReading | None) -> Reading[Plan]:
     """The plan, or why there is none.
 
     Its batch is as many samples as the activations at the peak hold by the formula, at least one.

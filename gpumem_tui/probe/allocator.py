@@ -65,7 +65,7 @@ def figures(device: int) -> Figures:
 
 
 @dataclass(frozen=True)
-class Kind:
+class AllocatorKind:
     """What kind of device it is, as CUDA says."""
 
     name: str
@@ -73,10 +73,10 @@ class Kind:
     total_bytes: int
 
 
-def kind(device: int) -> Kind:
+def kind(device: int) -> AllocatorKind:
     """The kind of a device of this process."""
     found = torch.cuda.get_device_properties(device)
-    return Kind(found.name, (found.major, found.minor), found.total_memory)
+    return AllocatorKind(found.name, (found.major, found.minor), found.total_memory)
 
 
 def device_uuid(device: int) -> str:

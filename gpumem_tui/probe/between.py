@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import torch
 
 from gpumem_tui.memory import Bucket
-from gpumem_tui.probe.documents import Kept, LookedDevice
+from gpumem_tui.probe.documents import KeptJson, LookedDeviceJson
 from gpumem_tui.probe.history import StepHistory
 from gpumem_tui.probe.tensors import memory_of
 from gpumem_tui.probe.wire import CPU
@@ -58,10 +58,10 @@ class BetweenSteps:
     def end_step(self) -> None:
         """The step ends."""
 
-    def result(self) -> list[LookedDevice]:
+    def result(self) -> list[LookedDeviceJson]:
         """What is there."""
         return [self._history.result(CPU, "")]
 
-    def kept(self) -> list[Kept] | None:
+    def kept(self) -> list[KeptJson] | None:
         """Not known."""
         return None

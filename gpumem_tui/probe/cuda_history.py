@@ -13,7 +13,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 
 from gpumem_tui.memory import Bucket
 from gpumem_tui.probe import allocator
-from gpumem_tui.probe.documents import Kept, LookedDevice
+from gpumem_tui.probe.documents import KeptJson, LookedDeviceJson
 from gpumem_tui.probe.history import StepHistory, listed_as_kept
 from gpumem_tui.probe.segments import Segments
 from gpumem_tui.probe.tensors import memory_of
@@ -24,7 +24,7 @@ _MOST_EVENTS = 1_000_000
 
 
 @dataclass(frozen=True)
-class Note:
+class HistoryNote:
     """Something said after so many allocations and releases on a device: a phase or module begins, or what blocks are.
 
     `module` is the qualified name of the innermost that runs, empty for none; `owners` are addresses, each with the
@@ -60,7 +60,7 @@ class HistoryRecorder:
         self._devices = list(devices)
         self._phases_known = phases_known
         self._follows_modules = follows_modules
-        self._notes: dict[int, list[Note]] = {device: [] for device in self._devices}
+        self._notes: dict[int, list[HistoryNote]] = {device: [] for device in self._devices}
         self._positions: dict[int, int] = {}
         self._before: list[dict[str, Any]] = []
         self._settings: dict[str, Any] = {}
@@ -110,7 +110,7 @@ class HistoryRecorder:
                 addresses.setdefault(device, []).append(storage.data_ptr())
         for device, found in addresses.items():
             if device in self._notes:
-                self._notes[device].append(Note(self._position(device), bucket=bucket, addresses=tuple(found)))
+                self._notes[device].append(HistoryNote(self._position(device), bucket=bucket, addresses=tuple(found)))
 
     def own(self, owned: Iterable[tuple[str, torch.Tensor]]) -> None:
         """State of which modules these tensors are."""
@@ -120,14 +120,14 @@ class HistoryRecorder:
                 owners.setdefault(device, []).append((storage.data_ptr(), module))
         for device, found in owners.items():
             if device in self._notes:
-                self._notes[device].append(Note(self._position(device), owners=tuple(found)))
+                self._notes[device].append(HistoryNote(self._position(device), owners=tuple(found)))
 
     def end_step(self) -> None:
         """The step ends; the next may be recorded too."""
         for device, notes in self._notes.items():
-            notes.append(Note(self._position(device), step_ends=True))
+            notes.append(HistoryNote(self._position(device), step_ends=True))
 
-    def result(self) -> list[LookedDevice]:
+    def result(self) -> list[LookedDeviceJson]:
         """What was written down of the step that has just ended."""
         found = []
         for device, history in self._histories():
@@ -137,7 +137,7 @@ class HistoryRecorder:
             found.append(history.result(device, allocator.device_uuid(device)))
         return found
 
-    def kept(self) -> list[Kept]:
+    def kept(self) -> list[KeptJson]:
         """What each of the steps left behind; asked at the end of the last.
 
         Raises:
@@ -174,7 +174,7 @@ class HistoryRecorder:
 
     def _note(self, phase: Phase | None = None, module: str | None = None) -> None:
         for device, notes in self._notes.items() if self.active else ():
-            notes.append(Note(self._position(device), phase, module))
+            notes.append(HistoryNote(self._position(device), phase, module))
 
     def _position(self, device: int) -> int:
         return _events(device) - self._positions[device]
@@ -189,7 +189,7 @@ def _events(device: int) -> int:
 def step_history(
     segments: Segments,
     trace: Iterable[dict[str, Any]],
-    notes: Iterable[Note],
+    notes: Iterable[HistoryNote],
     started_us: int = 0,
     phases_known: bool = True,
 ) -> StepHistory:
@@ -205,7 +205,7 @@ def step_history(
     module = ""
     time_s = 0.0
     for entry in in_order(trace, notes):
-        if isinstance(entry, Note):
+        if isinstance(entry, HistoryNote):
             if entry.phase is not None:
                 history.enter(entry.phase, time_s)
             module = module if entry.module is None else entry.module

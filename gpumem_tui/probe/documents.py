@@ -21,7 +21,7 @@ LARGEST = (1 << 63) - 1
 # What the probe writes
 
 
-class Parameter(TypedDict):
+class ParameterJson(TypedDict):
     """One parameter of a model. `shape` is the global one where a tensor is sharded."""
 
     name: str
@@ -30,15 +30,15 @@ class Parameter(TypedDict):
     trained: bool
 
 
-class Model(TypedDict):
+class ModelJson(TypedDict):
     """A module tree of which something is trained. `name` is its class; `truncated`: more than fit are left out."""
 
     name: str
-    parameters: list[Parameter]
+    parameters: list[ParameterJson]
     truncated: bool
 
 
-class Optimizer(TypedDict):
+class OptimizerJson(TypedDict):
     """One optimizer. `options` are the plain values of its first parameter group: ``lr``, ``fused``, ..."""
 
     name: str
@@ -46,7 +46,7 @@ class Optimizer(TypedDict):
     options: dict[str, Any]
 
 
-class Untrained(TypedDict):
+class UntrainedJson(TypedDict):
     """What all module trees of one class of which nothing is trained hold of one device: a frozen teacher, a moving
     average. `bytes` are of parameters and buffers that no trained tree holds too."""
 
@@ -63,13 +63,13 @@ class ModelDocument(TypedDict):
 
     step: int
     wall_ns: int
-    models: list[Model]
-    optimizers: list[Optimizer]
-    untrained: list[Untrained]
+    models: list[ModelJson]
+    optimizers: list[OptimizerJson]
+    untrained: list[UntrainedJson]
     complete: bool
 
 
-class Held(TypedDict):
+class HeldJson(TypedDict):
     """What one place in the program holds of one bucket at the peak. A text that is empty is unknown.
 
     `bucket` is a key of `gpumem_tui.memory.Bucket`, `module` a qualified name, `source` ``file.py:line``. What was
@@ -86,7 +86,7 @@ class Held(TypedDict):
     before_step: bool
 
 
-class LookedDevice(TypedDict):
+class LookedDeviceJson(TypedDict):
     """One device during the looked step.
 
     Attributes:
@@ -104,13 +104,13 @@ class LookedDevice(TypedDict):
     device_uuid: str
     peak_bytes: int
     buckets: dict[str, int]
-    held: list[Held]
+    held: list[HeldJson]
     timeline: list[tuple[float, int]]
     phases: list[tuple[float, str]]
     peak_s: float
 
 
-class Kept(TypedDict):
+class KeptJson(TypedDict):
     """What each step makes at one place and nobody has released two steps later: a leak, if memory grows by it.
 
     `bytes` and `allocations` are of one step: the least that any of the followed steps kept there. Parameters,
@@ -147,8 +147,8 @@ class LookDocument(TypedDict):
     wall_ns: int
     step_s: float
     method: str
-    devices: list[LookedDevice]
-    kept: list[Kept] | None
+    devices: list[LookedDeviceJson]
+    kept: list[KeptJson] | None
     unavailable: dict[str, str]
 
 
@@ -231,7 +231,7 @@ class ExitDocument(TypedDict):
 
 
 @dataclass(frozen=True)
-class Request:
+class ViewerRequest:
     """What a viewer asks of the probe; it answers at a step's end, in the document of the same name.
 
     Attributes:
@@ -243,18 +243,18 @@ class Request:
     kind: str
 
 
-def encode_request(request: Request) -> bytes:
+def encode_request(request: ViewerRequest) -> bytes:
     """The content of the control file."""
     return json.dumps({"schema": SCHEMA, **asdict(request)}).encode()
 
 
-def decode_request(data: bytes) -> Request:
+def decode_request(data: bytes) -> ViewerRequest:
     """The request in a control file.
 
     Raises:
         WireError: it is none.
     """
-    return flat_from_json(Request, decode_document(data))
+    return flat_from_json(ViewerRequest, decode_document(data))
 
 
 def decode_document(data: bytes) -> dict[str, Any]:

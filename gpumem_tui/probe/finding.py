@@ -36,7 +36,7 @@ class Holdings:
 
 
 @dataclass(frozen=True)
-class Trained:
+class FoundTraining:
     """Every tensor of what is trained, at one moment. Holds them alive: drop it soon.
 
     Attributes:
@@ -180,7 +180,7 @@ class Finder:
             weakref.ref(module) for root in roots for module in root.modules() if module._parameters or module._buffers
         ]
 
-    def trained(self) -> Trained:
+    def trained(self) -> FoundTraining:
         """What is trained, as it is now."""
         parameters = {id(parameter): parameter for parameter in self._parameters()}
         more: dict[int, torch.Tensor] = {}
@@ -199,7 +199,7 @@ class Finder:
             kept = optimizer.__dict__.get("state")
             for parameter, value in kept.items() if isinstance(kept, Mapping) else ((None, kept),):
                 state.setdefault(id(parameter), []).extend(tensors_in(value))
-        return Trained(list(parameters.values()), gradients, state, list(more.values()), buffers)
+        return FoundTraining(list(parameters.values()), gradients, state, list(more.values()), buffers)
 
     def _parameters(self) -> Iterator[torch.Tensor]:
         for optimizer in self._optimizers:

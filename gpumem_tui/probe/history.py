@@ -9,7 +9,7 @@ from collections import defaultdict
 from dataclasses import dataclass, replace
 
 from gpumem_tui.memory import Bucket
-from gpumem_tui.probe.documents import Held, Kept, LookedDevice
+from gpumem_tui.probe.documents import HeldJson, KeptJson, LookedDeviceJson
 from gpumem_tui.step import Phase, Site
 
 TIMELINE_POINTS = 400
@@ -97,7 +97,7 @@ class StepHistory:
         if not allocation.site.module:
             allocation.site = replace(allocation.site, module=module)
 
-    def result(self, device: int, device_uuid: str) -> LookedDevice:
+    def result(self, device: int, device_uuid: str) -> LookedDeviceJson:
         """The peak and what it was made of."""
         peak, peak_bytes = self._peak()
         at_peak = [a for a in self._allocations if a.made <= peak and (a.released is None or a.released > peak)]
@@ -107,7 +107,7 @@ class StepHistory:
             bucket = self._bucket(allocation).value
             buckets[bucket] += allocation.size_bytes
             places[bucket, allocation.site, allocation.made == _BEFORE].append(allocation.size_bytes)
-        return LookedDevice(
+        return LookedDeviceJson(
             device=device,
             device_uuid=device_uuid,
             peak_bytes=peak_bytes,
@@ -197,10 +197,10 @@ class StepHistory:
         return points if points[-1] == (end_s, live) else [*points, (end_s, live)]
 
 
-def listed_as_kept(device: int, kept: dict[Site, list[int]]) -> list[Kept]:
+def listed_as_kept(device: int, kept: dict[Site, list[int]]) -> list[KeptJson]:
     """What `StepHistory.kept` found on a device, the largest first."""
     rows = [
-        Kept(
+        KeptJson(
             device=device,
             operator=site.operator,
             module=site.module,
@@ -214,7 +214,7 @@ def listed_as_kept(device: int, kept: dict[Site, list[int]]) -> list[Kept]:
     return sorted(rows, key=lambda row: -row["bytes"])[:LISTED_PLACES]
 
 
-def _listed(places: dict[_Place, list[int]]) -> list[Held]:
+def _listed(places: dict[_Place, list[int]]) -> list[HeldJson]:
     """The places that hold most; of the others, one row for each bucket and age."""
     ordered = sorted(places.items(), key=lambda item: -sum(item[1]))
     rows = ordered[:LISTED_PLACES]
@@ -222,7 +222,7 @@ def _listed(places: dict[_Place, list[int]]) -> list[Held]:
     for (bucket, _, before_step), sizes in ordered[LISTED_PLACES:]:
         rest[bucket, Site(), before_step] += sizes
     return [
-        Held(
+        HeldJson(
             bucket=bucket,
             operator=site.operator,
             module=site.module,

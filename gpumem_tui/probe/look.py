@@ -19,8 +19,8 @@ from gpumem_tui.probe import allocator
 from gpumem_tui.probe.between import BetweenSteps
 from gpumem_tui.probe.compiler import invisible, uncompiled
 from gpumem_tui.probe.cuda_history import HistoryRecorder
-from gpumem_tui.probe.documents import LookDocument, LookedDevice
-from gpumem_tui.probe.finding import Trained
+from gpumem_tui.probe.documents import LookDocument, LookedDeviceJson
+from gpumem_tui.probe.finding import FoundTraining
 from gpumem_tui.probe.operators import OperatorRecorder
 from gpumem_tui.probe.tensors import memory_of, tensors_in
 from gpumem_tui.step import Phase
@@ -56,7 +56,7 @@ class Look:
         request: int,
         step: int,
         optimizer: torch.optim.Optimizer,
-        find: Callable[[], Trained],
+        find: Callable[[], FoundTraining],
         backward_ended: Callable[[], None] | None = None,
     ) -> None:
         self.is_over = False
@@ -217,7 +217,7 @@ class Look:
             return f"no step ended within {_LONGEST_S:.0f} s"
         return self._failure
 
-    def _document(self, devices: list[LookedDevice], unavailable: dict[str, str]) -> LookDocument:
+    def _document(self, devices: list[LookedDeviceJson], unavailable: dict[str, str]) -> LookDocument:
         return LookDocument(
             request=self._request,
             step=self._step,
@@ -238,7 +238,7 @@ class Look:
             self._recorder.tag(Bucket.PARAMETERS, [*trained.more_parameters, *trained.buffers])
             self._recorder.own((name, tensor) for name, tensor in self._owned(trained) if _is_whole(tensor))
 
-    def _owned(self, trained: Trained) -> Iterator[tuple[str, torch.Tensor]]:
+    def _owned(self, trained: FoundTraining) -> Iterator[tuple[str, torch.Tensor]]:
         """What each module holds itself, with the gradients and the optimizer state of its parameters."""
         for name, ref in self._parts:
             module = ref()

@@ -39,7 +39,7 @@ _GROUPS: tuple[type[BaseException], ...] = tuple(
 
 
 @dataclass(frozen=True)
-class State:
+class LastState:
     """What the probe knows at the moment. `samples` are the last records, oldest first."""
 
     step: int
@@ -66,7 +66,7 @@ class BlackBox:
 
     def __init__(
         self,
-        look: Callable[[], State],
+        look: Callable[[], LastState],
         publish: Callable[[OutOfMemoryDocument], None],
         publish_error: Callable[[str, str, str], None],
         guarded: Callable[[Callable[[], None]], object],
@@ -191,7 +191,7 @@ def _is_interactive() -> bool:
 
 
 def _document(
-    state: State,
+    state: LastState,
     device: int | None,
     requested_bytes: int | None,
     device_total_bytes: int | None,
@@ -240,7 +240,7 @@ def _document(
     )
 
 
-def _document_of_message(state: State, text: str) -> OutOfMemoryDocument:
+def _document_of_message(state: LastState, text: str) -> OutOfMemoryDocument:
     """Of an error that nobody saw coming, what its message says: "Tried to allocate 2.00 GiB. GPU 0 has a total…"."""
     device = re.search(r"GPU (\d+)", text)
     return _document(
@@ -253,7 +253,7 @@ def _document_of_message(state: State, text: str) -> OutOfMemoryDocument:
     )
 
 
-def _host_document(state: State, text: str) -> OutOfMemoryDocument:
+def _host_document(state: LastState, text: str) -> OutOfMemoryDocument:
     """Of an error that says that host memory ran out. How much of that is free depends on whom one asks, so what the
     process holds and what binds it is told instead."""
     requested = _HOST_MEMORY.search(text)

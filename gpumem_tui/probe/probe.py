@@ -34,7 +34,7 @@ from gpumem_tui.probe.documents import (
 from gpumem_tui.probe.files import WireError, read_private, write_document
 from gpumem_tui.probe.finding import Finder, Holdings
 from gpumem_tui.probe.model import describe_models, describe_optimizers, describe_untrained
-from gpumem_tui.probe.oom import BlackBox, State
+from gpumem_tui.probe.oom import BlackBox, LastState
 from gpumem_tui.probe.ring import Ring
 from gpumem_tui.probe.steps import StepCount
 
@@ -301,10 +301,10 @@ class Probe:
             )
             write_document(self._ring.files.error, encode_document(dict(document)))
 
-    def _look_around(self) -> State:
+    def _look_around(self) -> LastState:
         if self._finder.stale:
             self._finder.update()
-        return State(self._steps.steps, self._finder.trained().holdings(), list(self._samples))
+        return LastState(self._steps.steps, self._finder.trained().holdings(), list(self._samples))
 
     def _open_ring(self) -> Ring:
         if self._ring is None:

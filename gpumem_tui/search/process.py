@@ -11,7 +11,7 @@ from contextlib import ExitStack, suppress
 
 from gpumem_tui.search import interpreters
 from gpumem_tui.text import shortened
-from gpumem_tui.trial.events import ChildEvent, Request, TrialRequest, WireError, decode_event, encode
+from gpumem_tui.trial.events import ChildEvent, EventError, Request, TrialRequest, decode_event, encode
 
 _POLL_S = 0.1
 _LONGEST_LAST_LINE = 200
@@ -144,7 +144,7 @@ class ChildProcess:
     def _decoded(self, line: bytes) -> ChildEvent:
         try:
             return decode_event(line)
-        except WireError as error:
+        except EventError as error:
             raise ChildDied(f"the trial process sent garbage: {error}") from error
 
     def _exit_code(self, wait: Callable[[], None], timeout_s: float) -> int:

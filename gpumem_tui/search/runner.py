@@ -155,9 +155,9 @@ def _dead(size: int, detail: str) -> TrialDone:
     return TrialDone(size, "error", 0, 0, 0, None, "the trial process died", 0.0, 0, detail=detail)
 
 
-def _strategy_settings(config: SearchConfig, predicted: Predicted) -> strategy.Settings:
+def _strategy_settings(config: SearchConfig, predicted: Predicted) -> strategy.StrategySettings:
     capacity = config.device.gpu.cuda_total_bytes - predicted.ready.context_bytes
-    return strategy.Settings(
+    return strategy.StrategySettings(
         strategy=config.strategy,
         predicted=predicted.prediction.best_max_batch_size or predicted.guess,
         capacity_bytes=min(capacity, config.limit_bytes or capacity),

@@ -37,7 +37,7 @@ class Tried:
 
 
 @dataclass(frozen=True)
-class Settings:
+class StrategySettings:
     """What a strategy may know besides the results.
 
     Attributes:
@@ -56,7 +56,7 @@ class Settings:
     floor: int = 1
 
 
-def next_size(tried: Sequence[Tried], settings: Settings) -> int | None:
+def next_size(tried: Sequence[Tried], settings: StrategySettings) -> int | None:
     """The batch size to try next, or None when the search is done."""
     fit, oom = bracket(tried, settings.floor)
     if oom is not None and oom - fit <= 1:
@@ -76,7 +76,7 @@ def bracket(tried: Sequence[Tried], floor: int = 1) -> tuple[int, int | None]:
     return fit, oom
 
 
-def _guided(tried: Sequence[Tried], settings: Settings) -> int:
+def _guided(tried: Sequence[Tried], settings: StrategySettings) -> int:
     """The prediction and its successor; when it is off, the size that the measured slope predicts."""
     fit, oom = bracket(tried, settings.floor)
     sizes = {t.batch_size for t in tried}
@@ -123,7 +123,7 @@ def _extrapolate(tried: Sequence[Tried], capacity_bytes: int) -> int | None:
     return high.batch_size + int((capacity_bytes - high.peak_bytes) / slope)
 
 
-def _ramp(tried: Sequence[Tried], settings: Settings) -> int:
+def _ramp(tried: Sequence[Tried], settings: StrategySettings) -> int:
     """From one sample upward in equal steps; after the first failure, halve the gap it leaves."""
     fit, oom = bracket(tried, settings.floor)
     if oom is not None:
@@ -132,13 +132,13 @@ def _ramp(tried: Sequence[Tried], settings: Settings) -> int:
     return fit + step if fit else 1
 
 
-def _double(tried: Sequence[Tried], settings: Settings) -> int:
+def _double(tried: Sequence[Tried], settings: StrategySettings) -> int:
     """1, 2, 4, … until it fails, then halve the gap."""
     fit, oom = bracket(tried, settings.floor)
     return 2 * fit or 1 if oom is None else (fit + oom) // 2
 
 
-def _binary(tried: Sequence[Tried], settings: Settings) -> int:
+def _binary(tried: Sequence[Tried], settings: StrategySettings) -> int:
     """Halve the range from nothing to twice the prediction (or 64 samples), widening it while all fits."""
     fit, oom = bracket(tried, settings.floor)
     if oom is not None:

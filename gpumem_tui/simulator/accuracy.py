@@ -32,8 +32,8 @@ from gpumem_tui.simulator.measurements import (
     Kind,
     NotModelled,
     Origin,
-    Published,
     PublishedPeak,
+    PublishedRuns,
     Recorded,
     RecordedEdge,
     RecordedRun,
@@ -147,7 +147,7 @@ def _published_workload(peak: PublishedPeak) -> Workload:
 
 
 @dataclass(frozen=True)
-class Row:
+class AccuracyRow:
     """One figure: predicted by formula and by tracing, and measured. Bytes; `formula_bytes` None where it has none.
 
     `range`: between what figures a published device total was predicted to lie.
@@ -182,7 +182,7 @@ class Summary:
     under_share: float
 
     @classmethod
-    def of(cls, origin: Origin, kind: Kind, rows: Sequence[Row]) -> Summary:
+    def of(cls, origin: Origin, kind: Kind, rows: Sequence[AccuracyRow]) -> Summary:
         """Summarize at least one row."""
         errors = sorted(abs(row.error_percent) for row in rows)
         p95 = statistics.quantiles(errors, n=20, method="inclusive")[-1] if len(errors) > 1 else errors[0]
@@ -190,22 +190,22 @@ class Summary:
         return cls(origin, kind, len(rows), statistics.median(errors), p95, errors[-1], under)
 
 
-def summarize(rows: Iterable[Row]) -> list[Summary]:
+def summarize(rows: Iterable[AccuracyRow]) -> list[Summary]:
     """One summary for each origin and kind, in order of appearance."""
-    groups: dict[tuple[Origin, Kind], list[Row]] = {}
+    groups: dict[tuple[Origin, Kind], list[AccuracyRow]] = {}
     for row in rows:
         groups.setdefault((row.origin, row.kind), []).append(row)
     return [Summary.of(origin, kind, group) for (origin, kind), group in groups.items()]
 
 
-def published_rows(published: Published) -> Iterator[Row]:
+def published_rows(published: PublishedRuns) -> Iterator[AccuracyRow]:
     """Trace every published run."""
     for peak in published.modelled:
         workload = peak.workload()
         formula_bytes = _formula_bytes(workload, peak.batch_size)
         if formula_bytes is not None and peak.less_batch_size:
             formula_bytes -= _formula_bytes(workload, peak.less_batch_size) or 0
-        yield Row(
+        yield AccuracyRow(
             id=peak.id,
             origin="published",
             kind=peak.kind,
@@ -218,7 +218,7 @@ def published_rows(published: Published) -> Iterator[Row]:
         )
 
 
-def recorded_rows(recordings: Iterable[Recorded], as_recorded: bool) -> Iterator[Row]:
+def recorded_rows(recordings: Iterable[Recorded], as_recorded: bool) -> Iterator[AccuracyRow]:
     """Three rows a run; traced again, or with the figures that the simulated GPU gave when it was recorded."""
     for run in recordings:
         if not isinstance(run, RecordedRun) or run.real.error or (as_recorded and run.simulated.error):
@@ -228,7 +228,7 @@ def recorded_rows(recordings: Iterable[Recorded], as_recorded: bool) -> Iterator
         for kind in kinds:
             traced_bytes = run.simulated.peak_bytes(kind) if again is None else again[kind]
             formula_bytes = _formula_bytes(run.workload, run.batch_size) if kind == "allocated" else None
-            yield Row(run.id, run.machine.origin, kind, formula_bytes, traced_bytes, run.real.peak_bytes(kind))
+            yield AccuracyRow(run.id, run.machine.origin, kind, formula_bytes, traced_bytes, run.real.peak_bytes(kind))
 
 
 def _formula_bytes(workload: WorkloadSpec, batch_size: int) -> int | None:
@@ -245,7 +245,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         recordings = load_recordings(options.recordings)
-        published = load_published(options.published) if options.published.exists() else Published(())
+        published = load_published(options.published) if options.published.exists() else PublishedRuns(())
     except DataError as error:
         print(error, file=sys.stderr)
         return 2
@@ -262,7 +262,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _print_json(rows: Sequence[Row], edges: Sequence[RecordedEdge], not_modelled: Sequence[NotModelled]) -> None:
+def _print_json(
+    rows: Sequence[AccuracyRow], edges: Sequence[RecordedEdge], not_modelled: Sequence[NotModelled]
+) -> None:
     body = {
         "schema": 1,
         "rows": [{**asdict(row), "error_percent": row.error_percent} for row in rows],
@@ -276,14 +278,16 @@ def _print_json(rows: Sequence[Row], edges: Sequence[RecordedEdge], not_modelled
     print(json.dumps(body, indent=2))
 
 
-def _range_words(row: Row) -> str:
+def _range_words(row: AccuracyRow) -> str:
     """Whether what was measured lies in the predicted range."""
     if row.range is None:
         return ""
     return f"  {'within' if row.measured_bytes in row.range else 'outside'} {format_range(row.range)}"
 
 
-def _print_table(rows: Sequence[Row], edges: Sequence[RecordedEdge], not_modelled: Sequence[NotModelled]) -> None:
+def _print_table(
+    rows: Sequence[AccuracyRow], edges: Sequence[RecordedEdge], not_modelled: Sequence[NotModelled]
+) -> None:
     width = max((len(row.id) for row in rows), default=2)
     print(f"{'configuration':{width}}  {'kind':11}  {'formula':>10}  {'traced':>10}  {'measured':>10}  {'error':>9}")
     for row in rows:

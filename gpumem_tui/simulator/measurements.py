@@ -201,20 +201,20 @@ class NotModelled(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     reason: str
 
 
-class Published(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class PublishedRuns(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The whole of peaks.toml."""
 
     modelled: tuple[PublishedPeak, ...]
     not_modelled: tuple[NotModelled, ...] = ()
 
 
-def load_published(path: Path) -> Published:
+def load_published(path: Path) -> PublishedRuns:
     """Read peaks.toml.
 
     Raises:
         DataError: it is not such a file.
     """
     try:
-        return msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8")), Published)
+        return msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8")), PublishedRuns)
     except (OSError, tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
         raise DataError(f"{path} is not a table of published peaks: {error}") from error

@@ -15,7 +15,7 @@ _MIN_LARGE_SEGMENT_MB = 10
 """`kMinLargeAlloc` in c10/core/AllocatorConfig.h; a large segment must exceed it."""
 
 
-class SettingsError(ValueError):
+class AllocatorSettingsError(ValueError):
     """A tuning variable the allocator would not accept, in one line."""
 
 
@@ -77,7 +77,7 @@ class AllocatorSettings:
         for key, value in options.items():
             if key == "expandable_segments":
                 if value not in ("True", "False"):
-                    raise SettingsError(f"PYTORCH_CUDA_ALLOC_CONF: {key} must be True or False, not {value!r}")
+                    raise AllocatorSettingsError(f"PYTORCH_CUDA_ALLOC_CONF: {key} must be True or False, not {value!r}")
                 found["expandable_segments"] = value == "True"
             elif key == "max_split_size_mb":
                 found["max_split_size_bytes"] = _megabytes(key, value, smallest_mb) * MIB
@@ -113,7 +113,7 @@ def _split_options(text: str) -> list[str]:
 def _key_and_value(option: str) -> tuple[str, str]:
     key, separator, value = option.partition(":")
     if not separator:
-        raise SettingsError(f"PYTORCH_CUDA_ALLOC_CONF: {option!r} is not written as option:value")
+        raise AllocatorSettingsError(f"PYTORCH_CUDA_ALLOC_CONF: {option!r} is not written as option:value")
     return key.strip(), value.strip()
 
 
@@ -121,13 +121,13 @@ def _integer(key: str, value: str) -> int:
     try:
         return int(value)
     except ValueError:
-        raise SettingsError(f"PYTORCH_CUDA_ALLOC_CONF: {key} must be a whole number, not {value!r}") from None
+        raise AllocatorSettingsError(f"PYTORCH_CUDA_ALLOC_CONF: {key} must be a whole number, not {value!r}") from None
 
 
 def _megabytes(key: str, value: str, smallest_mb: int) -> int:
     megabytes = _integer(key, value)
     if megabytes < smallest_mb:
-        raise SettingsError(f"PYTORCH_CUDA_ALLOC_CONF: {key} must be at least {smallest_mb}, not {megabytes}")
+        raise AllocatorSettingsError(f"PYTORCH_CUDA_ALLOC_CONF: {key} must be at least {smallest_mb}, not {megabytes}")
     return megabytes
 
 
@@ -137,7 +137,7 @@ def _threshold(key: str, value: str) -> float:
     except ValueError:
         threshold = math.nan
     if not 0.0 < threshold < 1.0:
-        raise SettingsError(f"PYTORCH_CUDA_ALLOC_CONF: {key} must lie between 0 and 1, not {value!r}")
+        raise AllocatorSettingsError(f"PYTORCH_CUDA_ALLOC_CONF: {key} must lie between 0 and 1, not {value!r}")
     return threshold
 
 
@@ -150,7 +150,7 @@ def _divisions(key: str, value: str) -> tuple[int, ...]:
     if not value.startswith("["):
         return (_power_of_two(key, value),) * _INTERVALS
     if not value.endswith("]"):
-        raise SettingsError(f"PYTORCH_CUDA_ALLOC_CONF: {key} lacks the closing bracket in {value!r}")
+        raise AllocatorSettingsError(f"PYTORCH_CUDA_ALLOC_CONF: {key} lacks the closing bracket in {value!r}")
     divisions = [0] * _INTERVALS
     named: int | None = None
     for entry in filter(None, (part.strip() for part in value[1:-1].split(","))):
@@ -171,7 +171,7 @@ def _divisions(key: str, value: str) -> tuple[int, ...]:
 def _power_of_two(key: str, value: str) -> int:
     number = _integer(key, value)
     if number < 1 or number & (number - 1):
-        raise SettingsError(f"PYTORCH_CUDA_ALLOC_CONF: {key} takes powers of two, not {value!r}")
+        raise AllocatorSettingsError(f"PYTORCH_CUDA_ALLOC_CONF: {key} takes powers of two, not {value!r}")
     return number
 
 

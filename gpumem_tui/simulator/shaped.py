@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from gpumem_tui.simulator.values import SHAPED_BY_VALUES, Unknown, Values
+from gpumem_tui.simulator.values import SHAPED_BY_VALUES, UnknownValue, Values
 
 _aten: Any = torch.ops.aten
 _EQUAL, _CLOSE, _MASKED_SELECT = _aten.equal.default, _aten.allclose.default, _aten.masked_select.default
@@ -45,7 +45,7 @@ class Shapes:
             return self._connectionist_loss(args)
         try:
             return self._values.result_on_host(func, args, kwargs)
-        except Unknown:
+        except UnknownValue:
             if func is _EQUAL or func is _CLOSE:  # as of zeros
                 return func is _CLOSE or args[0].shape == args[1].shape
             if func is _MASKED_SELECT:
@@ -55,7 +55,7 @@ class Shapes:
     def _selected(self, tensor: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         known = self._values.of(mask)
         if known is None:
-            raise Unknown
+            raise UnknownValue
         taken = int(known.expand(torch.broadcast_shapes(mask.shape, tensor.shape)).sum())
         return torch.empty(taken, dtype=tensor.dtype, device="meta")
 
@@ -78,7 +78,7 @@ class Shapes:
         if known is not None:
             return [int(length) for length in known]
         if most is None:
-            raise Unknown
+            raise UnknownValue
         return [most] * lengths.numel()
 
 
@@ -129,7 +129,7 @@ def by_assumption(func: Any, args: tuple[Any, ...], share: float) -> Any:
         numbers = torch.empty_like(values, dtype=torch.int64)
         none = numbers.new_empty(0)
         return values, none.new_empty(args[0].shape) if inverse else none, numbers if counts else none
-    raise Unknown
+    raise UnknownValue
 
 
 def can_be_assumed(func: Any) -> bool:

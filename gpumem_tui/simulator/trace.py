@@ -35,7 +35,7 @@ from gpumem_tui.simulator.sparse import SPARSE_PRODUCT, SparseTensors
 from gpumem_tui.simulator.storages import in_backward
 from gpumem_tui.simulator.subclasses import nested_length
 from gpumem_tui.simulator.untraceable import Untraceable, in_words
-from gpumem_tui.simulator.values import Unknown, Values
+from gpumem_tui.simulator.values import UnknownValue, Values
 
 if TYPE_CHECKING:
     from gpumem_tui.simulator.device import SimulatedGpu
@@ -305,7 +305,7 @@ class DeviceMode(KernelMemory, FakeTensorMode):
         """A result whose shape depends on values, where these are known; how index operators use masks, too."""
         try:
             known = self._shapes.of_result(func, args, kwargs)
-        except Unknown:
+        except UnknownValue:
             share = self._gpu.assumed_rows.at(self._gpu.sites.calling_line(), func) if can_be_assumed(func) else None
             if share is None:
                 return super().__torch_dispatch__(func, types, args, kwargs)

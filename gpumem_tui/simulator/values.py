@@ -82,7 +82,7 @@ class Holder(Protocol):
     values: torch.UntypedStorage | Uniform | None
 
 
-class Unknown(Exception):
+class UnknownValue(Exception):
     """Values are not known."""
 
 
@@ -212,7 +212,7 @@ class Values:
             return
         try:
             self.result_on_host(func, args, kwargs)
-        except Unknown:
+        except UnknownValue:
             self._forget(tensors)
 
     def _overwrite(
@@ -225,7 +225,7 @@ class Values:
         if not _is_small(target, is_drawn=rule.is_drawn) or target.dtype not in _KEPT_TYPES:
             return
         made = _empty_as(target)
-        with suppress(Unknown):
+        with suppress(UnknownValue):
             self._run(rule, func, (made, *self._on_host(args[1:])), self._on_host_named(kwargs))
             holder.values = made.untyped_storage()
 
@@ -247,7 +247,7 @@ class Values:
             args = (torch.empty((), dtype=args[0].dtype, device="cpu").expand(args[0].shape), *args[1:])
         try:
             known = self.result_on_host(func, args, kwargs)
-        except Unknown:
+        except UnknownValue:
             self._assume(func, args, result)
             return
         for tensor, values in zip(made, _tensors((known,)), strict=True):
@@ -303,7 +303,7 @@ class Values:
         try:
             return func(*args, **kwargs)
         except (RuntimeError, IndexError, ValueError) as error:  # such as no kernel for the type, or an index too large
-            raise Unknown from error
+            raise UnknownValue from error
         finally:
             if before is not None:
                 self._random_state = torch.get_rng_state()
@@ -321,12 +321,12 @@ class Values:
         if isinstance(value, FakeTensor):
             known = self.of(value) if kind is FakeTensor else None
             if known is None or known.numel() > _MOST_WHOLE_NUMBERS:  # one number expanded may be computed on for hours
-                raise Unknown
+                raise UnknownValue
             return known
         if kind is list or kind is tuple:
             return kind(self._argument_on_host(one) for one in value)
         if isinstance(value, torch.Tensor) and (value.requires_grad or value.is_meta):
-            raise Unknown
+            raise UnknownValue
         return torch.device("cpu") if kind is torch.device else value
 
     def _forget(self, tensors: Sequence[torch.Tensor]) -> None:

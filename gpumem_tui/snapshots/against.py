@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from gpumem_tui.simulator.timeline import rounded
 from gpumem_tui.snapshots import model
-from gpumem_tui.snapshots.model import Snapshot
+from gpumem_tui.snapshots.model import MemorySnapshot
 from gpumem_tui.snapshots.places import Places
 from gpumem_tui.snapshots.recording import Recording
 from gpumem_tui.step import Site
@@ -29,7 +29,7 @@ Key = tuple[bool, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class AllocationRequest:
     """An allocation, or a release.
 
     Attributes:
@@ -88,7 +88,7 @@ class Comparison:
     traced_start: int = 0
     equal: int = 0
     reordered: int = 0
-    first: tuple[Request | None, Request | None] | None = None
+    first: tuple[AllocationRequest | None, AllocationRequest | None] | None = None
     differing: tuple[Differing, ...] = ()
 
     def bytes_only(self, *, in_file: bool) -> int:
@@ -96,22 +96,24 @@ class Comparison:
         return sum(one.total_bytes for one in self.differing if one.in_file == in_file)
 
 
-def requests_of_snapshot(snapshot: Snapshot, device: int) -> list[Request]:
+def requests_of_snapshot(snapshot: MemorySnapshot, device: int) -> list[AllocationRequest]:
     """The allocations and releases of a recording, in order."""
     history, places = snapshot.history(device), Places(snapshot)
     return [
-        Request(action == model.ALLOC, rounded(history.sizes[event]), event, places.line(history.stacks[event]))
+        AllocationRequest(
+            action == model.ALLOC, rounded(history.sizes[event]), event, places.line(history.stacks[event])
+        )
         for event, action in enumerate(history.actions)
         if action in (model.ALLOC, model.FREE_REQUESTED)
     ]
 
 
-def requests_of_recording(recording: Recording) -> list[Request]:
+def requests_of_recording(recording: Recording) -> list[AllocationRequest]:
     """The allocations and releases of a simulated run, in order."""
     timeline = recording.timeline
     table = [_place(site) for site in timeline.site_table] or [""]
     return [
-        Request(
+        AllocationRequest(
             event.action == "alloc",
             rounded(event.size_bytes),
             number,
@@ -126,7 +128,9 @@ def _place(site: Site) -> str:
     return ", ".join(part for part in (f"{site.source} {site.function}".strip(), site.operator, site.module) if part)
 
 
-def compare(file: Sequence[Request], traced: Sequence[Request], *, is_whole: bool = False) -> Comparison:
+def compare(
+    file: Sequence[AllocationRequest], traced: Sequence[AllocationRequest], *, is_whole: bool = False
+) -> Comparison:
     """Hold a recording against a trace, from where they first agree to the end of the one that ends first.
 
     Args:
@@ -187,11 +191,13 @@ def _common(file: Sequence[Key], traced: Sequence[Key], at: int, traced_at: int)
 class _Walk:
     """Goes through both sides together."""
 
-    def __init__(self, file: Sequence[Request], traced: Sequence[Request], at: int, traced_at: int) -> None:
+    def __init__(
+        self, file: Sequence[AllocationRequest], traced: Sequence[AllocationRequest], at: int, traced_at: int
+    ) -> None:
         self._file, self._traced = file, traced
         self.at, self.traced_at = at, traced_at
         self.equal = self.reordered = 0
-        self.first: tuple[Request | None, Request | None] | None = None
+        self.first: tuple[AllocationRequest | None, AllocationRequest | None] | None = None
         self._only: Counter[tuple[bool, int, str]] = Counter()
 
     def go(self) -> None:
@@ -251,7 +257,7 @@ class _Walk:
         self.at += file_count
         self.traced_at += traced_count
 
-    def _count(self, requests: Sequence[Request], both: Counter[Key], *, in_file: bool) -> None:
+    def _count(self, requests: Sequence[AllocationRequest], both: Counter[Key], *, in_file: bool) -> None:
         left = Counter(both)
         for one in requests:
             if left[one.key] > 0:

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 from gpumem_tui.memory import format_bytes
 from gpumem_tui.snapshots import model
-from gpumem_tui.snapshots.fragmentation import OutOfMemory, SegmentMap, out_of_memory, segment_map
-from gpumem_tui.snapshots.model import History, Snapshot
+from gpumem_tui.snapshots.fragmentation import FailedRequest, SegmentMap, out_of_memory, segment_map
+from gpumem_tui.snapshots.model import EventHistory, MemorySnapshot
 from gpumem_tui.snapshots.pickles import Progress
 from gpumem_tui.snapshots.places import Places, frame_text
-from gpumem_tui.snapshots.states import Held, Rules, State, first_state
+from gpumem_tui.snapshots.states import BlockState, HeldBlock, Rules, first_state
 
 _POINTS = 600
 """Of the timeline: as many as a wide screen has columns, times a few."""
@@ -83,7 +83,7 @@ class Analysis:
     by_line: tuple[Part, ...]
     by_stack: tuple[Part, ...]
     segments: SegmentMap
-    ooms: tuple[OutOfMemory, ...]
+    ooms: tuple[FailedRequest, ...]
     marks: tuple[tuple[int, str], ...]
 
     @property
@@ -96,7 +96,7 @@ class Analysis:
         return f"the events lead to {size} {way} than the file has at its end: its history is not whole"
 
 
-def analyse(snapshot: Snapshot, device: int, progress: Progress = lambda share: None) -> Analysis:
+def analyse(snapshot: MemorySnapshot, device: int, progress: Progress = lambda share: None) -> Analysis:
     """Take a device of a snapshot apart; `progress` is told the share that is done."""
     history, places, rules = snapshot.history(device), Places(snapshot), Rules(snapshot)
     course = _Course(first_state(snapshot, device), history, places, rules, progress)
@@ -134,7 +134,9 @@ def analyse(snapshot: Snapshot, device: int, progress: Progress = lambda share: 
 class _Course:
     """Goes through all events once."""
 
-    def __init__(self, state: State, history: History, places: Places, rules: Rules, progress: Progress) -> None:
+    def __init__(
+        self, state: BlockState, history: EventHistory, places: Places, rules: Rules, progress: Progress
+    ) -> None:
         self.state = state
         self._history, self._places, self._rules, self._progress = history, places, rules, progress
         self.categories: dict[str, int] = {}
@@ -143,7 +145,7 @@ class _Course:
             self._count(block, 1)
         self.peak_event = -1
         self.peak_bytes, self.peak_reserved_bytes = state.allocated_bytes, state.reserved_bytes
-        self.ooms: list[OutOfMemory] = []
+        self.ooms: list[FailedRequest] = []
         self._points: list[Point] = [self._point()]
 
     def run(self) -> None:
@@ -182,7 +184,7 @@ class _Course:
         if after is not None:
             self._count(after, 1)
 
-    def _count(self, block: Held, sign: int) -> None:
+    def _count(self, block: HeldBlock, sign: int) -> None:
         if not block.is_allocated:
             return
         name = self._places.category(block)
@@ -202,24 +204,24 @@ class _Course:
             yield Point(point.event, point.allocated_bytes, point.reserved_bytes, (*point.by_category, *[0] * missing))
 
 
-def _parts(held: Iterable[Held], places: Places, name_of: Callable[[Held], Hashable]) -> tuple[Part, ...]:
+def _parts(held: Iterable[HeldBlock], places: Places, name_of: Callable[[HeldBlock], Hashable]) -> tuple[Part, ...]:
     """What is held, by name, the largest first."""
-    found: defaultdict[Hashable, list[Held]] = defaultdict(list)
+    found: defaultdict[Hashable, list[HeldBlock]] = defaultdict(list)
     for block in held:
         found[name_of(block)].append(block)
     parts = [_part(str(name), blocks, places) for name, blocks in found.items()]
     return tuple(sorted(parts, key=lambda part: (-part.size_bytes, part.name)))
 
 
-def _part(name: str, blocks: Sequence[Held], places: Places, frames: tuple[str, ...] = ()) -> Part:
+def _part(name: str, blocks: Sequence[HeldBlock], places: Places, frames: tuple[str, ...] = ()) -> Part:
     categories: Counter[str] = Counter()
     for block in blocks:
         categories[places.category(block)] += block.size_bytes
     return Part(name, categories.total(), len(blocks), tuple(categories.most_common()), frames)
 
 
-def _stacks(held: Iterable[Held], places: Places, snapshot: Snapshot) -> tuple[Part, ...]:
-    found: defaultdict[int, list[Held]] = defaultdict(list)
+def _stacks(held: Iterable[HeldBlock], places: Places, snapshot: MemorySnapshot) -> tuple[Part, ...]:
+    found: defaultdict[int, list[HeldBlock]] = defaultdict(list)
     for block in held:
         found[block.stack].append(block)
     parts = [
@@ -234,7 +236,7 @@ def _stacks(held: Iterable[Held], places: Places, snapshot: Snapshot) -> tuple[P
     return tuple(sorted(parts, key=lambda part: (-part.size_bytes, part.name)))
 
 
-def _marks(snapshot: Snapshot, device: int) -> Iterator[tuple[int, str]]:
+def _marks(snapshot: MemorySnapshot, device: int) -> Iterator[tuple[int, str]]:
     """Where the program said that something begins, by the number of the first event from then on."""
     times = snapshot.history(device).times_us
     for note in snapshot.annotations[:_MOST_MARKS]:

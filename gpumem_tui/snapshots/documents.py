@@ -10,7 +10,7 @@ import msgspec
 from gpumem_tui.snapshots.model import (
     NO_STACK,
     Annotation,
-    History,
+    EventHistory,
     Segment,
     SnapshotBlock,
     SnapshotError,
@@ -99,7 +99,7 @@ class JsonDocument(msgspec.Struct):
     external_annotations: list[AnnotationDocument] = []
 
 
-def read_json(data: Any, stacks: Stacks) -> tuple[JsonDocument, list[History], str]:
+def read_json(data: Any, stacks: Stacks) -> tuple[JsonDocument, list[EventHistory], str]:
     """A snapshot written as JSON, its events in columns, and which kind it is.
 
     Raises:
@@ -117,8 +117,8 @@ def read_json(data: Any, stacks: Stacks) -> tuple[JsonDocument, list[History], s
     return document, [_history(trace, stacks, known) for trace in document.device_traces or ()], "JSON"
 
 
-def _reduced_history(trace: Iterable[tuple[str, int | None, int, int]]) -> History:
-    history = History()
+def _reduced_history(trace: Iterable[tuple[str, int | None, int, int]]) -> EventHistory:
+    history = EventHistory()
     try:
         for action, address, size_bytes, stream in trace:
             history.append(action, address or 0, size_bytes, stream)
@@ -127,8 +127,8 @@ def _reduced_history(trace: Iterable[tuple[str, int | None, int, int]]) -> Histo
     return history
 
 
-def _history(trace: Iterable[EventDocument], stacks: Stacks, known: dict[bytes, int]) -> History:
-    history = History()
+def _history(trace: Iterable[EventDocument], stacks: Stacks, known: dict[bytes, int]) -> EventHistory:
+    history = EventHistory()
     for event in trace:
         written = bytes(event.frames)
         if written not in known:

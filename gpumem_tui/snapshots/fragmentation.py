@@ -9,9 +9,9 @@ from typing import Literal
 
 from gpumem_tui.memory import format_bytes
 from gpumem_tui.simulator.allocator import SMALL_REQUEST_BYTES
-from gpumem_tui.snapshots.model import History, Segment, Snapshot
+from gpumem_tui.snapshots.model import EventHistory, MemorySnapshot, Segment
 from gpumem_tui.snapshots.places import Places
-from gpumem_tui.snapshots.states import Rules, State
+from gpumem_tui.snapshots.states import BlockState, Rules
 
 Reason = Literal["full", "fragmented", "limited"]
 _REMEDY = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True may help"
@@ -72,7 +72,7 @@ class Pin:
 
 
 @dataclass(frozen=True)
-class OutOfMemory:
+class FailedRequest:
     """A request that found no room.
 
     Attributes:
@@ -130,7 +130,7 @@ class OutOfMemory:
         return lines
 
 
-def segment_map(snapshot: Snapshot, device: int) -> SegmentMap:
+def segment_map(snapshot: MemorySnapshot, device: int) -> SegmentMap:
     """The segments of a device when the snapshot was taken."""
     rows = [_row(segment) for segment in snapshot.segments if segment.device == device]
     rows.sort(key=lambda row: (-row.segment.size_bytes, row.segment.address))
@@ -156,7 +156,7 @@ def _row(segment: Segment) -> SegmentRow:
     return SegmentRow(segment, tuple(taken), sum(free), max(free, default=0), len(free))
 
 
-def out_of_memory(state: State, history: History, rules: Rules, places: Places) -> OutOfMemory:
+def out_of_memory(state: BlockState, history: EventHistory, rules: Rules, places: Places) -> FailedRequest:
     """The request that failed in the event that a state has just reached."""
     event = state.event
     wanted, stream = rules.rounded(history.sizes[event]), history.streams[event]
@@ -178,7 +178,7 @@ def out_of_memory(state: State, history: History, rules: Rules, places: Places) 
     reason: Reason = "fragmented" if device_free + cached >= wanted else "full"
     if device_free >= segment_bytes:
         reason = "limited"
-    return OutOfMemory(
+    return FailedRequest(
         event=event,
         wanted_bytes=wanted,
         segment_bytes=segment_bytes,
@@ -196,7 +196,7 @@ def out_of_memory(state: State, history: History, rules: Rules, places: Places) 
     )
 
 
-def _pins(state: State, free: dict[int, list[int]], places: Places) -> list[Pin]:
+def _pins(state: BlockState, free: dict[int, list[int]], places: Places) -> list[Pin]:
     """The segments with most free memory between blocks, and what keeps them."""
     most = sorted(free, key=lambda start: -sum(free[start]))[:_MOST_PINS]
     return [
@@ -206,6 +206,6 @@ def _pins(state: State, free: dict[int, list[int]], places: Places) -> list[Pin]
     ]
 
 
-def _lines(state: State, blocks: Sequence[int], places: Places) -> tuple[str, ...]:
+def _lines(state: BlockState, blocks: Sequence[int], places: Places) -> tuple[str, ...]:
     largest = sorted((state.held[address] for address in blocks), key=lambda held: -held.size_bytes)
     return tuple(dict.fromkeys(places.line(held.stack) for held in largest[:_MOST_LINES]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from gpumem_tui.snapshots.model import History, Stacks
+from gpumem_tui.snapshots.model import EventHistory, Stacks
 
 _GET_SHORT = b"h"[0]
 
@@ -29,7 +29,7 @@ class Gathered:
     def __init__(self, stacks: Stacks) -> None:
         self._stacks = stacks
         self._known: dict[bytes, Frames] = {}
-        self._histories: dict[int, tuple[list[Any], History]] = {}
+        self._histories: dict[int, tuple[list[Any], EventHistory]] = {}
 
     def take_events(self, target: list[Any], events: list[Any]) -> None:
         """Put events into the columns of the list that they were to be appended to; they are empty afterwards.
@@ -41,7 +41,7 @@ class Gathered:
         if id(target) not in self._histories:
             if target:
                 raise Broken("events follow what are none")
-            self._histories[id(target)] = target, History()
+            self._histories[id(target)] = target, EventHistory()
         history = self._histories[id(target)][1]
         for event in events:
             if type(event) is not dict or type(event.get("action")) is not str:

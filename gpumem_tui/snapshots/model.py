@@ -91,7 +91,7 @@ def _text(value: object) -> str:
 
 
 @dataclass
-class History:
+class EventHistory:
     """The events of one device, a column each.
 
     Attributes:
@@ -195,7 +195,7 @@ class Annotation:
 
 
 @dataclass(frozen=True)
-class Snapshot:
+class MemorySnapshot:
     """A file, read.
 
     Attributes:
@@ -209,7 +209,7 @@ class Snapshot:
     kind: str
     size_bytes: int
     stacks: Stacks
-    histories: tuple[History, ...]
+    histories: tuple[EventHistory, ...]
     segments: tuple[Segment, ...]
     settings: Mapping[str, object]
     annotations: tuple[Annotation, ...]
@@ -220,6 +220,6 @@ class Snapshot:
         named = {segment.device for segment in self.segments}
         return sorted(named | {device for device, history in enumerate(self.histories) if len(history)}) or [0]
 
-    def history(self, device: int) -> History:
+    def history(self, device: int) -> EventHistory:
         """What happened on a device."""
-        return self.histories[device] if 0 <= device < len(self.histories) else History()
+        return self.histories[device] if 0 <= device < len(self.histories) else EventHistory()

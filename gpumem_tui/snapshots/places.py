@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gpumem_tui.memory import Bucket
-from gpumem_tui.snapshots.model import NO_STACK, Frame, Snapshot
-from gpumem_tui.snapshots.states import BEFORE, Held
+from gpumem_tui.snapshots.model import NO_STACK, Frame, MemorySnapshot
+from gpumem_tui.snapshots.states import BEFORE, HeldBlock
 
 NOWHERE = "no stack"
 _BEFORE_RECORDING = "before the recording"
@@ -18,7 +18,7 @@ _MAKES_MODEL = {"_apply", "convert", "reset_parameters"}
 class Places:
     """Answers for one snapshot, each stack looked at once."""
 
-    def __init__(self, snapshot: Snapshot) -> None:
+    def __init__(self, snapshot: MemorySnapshot) -> None:
         self._stacks = snapshot.stacks
         self._lines: dict[int, str] = {}
         self._categories: dict[int, str] = {}
@@ -37,7 +37,7 @@ class Places:
         frames = self._stacks[stack]
         return frames[0].function if frames else ""
 
-    def category(self, held: Held) -> str:
+    def category(self, held: HeldBlock) -> str:
         """As the file names it, else what its stack tells."""
         if held.category:
             return _TITLES.get(held.category, held.category)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from gpumem_tui.snapshots import documents
-from gpumem_tui.snapshots.model import History, Snapshot, SnapshotError, Stacks
+from gpumem_tui.snapshots.model import EventHistory, MemorySnapshot, SnapshotError, Stacks
 from gpumem_tui.snapshots.pickles import Data, Progress, SnapshotUnpickler
 from gpumem_tui.text import shortened
 
@@ -23,7 +23,7 @@ MOST_UNPACKED_BYTES = 1 << 30
 _CHUNK_BYTES = 1 << 20
 
 
-def read_snapshot(path: Path, progress: Progress = lambda share: None) -> Snapshot:
+def read_snapshot(path: Path, progress: Progress = lambda share: None) -> MemorySnapshot:
     """The snapshot in a file.
 
     Args:
@@ -65,7 +65,7 @@ def _unpacked(file: io.BufferedReader) -> bytes:
     return b"".join(parts)
 
 
-def _read(data: Data, name: str, size_bytes: int, progress: Progress) -> Snapshot:
+def _read(data: Data, name: str, size_bytes: int, progress: Progress) -> MemorySnapshot:
     stacks = Stacks()
     if data[0] == _PICKLE:
         return _read_pickle(data, name, size_bytes, stacks, progress)
@@ -81,7 +81,7 @@ def _read(data: Data, name: str, size_bytes: int, progress: Progress) -> Snapsho
     raise SnapshotError("is no memory snapshot: neither a pickle nor JSON")
 
 
-def _read_pickle(data: Data, name: str, size_bytes: int, stacks: Stacks, progress: Progress) -> Snapshot:
+def _read_pickle(data: Data, name: str, size_bytes: int, stacks: Stacks, progress: Progress) -> MemorySnapshot:
     unpickler = SnapshotUnpickler(data, stacks, progress)
     value = unpickler.load()
     if isinstance(value, list):  # of torch.cuda.memory_snapshot(): segments only
@@ -98,12 +98,12 @@ def _read_pickle(data: Data, name: str, size_bytes: int, stacks: Stacks, progres
     )  # fmt: skip
 
 
-def _history(trace: Any) -> History:
-    if isinstance(trace, History):
+def _history(trace: Any) -> EventHistory:
+    if isinstance(trace, EventHistory):
         return trace
     if trace != []:
         raise SnapshotError("is no memory snapshot: `device_traces` holds something else than events")
-    return History()
+    return EventHistory()
 
 
 def _snapshot(
@@ -111,13 +111,13 @@ def _snapshot(
     kind: str,
     size_bytes: int,
     stacks: Stacks,
-    histories: Sequence[History],
+    histories: Sequence[EventHistory],
     settings: dict[str, Any],
     segments: Sequence[documents.SegmentDocument],
     annotations: Sequence[documents.AnnotationDocument],
     stack_of: documents.StackOf,
-) -> Snapshot:
-    return Snapshot(
+) -> MemorySnapshot:
+    return MemorySnapshot(
         name=shortened(name, 80),
         kind=kind,
         size_bytes=size_bytes,

@@ -7,10 +7,10 @@ from math import isfinite
 from typing import Any
 
 from gpumem_tui.memory import format_bytes, format_count
-from gpumem_tui.snapshots.against import Comparison, Request
+from gpumem_tui.snapshots.against import AllocationRequest, Comparison
 from gpumem_tui.snapshots.analysis import Analysis, Part
-from gpumem_tui.snapshots.fragmentation import OutOfMemory, SegmentRow
-from gpumem_tui.snapshots.model import Snapshot
+from gpumem_tui.snapshots.fragmentation import FailedRequest, SegmentRow
+from gpumem_tui.snapshots.model import MemorySnapshot
 
 SCHEMA = 1
 _MOST_PLACES = 20
@@ -26,7 +26,7 @@ _MOST_JSON_PARTS = 200
 # JSON
 
 
-def snapshot_json(snapshot: Snapshot, analyses: Sequence[Analysis]) -> dict[str, Any]:
+def snapshot_json(snapshot: MemorySnapshot, analyses: Sequence[Analysis]) -> dict[str, Any]:
     """Everything about a file."""
     return {
         "schema": SCHEMA,
@@ -100,7 +100,7 @@ def _segment_json(row: SegmentRow) -> dict[str, Any]:
     }
 
 
-def _oom_json(oom: OutOfMemory) -> dict[str, Any]:
+def _oom_json(oom: FailedRequest) -> dict[str, Any]:
     return {
         "event": oom.event,
         "wanted_bytes": oom.wanted_bytes,
@@ -131,7 +131,7 @@ def _oom_json(oom: OutOfMemory) -> dict[str, Any]:
 # Lines
 
 
-def snapshot_lines(snapshot: Snapshot, analyses: Sequence[Analysis]) -> Iterator[str]:
+def snapshot_lines(snapshot: MemorySnapshot, analyses: Sequence[Analysis]) -> Iterator[str]:
     """Everything about a file, as text."""
     yield f"{snapshot.name} · {snapshot.kind} · {format_bytes(snapshot.size_bytes)}"
     for analysis in analyses:
@@ -205,7 +205,7 @@ def _stack_lines(analysis: Analysis) -> Iterator[str]:
             yield from [f"{'':>{_SIZE_WIDTH}}    {more} more"] if more > 0 else []
 
 
-def _pin_lines(oom: OutOfMemory) -> Iterator[str]:
+def _pin_lines(oom: FailedRequest) -> Iterator[str]:
     if not oom.pins or oom.reason != "fragmented":
         return
     yield "  what keeps the largest free pieces from being given back:"
@@ -241,7 +241,7 @@ def _segment_lines(analysis: Analysis) -> Iterator[str]:
 def comparison_json(comparison: Comparison) -> dict[str, Any]:
     """A recording held against a trace."""
 
-    def request(one: Request | None) -> dict[str, Any] | None:
+    def request(one: AllocationRequest | None) -> dict[str, Any] | None:
         if one is None:
             return None
         action = "alloc" if one.is_allocation else "free"
@@ -300,7 +300,7 @@ def comparison_lines(comparison: Comparison, file_peak_bytes: int, traced_peak_b
             yield f"{format_bytes(sum(one.total_bytes for one in rest)):>{_SIZE_WIDTH}}  {len(rest):,} smaller ones"
 
 
-def _request_text(request: Request | None) -> str:
+def _request_text(request: AllocationRequest | None) -> str:
     if request is None:
         return "goes on where the other one is again"
     verb = "allocates" if request.is_allocation else "releases"

@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from gpumem_tui.simulator.allocator import MIN_BLOCK_BYTES, SMALL_REQUEST_BYTES, SMALL_SEGMENT_BYTES, CachingAllocator
-from gpumem_tui.simulator.settings import AllocatorSettings, SettingsError
+from gpumem_tui.simulator.settings import AllocatorSettings, AllocatorSettingsError
 from gpumem_tui.snapshots import model
-from gpumem_tui.snapshots.model import History, Segment, Snapshot
+from gpumem_tui.snapshots.model import EventHistory, MemorySnapshot, Segment
 
 _NO_LIMIT = 1 << 62
 BEFORE = -1
@@ -23,7 +23,7 @@ BEFORE = -1
 
 
 @dataclass(slots=True)
-class Held:
+class HeldBlock:
     """A block that is taken.
 
     Attributes:
@@ -41,7 +41,7 @@ class Held:
 
 
 @dataclass(slots=True)
-class Memory:
+class MemoryState:
     """A segment, or a mapped part of an expandable one, without its blocks."""
 
     size_bytes: int
@@ -54,7 +54,7 @@ class Memory:
 class Rules:
     """How the allocator of a snapshot was set."""
 
-    def __init__(self, snapshot: Snapshot) -> None:
+    def __init__(self, snapshot: MemorySnapshot) -> None:
         self.settings = settings_of(snapshot)
         self._round = CachingAllocator(0, self.settings).round_size
         self._max_split_bytes = self.settings.max_split_size_bytes or _NO_LIMIT
@@ -75,13 +75,13 @@ class Rules:
         return size_bytes >= self._max_split_bytes or rest_bytes <= SMALL_REQUEST_BYTES
 
 
-def settings_of(snapshot: Snapshot) -> AllocatorSettings:
+def settings_of(snapshot: MemorySnapshot) -> AllocatorSettings:
     """What the allocator was told; the defaults where the file does not say or says what this cannot read."""
     found = snapshot.settings
     text = found.get("PYTORCH_CUDA_ALLOC_CONF")
     try:
         settings = AllocatorSettings.parse(text if isinstance(text, str) else "")
-    except SettingsError:
+    except AllocatorSettingsError:
         settings = AllocatorSettings()
     expandable, most = found.get("expandable_segments"), found.get("max_split_size")
     if isinstance(expandable, bool):
@@ -91,7 +91,7 @@ def settings_of(snapshot: Snapshot) -> AllocatorSettings:
     return settings
 
 
-class State:
+class BlockState:
     """What is held after some event; `step` goes on to the next.
 
     Attributes:
@@ -100,7 +100,9 @@ class State:
         allocated_bytes, reserved_bytes: as PyTorch counts them.
     """
 
-    def __init__(self, rules: Rules, history: History, held: dict[int, Held], memory: dict[int, Memory]) -> None:
+    def __init__(
+        self, rules: Rules, history: EventHistory, held: dict[int, HeldBlock], memory: dict[int, MemoryState]
+    ) -> None:
         self._rules = rules
         self._history = history
         self.held = held
@@ -153,7 +155,7 @@ class State:
             insort(self._large, address)
         self._drop(address)
         category = history.category_names[history.categories[event]]
-        self.held[address] = Held(size, requested_bytes, event, history.stacks[event], category)
+        self.held[address] = HeldBlock(size, requested_bytes, event, history.stacks[event], category)
         self.allocated_bytes += size
 
     def _with_slack(self, address: int, size: int) -> int:
@@ -180,7 +182,7 @@ class State:
             if index < len(self._large) and self._large[index] == address:
                 del self._large[index]
 
-    def _add(self, address: int, memory: Memory) -> None:
+    def _add(self, address: int, memory: MemoryState) -> None:
         self.reserved_bytes += memory.size_bytes
         _join(self.memory, self._starts, address, memory)
 
@@ -188,7 +190,7 @@ class State:
         self.reserved_bytes -= _part(self.memory, self._starts, address, size_bytes)
 
 
-def _join(memory: dict[int, Memory], starts: list[int], address: int, added: Memory) -> None:
+def _join(memory: dict[int, MemoryState], starts: list[int], address: int, added: MemoryState) -> None:
     """Put memory in its place; mapped parts of an expandable segment that touch become one."""
     if address in memory:
         return
@@ -206,7 +208,7 @@ def _join(memory: dict[int, Memory], starts: list[int], address: int, added: Mem
                 del memory[starts.pop(left + 1)]
 
 
-def _part(memory: dict[int, Memory], starts: list[int], address: int, size_bytes: int) -> int:
+def _part(memory: dict[int, MemoryState], starts: list[int], address: int, size_bytes: int) -> int:
     """Take memory away, the middle of a mapped part too; returns how much there was of it."""
     index = bisect_right(starts, address) - 1
     if index < 0:
@@ -225,27 +227,27 @@ def _part(memory: dict[int, Memory], starts: list[int], address: int, size_bytes
     return last - address
 
 
-def last_state(snapshot: Snapshot, device: int) -> tuple[dict[int, Held], dict[int, Memory]]:
+def last_state(snapshot: MemorySnapshot, device: int) -> tuple[dict[int, HeldBlock], dict[int, MemoryState]]:
     """What the file says that was held when it was written: taken blocks and memory, by address."""
-    held: dict[int, Held] = {}
-    memory: dict[int, Memory] = {}
+    held: dict[int, HeldBlock] = {}
+    memory: dict[int, MemoryState] = {}
     for segment in snapshot.segments:
         if segment.device != device:
             continue
         memory[segment.address] = _memory_of(segment)
         for block in segment.blocks:
             if not block.is_free:
-                held[block.address] = Held(
+                held[block.address] = HeldBlock(
                     block.size_bytes, block.requested_bytes, BEFORE, block.stack, block.category, block.is_allocated
                 )
     return held, memory
 
 
-def _memory_of(segment: Segment) -> Memory:
-    return Memory(segment.size_bytes, segment.stream, segment.is_small, segment.pool, segment.is_expandable)
+def _memory_of(segment: Segment) -> MemoryState:
+    return MemoryState(segment.size_bytes, segment.stream, segment.is_small, segment.pool, segment.is_expandable)
 
 
-def first_state(snapshot: Snapshot, device: int) -> State:
+def first_state(snapshot: MemorySnapshot, device: int) -> BlockState:
     """The state before the first event: the last one, with every event undone."""
     history, rules = snapshot.history(device), Rules(snapshot)
     held, memory = last_state(snapshot, device)
@@ -256,21 +258,21 @@ def first_state(snapshot: Snapshot, device: int) -> State:
         if action == model.ALLOC:
             held.pop(address, None)
         elif action == model.FREE_COMPLETED:
-            held[address] = Held(rules.rounded(size), size, BEFORE, history.stacks[event], "", is_allocated=False)
+            held[address] = HeldBlock(rules.rounded(size), size, BEFORE, history.stacks[event], "", is_allocated=False)
         elif action == model.FREE_REQUESTED:
             if address in held:
                 held[address].is_allocated = True
             else:
-                held[address] = Held(rules.rounded(size), size, BEFORE, history.stacks[event], "")
+                held[address] = HeldBlock(rules.rounded(size), size, BEFORE, history.stacks[event], "")
         elif action in (model.SEGMENT_ALLOC, model.SEGMENT_MAP):
             _part(memory, starts, address, size)
         elif action in (model.SEGMENT_FREE, model.SEGMENT_UNMAP):
             _join(memory, starts, address, _memory_of_event(history, event))
-    return State(rules, history, held, memory)
+    return BlockState(rules, history, held, memory)
 
 
-def _memory_of_event(history: History, event: int) -> Memory:
+def _memory_of_event(history: EventHistory, event: int) -> MemoryState:
     """What a segment event is about. Small requests have segments of a size of their own (kSmallBuffer)."""
     size = history.sizes[event]
     is_mapped = history.actions[event] in (model.SEGMENT_MAP, model.SEGMENT_UNMAP)
-    return Memory(size, history.streams[event], size == SMALL_SEGMENT_BYTES, is_expandable=is_mapped)
+    return MemoryState(size, history.streams[event], size == SMALL_SEGMENT_BYTES, is_expandable=is_mapped)

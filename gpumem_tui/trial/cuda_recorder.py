@@ -38,7 +38,7 @@ def history_of(recorder: MemoryRecorder, *, failed: bool) -> tuple[Timeline | No
 
 
 @dataclass(frozen=True)
-class Note:
+class RunNote:
     """Something the run said after so many allocations and releases: a phase begins, or addresses are a bucket's."""
 
     position: int
@@ -56,7 +56,7 @@ class CudaRecorder:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._notes: list[Note] = []
+        self._notes: list[RunNote] = []
         self._start = 0
         self._start = self._position()
         torch.cuda.memory._record_memory_history(
@@ -65,12 +65,12 @@ class CudaRecorder:
 
     def mark(self, step: int, phase: Phase) -> None:
         """From here on the run is in `phase` of `step`."""
-        self._notes.append(Note(self._position(), phase=(step, phase)))
+        self._notes.append(RunNote(self._position(), phase=(step, phase)))
 
     def tag(self, bucket: Bucket, tensors: Iterable[torch.Tensor]) -> None:
         """State which bucket these tensors are; tensors elsewhere are ignored."""
         addresses = tuple(local(tensor).untyped_storage().data_ptr() for tensor in tensors if tensor.is_cuda)
-        self._notes.append(Note(self._position(), bucket=bucket, addresses=addresses))
+        self._notes.append(RunNote(self._position(), bucket=bucket, addresses=addresses))
 
     def name_modules(self, model: torch.nn.Module) -> None:
         """The allocator's history knows frames, not modules."""
@@ -94,13 +94,13 @@ class CudaRecorder:
         return merge(history, self._notes, failed)
 
 
-def merge(history: Iterable[dict[str, Any]], notes: Iterable[Note], failed: bool = False) -> Timeline:
+def merge(history: Iterable[dict[str, Any]], notes: Iterable[RunNote], failed: bool = False) -> Timeline:
     """Replay history entries with the notes at their places."""
     recorder = TimelineRecorder()
     live: dict[int, int] = {}
     phase = Phase.BUILD
     for entry in in_order(history, notes):
-        if isinstance(entry, Note):
+        if isinstance(entry, RunNote):
             if entry.phase is not None:
                 recorder.mark(*entry.phase)
                 phase = entry.phase[1]

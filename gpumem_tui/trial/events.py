@@ -292,7 +292,7 @@ _BY_NAME: dict[str, type[ChildEvent]] = {
 }
 
 
-class WireError(ValueError):
+class EventError(ValueError):
     """A line that is not an event of this schema."""
 
 
@@ -317,7 +317,7 @@ def decode_request(line: bytes) -> Request:
     """Read the parent's request in the child (standard library only; the parent is this same program)."""
     values: dict[str, Any] = json.loads(line)
     if values.pop("schema") != SCHEMA:
-        raise WireError("the parent speaks another version")
+        raise EventError("the parent speaks another version")
     action = values.pop("action")
     gpu = values.pop("gpu")
     gpu["compute_capability"] = tuple(gpu["compute_capability"])
@@ -355,9 +355,9 @@ def decode_event(line: bytes) -> ChildEvent:
             line = msgspec.json.encode(cleaned(msgspec.json.decode(line)))
         head = msgspec.json.decode(line, type=_Head)
         if head.schema != SCHEMA:
-            raise WireError(f"event of schema {head.schema!r}, expected {SCHEMA}")
+            raise EventError(f"event of schema {head.schema!r}, expected {SCHEMA}")
         kind = _BY_NAME[head.event]
         with _uncollected() if kind is TraceDone else nullcontext():
             return msgspec.json.decode(line, type=kind)
     except (msgspec.MsgspecError, KeyError, TypeError) as error:
-        raise WireError(f"not an event: {error}") from error
+        raise EventError(f"not an event: {error}") from error

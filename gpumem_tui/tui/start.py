@@ -9,8 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from gpumem_tui.errors import OptionError
-from gpumem_tui.monitor.snapshot import NO_DRIVER, Source
-from gpumem_tui.monitor.snapshot import Snapshot as MonitorSnapshot
+from gpumem_tui.monitor.snapshot import NO_DRIVER, Snapshot, Source
 from gpumem_tui.settings import Settings, load
 
 if TYPE_CHECKING:
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
     from gpumem_tui.plan.plan import Plan
     from gpumem_tui.search.config import SearchConfig
     from gpumem_tui.snapshots.analysis import Analysis
-    from gpumem_tui.snapshots.model import Snapshot
+    from gpumem_tui.snapshots.model import MemorySnapshot
     from gpumem_tui.tui.app import ScreenName
     from gpumem_tui.tui.kit.main_screen import MainScreen
     from gpumem_tui.watch.terminal_command import TerminalCommand
@@ -129,7 +128,7 @@ def open_command_plan(
     return _run(screens, "plan", settings, config.python)
 
 
-def open_snapshot(snapshot: Snapshot, analyses: Sequence[Analysis]) -> int:
+def open_snapshot(snapshot: MemorySnapshot, analyses: Sequence[Analysis]) -> int:
     """Open on a memory snapshot that was read, and return the exit code.
 
     Args:
@@ -232,11 +231,11 @@ def _default_search() -> MainScreen:
 
 
 def _plan_screen(plan: Plan, config: SearchConfig) -> MainScreen:
-    from gpumem_tui.plan.tracing import TraceOptions, Tracer
+    from gpumem_tui.plan.tracing import BackgroundTracer, TraceOptions
     from gpumem_tui.tui.plan.screen import PlanScreen
 
     options = TraceOptions(config.python, config.steps, config.allocator)
-    return PlanScreen(plan, tracer=lambda on_change: Tracer(on_change, options))
+    return PlanScreen(plan, tracer=lambda on_change: BackgroundTracer(on_change, options))
 
 
 def _command_plan_screen(
@@ -305,7 +304,7 @@ def _sampler(settings: Settings) -> Source:
     return Sampler(settings.interval_s)
 
 
-def _worth_watching(snapshot: MonitorSnapshot | None) -> bool:
+def _worth_watching(snapshot: Snapshot | None) -> bool:
     """A GPU answers, or a driver is there and something is wrong with it."""
     if snapshot is None or snapshot.gpus:
         return True

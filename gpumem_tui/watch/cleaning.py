@@ -16,7 +16,7 @@ from pathlib import Path
 from gpumem_tui.probe.files import default_directory
 from gpumem_tui.probe.folder import Folder, WireError
 from gpumem_tui.watch import hosts
-from gpumem_tui.watch.records import ProbedProcess, State
+from gpumem_tui.watch.records import ProbedProcess, ProcessState
 
 KEEP_S = 7 * 24 * 3600.0
 KEEP_ENDED_S = 3600.0
@@ -70,7 +70,7 @@ def _remove_strays(folder: Folder, publish: Collection[tuple[int, int]], now_s: 
 
 
 def _keep_s(process: ProbedProcess) -> float:
-    return KEEP_ENDED_S if process.state is State.ENDED else KEEP_S
+    return KEEP_ENDED_S if process.state is ProcessState.ENDED else KEEP_S
 
 
 def _last_heard_s(process: ProbedProcess) -> float:

@@ -10,10 +10,10 @@ from gpumem_tui.monitor.snapshot import Reading
 from gpumem_tui.monitor.visible import Candidate, visible_devices
 from gpumem_tui.probe.wire import CPU
 from gpumem_tui.watch import hosts
-from gpumem_tui.watch.records import ProbedProcess, Sample
+from gpumem_tui.watch.records import ProbedProcess, ProbeSample
 
 
-def gpu_uuid(process: ProbedProcess, sample: Sample, gpus: Sequence[Candidate]) -> Reading[str]:
+def gpu_uuid(process: ProbedProcess, sample: ProbeSample, gpus: Sequence[Candidate]) -> Reading[str]:
     """UUID, as NVML writes it, of the device of a sample.
 
     By the UUID that the process itself reports; where its torch is too old to tell, by the device's number and the

@@ -19,7 +19,7 @@ Seconds = Annotated[float, msgspec.Meta(ge=0)]
 
 
 @dataclass(frozen=True)
-class Parameter:
+class TrainedParameter:
     """One parameter; `shape` is the whole one where the tensor is sharded over ranks."""
 
     name: str
@@ -29,16 +29,16 @@ class Parameter:
 
 
 @dataclass(frozen=True)
-class Model:
+class TrainedModel:
     """A module tree of which something is trained. `name`: its class. `truncated`: some parameters were left out."""
 
     name: str
-    parameters: tuple[Parameter, ...]
+    parameters: tuple[TrainedParameter, ...]
     truncated: bool
 
 
 @dataclass(frozen=True)
-class Optimizer:
+class TrainedOptimizer:
     """One optimizer, and the plain options of its first group of parameters."""
 
     name: str
@@ -62,14 +62,14 @@ class Trained:
     `complete` is False where the probe came in late and has not yet seen all of the process: modules may be missing.
     """
 
-    models: tuple[Model, ...]
-    optimizers: tuple[Optimizer, ...]
+    models: tuple[TrainedModel, ...]
+    optimizers: tuple[TrainedOptimizer, ...]
     untrained: tuple[Untrained, ...] = ()
     complete: bool = True
 
 
 @dataclass(frozen=True)
-class Held:
+class HeldPlace:
     """What one place in the program holds of one bucket at the peak. A text that is empty is unknown.
 
     What was there before the step has no line; a probe of an earlier version does not tell it apart.
@@ -105,7 +105,7 @@ class LookedDevice:
     device_uuid: str
     peak_bytes: Count
     buckets: dict[str, Count]
-    held: tuple[Held, ...]
+    held: tuple[HeldPlace, ...]
     timeline: tuple[tuple[Seconds, Count], ...]
     phases: tuple[tuple[Seconds, str], ...]
     peak_s: Seconds
@@ -117,7 +117,7 @@ class LookedDevice:
 
 
 @dataclass(frozen=True)
-class Kept:
+class KeptPlace:
     """What each step makes at one place and nobody has released two steps later; bytes and allocations of one step."""
 
     device: Annotated[int, msgspec.Meta(ge=-1)]
@@ -129,7 +129,7 @@ class Kept:
 
 
 @dataclass(frozen=True)
-class Look:
+class LookAnswer:
     """The answer to a request for a deep look; see `gpumem_tui.probe.documents.LookDocument`.
 
     `kept` is None where that is not known, or not yet: `unavailable` says which.
@@ -141,7 +141,7 @@ class Look:
     method: str
     devices: tuple[LookedDevice, ...]
     unavailable: dict[str, str]
-    kept: tuple[Kept, ...] | None = None
+    kept: tuple[KeptPlace, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -212,7 +212,7 @@ class Exit:
     limit_owner: str
 
 
-Document = TypeVar("Document", Trained, Look, PostMortem, UncaughtError, Exit)
+Document = TypeVar("Document", Trained, LookAnswer, PostMortem, UncaughtError, Exit)
 
 
 def read_trained(files: Files, uid: int) -> Trained | None:
@@ -224,13 +224,13 @@ def read_trained(files: Files, uid: int) -> Trained | None:
     return _read(Trained, files.model, uid)
 
 
-def read_look(files: Files, uid: int) -> Look | None:
+def read_look(files: Files, uid: int) -> LookAnswer | None:
     """The last deep look; None if there was none.
 
     Raises:
         WireError: as `read_trained`.
     """
-    look = _read(Look, files.look, uid)
+    look = _read(LookAnswer, files.look, uid)
     if look is not None:
         for device in look.devices:
             if _total(device.buckets, files.look) != device.peak_bytes:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from gpumem_tui.memory import format_bytes
 from gpumem_tui.watch.documents import Exit, PostMortem, UncaughtError
-from gpumem_tui.watch.records import End, State
+from gpumem_tui.watch.records import End, ProcessState
 
 _CRASHES = {
     signal.SIGSEGV: "segmentation fault",
@@ -79,27 +79,30 @@ def signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def _state(seen: Evidence) -> tuple[State, str]:
+def _state(seen: Evidence) -> tuple[ProcessState, str]:
     exit_, error = seen.exit, _last_error(seen)
     if exit_ is not None and exit_.killed_for_memory:
         held = memory_phrase(exit_.resident_bytes, exit_.limit_bytes, exit_.limit_owner)
-        return State.KILLED_FOR_MEMORY, f"killed by the kernel as host memory ran out{f': {held}' if held else ''}"
+        return (
+            ProcessState.KILLED_FOR_MEMORY,
+            f"killed by the kernel as host memory ran out{f': {held}' if held else ''}",
+        )
     if _ran_out(seen, error):
-        return State.OUT_OF_MEMORY, State.OUT_OF_MEMORY.value
+        return ProcessState.OUT_OF_MEMORY, ProcessState.OUT_OF_MEMORY.value
     if exit_ is not None and exit_.signal is not None:
         state, phrase = _by_signal(exit_.signal)
-        at_exit = bool(seen.left_ns) and state is not State.INTERRUPTED
+        at_exit = bool(seen.left_ns) and state is not ProcessState.INTERRUPTED
         return state, f"{phrase} at the interpreter's exit" if at_exit else phrase
     code = None if exit_ is None else exit_.exit_code
     if code == 0:
-        return State.ENDED, "finished (exit code 0)"
+        return ProcessState.ENDED, "finished (exit code 0)"
     if error is not None and error.error == _INTERRUPT:
-        return State.INTERRUPTED, "interrupted by Ctrl-C"
+        return ProcessState.INTERRUPTED, "interrupted by Ctrl-C"
     if code is not None or error is not None:
-        return State.FAILED, _failure(code, error)
+        return ProcessState.FAILED, _failure(code, error)
     if seen.left_ns:
-        return State.ENDED, State.ENDED.value
-    return State.VANISHED, "killed or crashed; which of them was not seen"
+        return ProcessState.ENDED, ProcessState.ENDED.value
+    return ProcessState.VANISHED, "killed or crashed; which of them was not seen"
 
 
 def _last_error(seen: Evidence) -> UncaughtError | None:
@@ -119,14 +122,14 @@ def _ran_out(seen: Evidence, error: UncaughtError | None) -> bool:
     return found.step >= seen.step and not explained and (bool(seen.left_ns) or code is not None)
 
 
-def _by_signal(number: int) -> tuple[State, str]:
+def _by_signal(number: int) -> tuple[ProcessState, str]:
     name = signal_name(number)
     if number == signal.SIGINT:
-        return State.INTERRUPTED, "interrupted by Ctrl-C (SIGINT)"
+        return ProcessState.INTERRUPTED, "interrupted by Ctrl-C (SIGINT)"
     what = _CRASHES.get(signal.Signals(number)) if number in set(signal.Signals) else None
     if what is not None:
-        return State.CRASHED, f"crashed: {what} ({name})"
-    return State.KILLED, f"killed ({name})"
+        return ProcessState.CRASHED, f"crashed: {what} ({name})"
+    return ProcessState.KILLED, f"killed ({name})"
 
 
 def _failure(code: int | None, error: UncaughtError | None) -> str:

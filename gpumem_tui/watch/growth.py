@@ -8,7 +8,7 @@ from itertools import pairwise
 from statistics import median
 
 from gpumem_tui.memory import GIB, MIB, format_bytes
-from gpumem_tui.watch.records import ProbedProcess, Sample, device_name
+from gpumem_tui.watch.records import ProbedProcess, ProbeSample, device_name
 
 _SHORTEST_S = 30.0
 _LONGEST_S = 600.0
@@ -63,7 +63,7 @@ def span(seconds: float) -> str:
     return f"{seconds / 86400:.0f} days"
 
 
-def growth_of(history: Sequence[Sample]) -> tuple[Growth, ...]:
+def growth_of(history: Sequence[ProbeSample]) -> tuple[Growth, ...]:
     """The devices of a process whose memory rises; of one that trains in host memory alone its resident memory.
 
     Args:
@@ -89,7 +89,7 @@ def fill_s(growth: Growth, left_bytes: int) -> float:
     return max(0, left_bytes) / growth.bytes_per_s
 
 
-def _points(history: Sequence[Sample], device: int) -> list[tuple[float, int]]:
+def _points(history: Sequence[ProbeSample], device: int) -> list[tuple[float, int]]:
     """Seconds and bytes after each sampled step, without the sample at the interpreter's exit."""
     records = [sample.record for sample in history if sample.record.device == device and sample.record.phase]
     sizes = [(one.monotonic_ns / 1e9, one.host_bytes if device < 0 else one.allocated_bytes) for one in records]

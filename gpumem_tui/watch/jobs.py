@@ -10,7 +10,7 @@ from gpumem_tui.memory import Unknown, Value
 from gpumem_tui.watch.published import Placed, Published, WatchedProcess
 
 if TYPE_CHECKING:
-    from gpumem_tui.watch.records import Sample
+    from gpumem_tui.watch.records import ProbeSample
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Job:
         found = self.spread(lambda sample: sample.peak_allocated_bytes) or self.spread(total_bytes)
         return None if found is None else found.worst
 
-    def spread(self, figure: Callable[[Sample], Value]) -> Spread | None:
+    def spread(self, figure: Callable[[ProbeSample], Value]) -> Spread | None:
         """The spread of a figure over the ranks that have it; None if none has."""
         sizes: list[tuple[int, Rank]] = []
         for rank in self.ranks:
@@ -66,7 +66,7 @@ class Job:
         return Spread(min(size for size, _ in sizes), most_bytes, worst)
 
 
-def total_bytes(sample: Sample) -> Value:
+def total_bytes(sample: ProbeSample) -> Value:
     """What is allocated; without an allocator all bytes that were found."""
     if isinstance(sample.allocated_bytes, int):
         return sample.allocated_bytes

@@ -21,7 +21,7 @@ from gpumem_tui.text import printable
 from gpumem_tui.watch.documents import PostMortem, read_post_mortem, read_trained
 from gpumem_tui.watch.ends import memory_phrase
 from gpumem_tui.watch.expected import FIXED, Expected, expect
-from gpumem_tui.watch.records import FOR_MEMORY, End, ProbedProcess, State, device_name
+from gpumem_tui.watch.records import FOR_MEMORY, End, ProbedProcess, ProcessState, device_name
 from gpumem_tui.watch.report import SCHEMA, ago
 
 _BEST_REMEDIES = 4
@@ -88,7 +88,7 @@ def open_case(process: ProbedProcess) -> Case | None:
         WireError: its documents are not to be trusted.
     """
     post_mortem = read_post_mortem(process.files, process.uid)
-    if process.end is not None and process.state is State.KILLED_FOR_MEMORY:
+    if process.end is not None and process.state is ProcessState.KILLED_FOR_MEMORY:
         post_mortem = _of_kill(process, process.end)
     if post_mortem is None:
         return None
@@ -178,14 +178,14 @@ def case_lines(case: Case, now_s: float | None = None) -> list[str]:
 
 def fate(case: Case) -> str:
     """What happened to it, as its title goes on."""
-    if case.process.state is State.KILLED_FOR_MEMORY:
+    if case.process.state is ProcessState.KILLED_FOR_MEMORY:
         return "was killed by the kernel as host memory ran out"
     return "ran out of memory"
 
 
 def _ending(case: Case) -> str:
     if case.process.state in FOR_MEMORY:
-        return "" if case.process.state is State.KILLED_FOR_MEMORY else ", and ended"
+        return "" if case.process.state is ProcessState.KILLED_FOR_MEMORY else ", and ended"
     if case.process.end is not None:
         return f", and went on; later: {case.process.end.phrase}"
     return ", and went on, as it seems: the error was not seen to end it"

@@ -12,14 +12,14 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
 
 from gpumem_tui.memory import Unknown, format_bytes
-from gpumem_tui.monitor.probes import Growing, OutOfMemory, Probes
+from gpumem_tui.monitor.probes import Growing, Probes, RanOutOfMemory
 from gpumem_tui.monitor.snapshot import NOT_LOOKED_UP_YET, GpuReading, HostProcess, Reading
 
 if TYPE_CHECKING:
     from gpumem_tui.watch.expected import Expected
     from gpumem_tui.watch.growth import Growth
     from gpumem_tui.watch.postmortem import Case
-    from gpumem_tui.watch.records import ProbedProcess, RefusedFile, Sample
+    from gpumem_tui.watch.records import ProbedProcess, ProbeSample, RefusedFile
 
 Key = tuple[int, int]
 """`ProbedProcess.key`."""
@@ -31,7 +31,7 @@ NOT_DERIVED_YET = Unknown("not derived yet")
 class Placed:
     """A sample and the device it is of. `gpu_uuid`: as NVML writes it, or why it is no GPU's."""
 
-    sample: Sample
+    sample: ProbeSample
     gpu_uuid: Reading[str]
 
 
@@ -53,7 +53,7 @@ class WatchedProcess:
     host: Reading[HostProcess] = NOT_LOOKED_UP_YET
     expected: Reading[Expected] = NOT_DERIVED_YET
     case: Case | None = None
-    history: tuple[Sample, ...] = ()
+    history: tuple[ProbeSample, ...] = ()
     growth: tuple[Growth, ...] = ()
 
     @property
@@ -93,7 +93,7 @@ class Published:
     figures: Probes = field(default_factory=dict)
 
     @cached_property
-    def by_place(self) -> Mapping[tuple[str, int], tuple[WatchedProcess, Sample]]:
+    def by_place(self) -> Mapping[tuple[str, int], tuple[WatchedProcess, ProbeSample]]:
         """The running ones by GPU uuid and pid."""
         return {
             (placed.gpu_uuid, watched.pid): (watched, placed.sample)
@@ -109,7 +109,7 @@ class Published:
         return {watched.process.key: watched for watched in self.processes}
 
     @cached_property
-    def out_of_memory(self) -> tuple[OutOfMemory, ...]:
+    def out_of_memory(self) -> tuple[RanOutOfMemory, ...]:
         """Those that memory ran out under."""
         return tuple(_out_of_memory(watched) for watched in self.processes if watched.case is not None)
 
@@ -149,7 +149,7 @@ class ProbeSource(Protocol):
         """End; returns at once."""
 
 
-def _out_of_memory(watched: WatchedProcess) -> OutOfMemory:
+def _out_of_memory(watched: WatchedProcess) -> RanOutOfMemory:
     assert watched.case is not None
     from gpumem_tui.watch.postmortem import fate  # imported already, with what made the case
 
@@ -158,4 +158,4 @@ def _out_of_memory(watched: WatchedProcess) -> OutOfMemory:
     where = f" at {found.source}" if found.source else ""
     who, bracket, command = watched.process.title.partition(" (")
     message = f"{who} {fate(watched.case)}{asked}{where}{bracket}{command}"
-    return OutOfMemory(found.device_uuid, found.wall_ns / 1e9, message)
+    return RanOutOfMemory(found.device_uuid, found.wall_ns / 1e9, message)

@@ -28,7 +28,7 @@ from gpumem_tui.text import printable
 from gpumem_tui.watch import hosts
 from gpumem_tui.watch.documents import Exit, read_error, read_exit, read_post_mortem
 from gpumem_tui.watch.ends import Evidence, end_of
-from gpumem_tui.watch.records import End, ProbedProcess, RefusedFile, Sample, State, Watched
+from gpumem_tui.watch.records import End, ProbedProcess, ProbeSample, ProcessState, RefusedFile, Watched
 from gpumem_tui.watch.witness import Witness, unseen
 
 _FOREIGN_EVERY_S = 10.0
@@ -109,14 +109,14 @@ class Watcher:
         refused = (RefusedFile(printable(path), printable(reason)) for path, reason in sorted(self._refused.items()))
         return Watched(tuple(processes), tuple(refused))
 
-    def history(self, process: ProbedProcess) -> tuple[Sample, ...]:
+    def history(self, process: ProbedProcess) -> tuple[ProbeSample, ...]:
         """Every sample that the ring of a process holds, all devices, oldest first; of one that has ended, until its
         last sample with a model."""
         ring = self._rings.get(process.files.ring)
         if ring is None:
             return ()
         last = _last_with_model(ring) if ring.end is not None else 0
-        return tuple(Sample(ring.records[number]) for number in sorted(ring.records) if number <= (last or number))
+        return tuple(ProbeSample(ring.records[number]) for number in sorted(ring.records) if number <= (last or number))
 
     def _directories(self) -> Iterable[Path]:
         if self._given is not None:
@@ -163,7 +163,7 @@ class Watcher:
             header = _read_new(ring)  # after that: of a process that is gone, nothing is missed
             _follow(ring, host)
             ring.host, ring.end = host, None if host is not None else _end(ring, header)
-        state = ring.end.state if ring.end is not None else State.RUNNING
+        state = ring.end.state if ring.end is not None else ProcessState.RUNNING
         samples = _newest(ring) if ring.end is None else _last_of_training(ring)
         age_s: Reading[float] = Unknown("no step has finished yet")
         if samples:
@@ -338,7 +338,7 @@ def _slots(descriptor: int, first: int, last: int) -> Iterator[tuple[int, bytes]
         first += count
 
 
-def _last_of_training(ring: _Ring) -> tuple[Sample, ...]:
+def _last_of_training(ring: _Ring) -> tuple[ProbeSample, ...]:
     """The newest samples in which there is a model; where there never was, the newest."""
     return _newest(ring, _last_with_model(ring) or None)
 
@@ -352,7 +352,7 @@ def _last_with_model(ring: _Ring) -> int:
     return max(number for number, record in ring.records.items() if record.monotonic_ns == at_ns)
 
 
-def _newest(ring: _Ring, last: int | None = None) -> tuple[Sample, ...]:
+def _newest(ring: _Ring, last: int | None = None) -> tuple[ProbeSample, ...]:
     """The newest sample of each device, those of one moment; with `last`, up to that record."""
     last = max(ring.records, default=0) if last is None else last
     newest: dict[int, Record] = {}
@@ -362,10 +362,10 @@ def _newest(ring: _Ring, last: int | None = None) -> tuple[Sample, ...]:
             break
         newest[record.device] = record
         last -= 1
-    return tuple(Sample(newest[device]) for device in sorted(newest))
+    return tuple(ProbeSample(newest[device]) for device in sorted(newest))
 
 
-def _problem(header: Header, state: State, samples: tuple[Sample, ...], age_s: Reading[float]) -> str:
+def _problem(header: Header, state: ProcessState, samples: tuple[ProbeSample, ...], age_s: Reading[float]) -> str:
     """What a user should know about how far to trust the samples; one line, empty if nothing."""
     if header.switched_off:
         return f"the probe switched itself off: {header.switched_off}"
@@ -374,6 +374,6 @@ def _problem(header: Header, state: State, samples: tuple[Sample, ...], age_s: R
         return f"the probe met {record.errors} errors"
     if record is not None and record.dropped:
         return f"{record.dropped} samples could not be written"
-    if state is State.RUNNING and isinstance(age_s, float) and age_s > _SILENT_AFTER_S:
+    if state is ProcessState.RUNNING and isinstance(age_s, float) and age_s > _SILENT_AFTER_S:
         return f"no step has finished for {age_s:.0f} s"
     return ""

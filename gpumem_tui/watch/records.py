@@ -27,7 +27,7 @@ def device_name(device: int) -> str:
     return "cpu" if device == CPU else f"cuda:{device}"
 
 
-class State(Enum):
+class ProcessState(Enum):
     """How a process stands, or ended. The value is the key used in JSON."""
 
     RUNNING = "running"
@@ -47,9 +47,9 @@ class State(Enum):
     """Killed or crashed: nobody saw which."""
 
 
-WELL_ENDED = frozenset({State.ENDED, State.INTERRUPTED})
+WELL_ENDED = frozenset({ProcessState.ENDED, ProcessState.INTERRUPTED})
 """As somebody wanted it."""
-FOR_MEMORY = frozenset({State.OUT_OF_MEMORY, State.KILLED_FOR_MEMORY})
+FOR_MEMORY = frozenset({ProcessState.OUT_OF_MEMORY, ProcessState.KILLED_FOR_MEMORY})
 """Because memory ran out."""
 
 
@@ -65,7 +65,7 @@ class End:
             limit that is; None and empty where that is not known.
     """
 
-    state: State
+    state: ProcessState
     phrase: str
     time_s: float
     exit_code: int | None = None
@@ -76,7 +76,7 @@ class End:
 
 
 @dataclass(frozen=True)
-class Sample:
+class ProbeSample:
     """One device of a process at the end of a step.
 
     Attributes:
@@ -199,8 +199,8 @@ class ProbedProcess:
     pid: int | None
     uid: int
     process: Process
-    state: State
-    samples: tuple[Sample, ...]
+    state: ProcessState
+    samples: tuple[ProbeSample, ...]
     age_s: Reading[float]
     problem: str
     end: End | None = None
@@ -214,7 +214,7 @@ class ProbedProcess:
     @property
     def is_running(self) -> bool:
         """Whether it is alive."""
-        return self.state is State.RUNNING
+        return self.state is ProcessState.RUNNING
 
     @property
     def known_pid(self) -> int:

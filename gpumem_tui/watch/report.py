@@ -10,10 +10,10 @@ from typing import Any, Literal
 from gpumem_tui.memory import ALLOCATED_BUCKETS, Bucket, Unknown, Value, format_bytes
 from gpumem_tui.monitor.probes import ProbeReport
 from gpumem_tui.text import printable
-from gpumem_tui.watch.documents import Held, Kept, Look, LookedDevice
+from gpumem_tui.watch.documents import HeldPlace, KeptPlace, LookAnswer, LookedDevice
 from gpumem_tui.watch.growth import Growth
 from gpumem_tui.watch.published import Published
-from gpumem_tui.watch.records import ProbedProcess, Sample, device_name
+from gpumem_tui.watch.records import ProbedProcess, ProbeSample, device_name
 
 By = Literal["bucket", "module", "source"]
 
@@ -35,12 +35,12 @@ _MOST_KEPT = 10
 # JSON
 
 
-def sample_json(process: ProbedProcess, sample: Sample) -> dict[str, Any]:
+def sample_json(process: ProbedProcess, sample: ProbeSample) -> dict[str, Any]:
     """One sample of one device, as a line of its own."""
     return {"event": "sample", "schema": SCHEMA, **probe_json(process, sample)}
 
 
-def probe_json(process: ProbedProcess, sample: Sample) -> dict[str, Any]:
+def probe_json(process: ProbedProcess, sample: ProbeSample) -> dict[str, Any]:
     """One sample of one device. A value that is not known is null, with its reason under `unavailable`."""
     unavailable: dict[str, str] = {}
 
@@ -129,7 +129,7 @@ def growth_json(process: ProbedProcess, growth: Growth) -> dict[str, Any]:
     }
 
 
-def look_json(process: ProbedProcess, look: Look) -> dict[str, Any]:
+def look_json(process: ProbedProcess, look: LookAnswer) -> dict[str, Any]:
     """A deep look, as the probe published it."""
     return {
         "event": "look",
@@ -145,7 +145,7 @@ def look_json(process: ProbedProcess, look: Look) -> dict[str, Any]:
     }
 
 
-def _kept_json(kept: Kept) -> dict[str, Any]:
+def _kept_json(kept: KeptPlace) -> dict[str, Any]:
     return {
         "device": device_name(kept.device),
         "operator": kept.operator or None,
@@ -170,7 +170,7 @@ def _looked_json(device: LookedDevice) -> dict[str, Any]:
     }
 
 
-def _places_json(held: Sequence[Held], by: By) -> list[dict[str, Any]]:
+def _places_json(held: Sequence[HeldPlace], by: By) -> list[dict[str, Any]]:
     places = _totals((str(getattr(one, by)), one.bytes) for one in held)
     return [{by: place or None, "bytes": size_bytes} for place, size_bytes in places]
 
@@ -212,7 +212,7 @@ def fitting_columns(width: int) -> tuple[str, ...]:
     return tuple(columns)
 
 
-def sample_line(process: ProbedProcess, sample: Sample, columns: Sequence[str] = tuple(_WIDTHS)) -> str:
+def sample_line(process: ProbedProcess, sample: ProbeSample, columns: Sequence[str] = tuple(_WIDTHS)) -> str:
     """One sample of one device, aligned under `header_line`; a dash is a value that is not known."""
     buckets, step_s = sample.buckets, sample.step_s
     sizes = {
@@ -252,7 +252,7 @@ def process_line(process: ProbedProcess, now_s: float | None = None) -> str:
 _LACKING = {"kept": "account of what steps keep"}
 
 
-def look_lines(process: ProbedProcess, look: Look, by: By = "source") -> list[str]:
+def look_lines(process: ProbedProcess, look: LookAnswer, by: By = "source") -> list[str]:
     """A deep look: each device's peak by bucket, then by module or source line, then how memory went over the step."""
     lines = [f"{process.title}: step {look.step:,}, {look.step_s:.3f} s with the recording ({look.method or 'none'})"]
     for device in look.devices:
@@ -267,7 +267,7 @@ def look_lines(process: ProbedProcess, look: Look, by: By = "source") -> list[st
     return [printable(line) for line in lines]
 
 
-def _kept_lines(look: Look) -> list[str]:
+def _kept_lines(look: LookAnswer) -> list[str]:
     """What every step leaves behind, the largest first."""
     if not look.kept:
         return ["every step releases what it makes: nothing is left behind two steps later"]
@@ -280,7 +280,7 @@ def _kept_lines(look: Look) -> list[str]:
     return lines
 
 
-def kept_place(kept: Kept) -> str:
+def kept_place(kept: KeptPlace) -> str:
     """Where in the program it was made: the line, the module, the operator, as far as they are known."""
     places = (kept.source or "(no line known)", kept.module and f"in {kept.module}", kept.operator)
     return ", ".join(place for place in places if place)

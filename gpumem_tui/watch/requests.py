@@ -7,11 +7,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from gpumem_tui.probe.documents import MAX_REQUEST_BYTES, Request, decode_request, encode_request
+from gpumem_tui.probe.documents import MAX_REQUEST_BYTES, ViewerRequest, decode_request, encode_request
 from gpumem_tui.probe.folder import Folder, WireError
 from gpumem_tui.probe.wire import HEADER_BYTES, RING_BYTES, decode_header
 from gpumem_tui.watch import hosts
-from gpumem_tui.watch.documents import Look, read_look
+from gpumem_tui.watch.documents import LookAnswer, read_look
 from gpumem_tui.watch.records import ProbedProcess
 
 WAITING = "waiting for a step to end, where the next is recorded from"
@@ -33,7 +33,7 @@ def request_look(process: ProbedProcess) -> int:
     try:
         with Folder(path.parent, (process.uid,)) as folder:
             number = _last_number(folder, path.name) + 1
-            folder.replace(path.name, encode_request(Request(number, "look")))
+            folder.replace(path.name, encode_request(ViewerRequest(number, "look")))
     except WireError as error:
         raise NoAnswer(str(error)) from error
     except OSError as error:
@@ -48,7 +48,7 @@ def await_look(
     proc: Path = hosts.PROC,
     wait: Callable[[], None] = lambda: time.sleep(_POLL_S),
     say: Callable[[str], None] = lambda stage: None,
-) -> Look:
+) -> LookAnswer:
     """The answer to a request.
 
     Args:
@@ -73,7 +73,7 @@ def await_look(
     raise NoAnswer(f"no step of {process.title} finished within {timeout_s:g} s; it may evaluate, load data or hang")
 
 
-def await_kept(process: ProbedProcess, look: Look, timeout_s: float, proc: Path = hosts.PROC) -> Look:
+def await_kept(process: ProbedProcess, look: LookAnswer, timeout_s: float, proc: Path = hosts.PROC) -> LookAnswer:
     """The answer once it also says what every step leaves behind, two steps later; as it is if that does not come."""
     deadline = time.monotonic() + timeout_s
     while look.devices and look.kept is None and "kept" not in look.unavailable and time.monotonic() < deadline:

@@ -19,7 +19,7 @@ from gpumem_tui.catalog.shapes import Family, ModelShape, ShapeError
 from gpumem_tui.formula.parameters import count_parameters
 from gpumem_tui.memory import Unknown
 from gpumem_tui.monitor.snapshot import Reading
-from gpumem_tui.watch.documents import Model, Parameter, Trained
+from gpumem_tui.watch.documents import Trained, TrainedModel, TrainedParameter
 
 _MOSTLY = 0.95
 _TOLERANCE = 0.01
@@ -77,7 +77,7 @@ def derive(trained: Trained) -> Reading[Derived]:
     return replace(derived, assumed=(*derived.assumed, *simplified))
 
 
-def _of_model(model: Model, parameters: int) -> Reading[Derived]:
+def _of_model(model: TrainedModel, parameters: int) -> Reading[Derived]:
     tensors = _Tensors(model)
     candidates = [found for rule in (_resnet, _vit, _llama, _bert, _gpt2, _mlp) for found in rule(tensors)]
     for candidate in candidates:
@@ -105,7 +105,7 @@ def class_name(qualified: str) -> str:
 class _Tensors:
     """A model's parameters by name, without what wrappers add to the names."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: TrainedModel) -> None:
         self.name = class_name(model.name)
         self.dims: Mapping[str, tuple[int, ...]] = {
             _WRAPPERS.sub("", parameter.name): parameter.shape for parameter in model.parameters
@@ -123,7 +123,7 @@ class _Tensors:
         return sum(bool(re.search(pattern, name)) for name in self.dims)
 
 
-def _values(parameter: Parameter) -> int:
+def _values(parameter: TrainedParameter) -> int:
     return math.prod(parameter.shape)
 
 

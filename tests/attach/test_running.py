@@ -121,7 +121,7 @@ def test_a_call_that_does_not_return_is_taken_back(tmp_path: Path) -> None:
         target = inspect(program.pid)
         libc = _function(target, "libc.so", "pause")
         answer = running._helper(
-            ptrace.Request(
+            ptrace.PtraceRequest(
                 pid=program.pid,
                 map_memory=target.map_memory,
                 signal_return=target.signal_return,

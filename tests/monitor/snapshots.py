@@ -13,16 +13,16 @@ from hypothesis import strategies as st
 from gpumem_tui.memory import GIB, MIB, Unknown, Value
 from gpumem_tui.monitor.snapshot import (
     DeviceLedger,
+    DeviceState,
     GpuProcess,
     GpuReading,
     HostProcess,
     HostReading,
-    Kind,
+    LedgerKind,
     LedgerRow,
     Memory,
     ProcessKind,
     Snapshot,
-    State,
 )
 
 START_S = 1_700_000_000.0
@@ -54,10 +54,10 @@ def memory(used_bytes: int, total_bytes: int = 80 * GIB) -> Memory:
 def ledger(held: Memory, processes: Sequence[GpuProcess], unaccounted_bytes: int, note: str) -> DeviceLedger:
     """What adds up: the driver's reserve, the processes in their order, what nobody accounts for, and what is free."""
     rows = (
-        LedgerRow(Kind.DRIVER_RESERVED, RESERVED_BYTES),
-        *(LedgerRow(Kind.PROCESS, process.used_bytes, process) for process in processes),
-        LedgerRow(Kind.UNACCOUNTED, unaccounted_bytes, note=note),
-        LedgerRow(Kind.FREE, held.free_bytes),
+        LedgerRow(LedgerKind.DRIVER_RESERVED, RESERVED_BYTES),
+        *(LedgerRow(LedgerKind.PROCESS, process.used_bytes, process) for process in processes),
+        LedgerRow(LedgerKind.UNACCOUNTED, unaccounted_bytes, note=note),
+        LedgerRow(LedgerKind.FREE, held.free_bytes),
     )
     return DeviceLedger(held.total_bytes, rows)
 
@@ -71,7 +71,7 @@ def gpu(index: int = 0, used_bytes: int = 10 * GIB, **changes: Any) -> GpuReadin
         "index": index,
         "uuid": f"GPU-{index:08d}",
         "name": "NVIDIA A100-SXM4-80GB",
-        "state": State.OK,
+        "state": DeviceState.OK,
         "state_reason": "",
         "age_s": 0.0,
         "memory": held,
@@ -149,8 +149,8 @@ def _ledgers() -> st.SearchStrategy[DeviceLedger]:
 def _ledger(sizes: list[int], owner: GpuProcess, note: str, folded: bool) -> DeviceLedger:
     reserve, held, free = sizes
     rows = (
-        LedgerRow(Kind.DRIVER_RESERVED, Unknown(note) if folded else reserve),
-        LedgerRow(Kind.PROCESS, held, owner, note),
-        LedgerRow(Kind.FREE, free),
+        LedgerRow(LedgerKind.DRIVER_RESERVED, Unknown(note) if folded else reserve),
+        LedgerRow(LedgerKind.PROCESS, held, owner, note),
+        LedgerRow(LedgerKind.FREE, free),
     )
     return DeviceLedger(sum(sizes), rows)

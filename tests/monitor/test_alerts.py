@@ -9,8 +9,8 @@ import pytest
 
 from gpumem_tui.memory import GIB, Unknown
 from gpumem_tui.monitor.alerts import Alert, AlertKind, Alerts, Severity
-from gpumem_tui.monitor.probes import OutOfMemory, ProbeFigures
-from gpumem_tui.monitor.snapshot import GpuReading, Instance, State
+from gpumem_tui.monitor.probes import ProbeFigures, RanOutOfMemory
+from gpumem_tui.monitor.snapshot import DeviceState, GpuReading, Instance
 from gpumem_tui.monitor.trend import Trend
 from gpumem_tui.settings import Settings
 from tests.monitor.snapshots import START_S, gpu, machine, memory, process
@@ -218,11 +218,11 @@ class TestHot:
 
 
 def test_a_silent_gpu_says_since_when_and_a_lost_one_that_it_is_lost(watch: Watch) -> None:
-    stale = gpu(state=State.STALE, age_s=4.2, state_reason="nvmlDeviceGetPowerUsage has not returned for 4 s")
+    stale = gpu(state=DeviceState.STALE, age_s=4.2, state_reason="nvmlDeviceGetPowerUsage has not returned for 4 s")
     (alert,) = watch(stale, gpu(1))
     assert alert.kind is AlertKind.STALE
     assert alert.message == "GPU 0: stale 4 s: nvmlDeviceGetPowerUsage has not returned for 4 s"
-    (alert,) = watch(gpu(state=State.LOST, state_reason="GPU is lost"))
+    (alert,) = watch(gpu(state=DeviceState.LOST, state_reason="GPU is lost"))
     assert (alert.severity, alert.message) == (Severity.CRITICAL, "GPU 0: lost: GPU is lost")
     assert watch(gpu()) == []
 
@@ -234,14 +234,14 @@ def test_no_driver(watch: Watch) -> None:
 
 
 def test_a_driver_that_stops_comes_before_the_gpus_that_it_takes_along(watch: Watch) -> None:
-    gone = [gpu(index, state=State.LOST, state_reason="the driver does not run") for index in (0, 1)]
+    gone = [gpu(index, state=DeviceState.LOST, state_reason="the driver does not run") for index in (0, 1)]
     watch(*gone)
     alerts = watch(*gone, problem="NVIDIA driver and library versions differ: reboot")
     assert _kinds(alerts) == [AlertKind.NO_DRIVER, AlertKind.LOST, AlertKind.LOST]
 
 
 def test_what_just_happened_comes_before_what_lasts(watch: Watch) -> None:
-    big, lasts = (process(7, 70 * GIB),), gpu(1, state=State.STALE, age_s=4.2, state_reason="it hangs")
+    big, lasts = (process(7, 70 * GIB),), gpu(1, state=DeviceState.STALE, age_s=4.2, state_reason="it hangs")
     watch(replace(_percent(50), processes=big), lasts)
     assert _kinds(watch(replace(_percent(99), processes=big), lasts)) == [AlertKind.STALE, AlertKind.NEAR_FULL]
     assert _kinds(watch(_percent(1), lasts)) == [AlertKind.OOM, AlertKind.STALE, AlertKind.NEAR_FULL]
@@ -306,7 +306,7 @@ class TestWatchedOutOfMemory:
     """Told by the probe."""
 
     def test_a_process_that_just_ended_is_an_alert_for_a_while(self) -> None:
-        alerts, ended = Alerts(), [OutOfMemory(_UUID, START_S, "PID 7 (python train.py) ran out of memory")]
+        alerts, ended = Alerts(), [RanOutOfMemory(_UUID, START_S, "PID 7 (python train.py) ran out of memory")]
         assert alerts.update(machine([gpu()])) == ()
         (alert,) = alerts.update(machine([gpu()], after_s=1), None, ended)
         assert (alert.kind, alert.severity, alert.gpu_uuid) == (AlertKind.OOM, Severity.CRITICAL, _UUID)
@@ -315,10 +315,10 @@ class TestWatchedOutOfMemory:
         assert alerts.update(machine([gpu()], after_s=150), None, ended) == ()
 
     def test_one_that_ended_long_ago_is_none(self) -> None:
-        ended = [OutOfMemory(_UUID, START_S - 3600, "PID 7 ran out of memory")]
+        ended = [RanOutOfMemory(_UUID, START_S - 3600, "PID 7 ran out of memory")]
         assert Alerts().update(machine([gpu()]), None, ended) == ()
 
     def test_where_the_gpu_is_not_known_it_is_the_machines(self) -> None:
-        ended = [OutOfMemory("", START_S, "PID 7 ran out of memory"), OutOfMemory("GPU-x", START_S - 1, "PID 6")]
+        ended = [RanOutOfMemory("", START_S, "PID 7 ran out of memory"), RanOutOfMemory("GPU-x", START_S - 1, "PID 6")]
         (alert,) = Alerts().update(machine([gpu()]), None, ended)
         assert (alert.gpu_uuid, alert.message) == ("", "PID 7 ran out of memory")

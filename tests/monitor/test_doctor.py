@@ -11,7 +11,7 @@ import pytest
 from gpumem_tui.doctor import checks as doctor
 from gpumem_tui.doctor.checks import Check, Status, System
 from gpumem_tui.memory import Unknown
-from gpumem_tui.monitor.snapshot import GpuReading, State
+from gpumem_tui.monitor.snapshot import DeviceState, GpuReading
 from tests.monitor.snapshots import gpu, machine, process
 
 _NO_DRIVER = machine(problem="no NVIDIA driver on this machine: install it")
@@ -76,7 +76,7 @@ class TestGpus:
         assert _outcome(doctor.gpus_check(gpus)) == (Status.OK, "2 × NVIDIA A100-SXM4-80GB, 1 × NVIDIA T4")
 
     def test_one_does_not(self) -> None:
-        check = doctor.gpus_check([gpu(0), gpu(1, state=State.LOST, state_reason="GPU is lost")])
+        check = doctor.gpus_check([gpu(0), gpu(1, state=DeviceState.LOST, state_reason="GPU is lost")])
         assert check.status is Status.FAIL
         assert check.found.endswith("GPU 1 is lost: GPU is lost")
 
@@ -105,7 +105,7 @@ class TestGpus:
         assert _outcome(doctor.processes_check([reading])) == (status, found)
 
     def test_processes_of_a_gpu_that_is_lost_need_no_root(self) -> None:
-        lost = gpu(1, state=State.LOST, processes=Unknown("GPU is lost"))
+        lost = gpu(1, state=DeviceState.LOST, processes=Unknown("GPU is lost"))
         assert _outcome(doctor.processes_check([gpu(0), lost])) == (Status.OK, "1, each with its memory")
         assert _outcome(doctor.processes_check([lost])) == (Status.SKIP, "no GPU answers")
 

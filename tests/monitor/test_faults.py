@@ -12,7 +12,7 @@ import pytest
 
 from gpumem_tui.memory import GIB, Unknown
 from gpumem_tui.monitor.sampler import Sampler
-from gpumem_tui.monitor.snapshot import HostProcess, Kind, Reading, Snapshot, State
+from gpumem_tui.monitor.snapshot import DeviceState, HostProcess, LedgerKind, Reading, Snapshot
 from tests.monitor.watching import PATIENCE_S, gpu, is_complete, no_processes, until, watching
 from tests.nvml_stub.machine import FakeMachine
 from tests.nvml_stub.scenario import (
@@ -39,7 +39,7 @@ def _states(snapshot: Snapshot) -> list[tuple[int, str, str]]:
 
 
 def _all_ok(snapshot: Snapshot) -> bool:
-    return bool(snapshot.gpus) and all(reading.state is State.OK for reading in snapshot.gpus)
+    return bool(snapshot.gpus) and all(reading.state is DeviceState.OK for reading in snapshot.gpus)
 
 
 def _has_used(index: int, used_bytes: int) -> Callable[[Snapshot], bool]:
@@ -55,7 +55,7 @@ def test_a_gpu_that_is_lost_stays_listed_and_comes_back(fake_nvml: FakeMachine) 
     with watching() as sampler:
         until(sampler, is_complete)
         fake_nvml.show(_THREE.change(1, lost=True))
-        lost = until(sampler, lambda s: gpu(s, 1).state is State.LOST)
+        lost = until(sampler, lambda s: gpu(s, 1).state is DeviceState.LOST)
         assert _states(lost) == [(0, "GPU-a", "ok"), (1, "GPU-b", "lost"), (2, "GPU-c", "ok")]
         assert gpu(lost, 1).name == "NVIDIA A100-SXM4-80GB"
         assert gpu(lost, 1).memory == gpu(lost, 1).processes == gpu(lost, 1).power_w == Unknown("GPU is lost")
@@ -200,7 +200,7 @@ def test_a_fault_in_one_call_loses_its_cell_only(
     with watching() as sampler:
         found = until(sampler, is_complete)
     ill, well = gpu(found, 0), gpu(found, 1)
-    assert (ill.state, ill.state_reason) == (State.OK, "")
+    assert (ill.state, ill.state_reason) == (DeviceState.OK, "")
     different = {
         field.name
         for field in fields(ill)
@@ -221,7 +221,7 @@ def test_a_process_list_that_is_not_permitted_is_not_an_empty_one(fake_nvml: Fak
         found = gpu(until(sampler, is_complete), 0)
     assert found.processes == Unknown("no permission")
     assert not isinstance(found.ledger, Unknown)
-    (unaccounted,) = (row for row in found.ledger.rows if row.kind is Kind.UNACCOUNTED)
+    (unaccounted,) = (row for row in found.ledger.rows if row.kind is LedgerKind.UNACCOUNTED)
     assert unaccounted.size_bytes == GIB
     assert "all processes (their list: no permission)" in unaccounted.note
 
@@ -253,7 +253,7 @@ def test_an_old_driver_counts_its_reserve_as_used(fake_nvml: FakeMachine) -> Non
     assert not isinstance(found.ledger, Unknown)
     assert found.memory.used_bytes == 4 * GIB
     assert found.memory.reserved_bytes == Unknown("drivers before 510 count it as used")
-    assert found.ledger.size_bytes(Kind.PROCESS) == 3 * GIB
+    assert found.ledger.size_bytes(LedgerKind.PROCESS) == 3 * GIB
     assert found.ledger.rows[-2].size_bytes == GIB
     assert "the driver's reserve" in found.ledger.rows[-2].note
 
@@ -294,12 +294,12 @@ def test_mig_is_switched_on_and_off_while_watched(fake_nvml: FakeMachine) -> Non
         first, second = found.instances
         assert (first.uuid, second.uuid) == ("MIG-1", "MIG-2")
         assert not isinstance(first.ledger, Unknown)
-        assert first.ledger.size_bytes(Kind.PROCESS) == 2 * GIB
+        assert first.ledger.size_bytes(LedgerKind.PROCESS) == 2 * GIB
         assert not isinstance(found.processes, Unknown)
         assert [(process.pid, process.instance) for process in found.processes] == [(11, "MIG-1")]
         fake_nvml.show(whole)
         off = gpu(until(sampler, lambda s: not gpu(s, 0).mig), 0)
-        assert (off.state, off.instances, off.utilization_percent) == (State.OK, (), 70)
+        assert (off.state, off.instances, off.utilization_percent) == (DeviceState.OK, (), 70)
 
 
 def test_a_call_that_never_returns_makes_its_gpu_stale_and_no_other(fake_nvml: FakeMachine) -> None:
@@ -308,7 +308,7 @@ def test_a_call_that_never_returns_makes_its_gpu_stale_and_no_other(fake_nvml: F
         until(sampler, is_complete)
         stuck = _THREE.change(1, calls=Calls(hangs=["nvmlDeviceGetPowerUsage"]))
         fake_nvml.show(stuck)
-        stale = gpu(until(sampler, lambda s: gpu(s, 1).state is State.STALE), 1)
+        stale = gpu(until(sampler, lambda s: gpu(s, 1).state is DeviceState.STALE), 1)
         assert stale.state_reason.startswith("nvmlDeviceGetPowerUsage has not returned for ")
         assert stale.age_s >= 0.8
         assert not isinstance(stale.memory, Unknown), "what was read last is still shown"
@@ -330,7 +330,7 @@ def test_healthy_gpus_do_not_lag_and_the_end_does_not_wait(fake_nvml: FakeMachin
     stuck = _THREE.change(1, calls=calls)
     fake_nvml.show(stuck)
     with watching(interval_s=1.0, slow_interval_s=5.0) as sampler:
-        until(sampler, lambda s: gpu(s, 1).state is State.STALE and gpu(s, 0).state is State.OK)
+        until(sampler, lambda s: gpu(s, 1).state is DeviceState.STALE and gpu(s, 0).state is DeviceState.OK)
         lags = []
         for used_gib in (2, 3):
             fake_nvml.show(stuck.change(0, used_bytes=used_gib * GIB))
@@ -352,7 +352,7 @@ def test_a_library_that_hangs_as_a_whole_stops_no_snapshots(fake_nvml: FakeMachi
     with watching() as sampler:
         until(sampler, is_complete)
         fake_nvml.show(replace(_THREE, lock=True).change(1, calls=Calls(hangs=["nvmlDeviceGetMemoryInfo_v2"])))
-        stale = until(sampler, lambda s: {reading.state for reading in s.gpus} == {State.STALE})
+        stale = until(sampler, lambda s: {reading.state for reading in s.gpus} == {DeviceState.STALE})
         assert until(sampler, lambda s: True).time_s > stale.time_s
         fake_nvml.show(_THREE)
         until(sampler, _all_ok)

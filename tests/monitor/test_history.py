@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from gpumem_tui.memory import GIB, Unknown
 from gpumem_tui.monitor.history import Column, History, Series
 from gpumem_tui.monitor.probes import ProbeFigures
-from gpumem_tui.monitor.snapshot import GpuReading, State
+from gpumem_tui.monitor.snapshot import DeviceState, GpuReading
 from tests.monitor.snapshots import START_S, gpu, machine
 
 _UUID = gpu().uuid
@@ -65,7 +65,7 @@ def test_without_a_probe_allocated_is_unknown_and_not_0() -> None:
 
 
 @pytest.mark.parametrize(
-    "reading", [gpu(memory=Unknown("x"), utilization_percent=Unknown("x")), gpu(state=State.STALE)]
+    "reading", [gpu(memory=Unknown("x"), utilization_percent=Unknown("x")), gpu(state=DeviceState.STALE)]
 )
 def test_what_is_not_read_leaves_a_gap(reading: GpuReading) -> None:
     history = History()

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from gpumem_tui.memory import GIB, MIB, Unknown
 from gpumem_tui.monitor.alerts import Alerts
 from gpumem_tui.monitor.report import gpu_lines, snapshot_json, table
-from gpumem_tui.monitor.snapshot import Instance, Snapshot, State
+from gpumem_tui.monitor.snapshot import DeviceState, Instance, Snapshot
 from gpumem_tui.watch.report import probe_report
 from tests.monitor.schema import MONITOR
 from tests.monitor.snapshots import RESERVED_BYTES, anything, gpu, machine, memory, process
@@ -116,7 +116,7 @@ def test_a_list_that_could_not_be_read_is_not_empty() -> None:
 class TestTable:
     def test_it_fits_80_columns_and_says_what_is_missing(self) -> None:
         blind = gpu(1, processes=Unknown("no permission"), power_w=Unknown("not supported"))
-        silent = gpu(2, state=State.STALE, state_reason="nvmlDeviceGetPowerUsage has not returned for 4 s")
+        silent = gpu(2, state=DeviceState.STALE, state_reason="nvmlDeviceGetPowerUsage has not returned for 4 s")
         snapshot = machine([gpu(0), blind, silent])
         lines = list(table(snapshot, Alerts().update(snapshot)))
         assert max(map(len, lines)) <= 80
@@ -147,7 +147,7 @@ class TestTable:
     [
         ({}, "GPU 0: 10.00 / 80.00 GiB, util 97 %, 65 °C, 312 W, 1 process"),
         ({"processes": Unknown("no permission")}, "312 W, processes unknown"),
-        ({"state": State.LOST, "state_reason": "GPU is lost"}, "1 process, lost: GPU is lost"),
+        ({"state": DeviceState.LOST, "state_reason": "GPU is lost"}, "1 process, lost: GPU is lost"),
     ],
 )
 def test_a_line_a_gpu(changes: dict[str, Any], said: str) -> None:

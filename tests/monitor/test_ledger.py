@@ -13,7 +13,7 @@ from gpumem_tui.monitor.snapshot import (
     DeviceLedger,
     GpuProcess,
     HostProcess,
-    Kind,
+    LedgerKind,
     LedgerRow,
     Memory,
     ProcessKind,
@@ -34,7 +34,7 @@ def _ledger(memory: Memory, *processes: GpuProcess) -> DeviceLedger:
     return ledger
 
 
-def _row(ledger: DeviceLedger, kind: Kind) -> LedgerRow:
+def _row(ledger: DeviceLedger, kind: LedgerKind) -> LedgerRow:
     (row,) = (row for row in ledger.rows if row.kind is kind)
     return row
 
@@ -63,8 +63,8 @@ def test_known_rows_sum_to_the_total(memory: Memory, processes: tuple[GpuProcess
     ledger = _ledger(memory, *processes)
     assert sum(row.size_bytes for row in ledger.rows if isinstance(row.size_bytes, int)) == memory.total_bytes
     assert all(row.size_bytes >= 0 for row in ledger.rows if isinstance(row.size_bytes, int))
-    assert _row(ledger, Kind.FREE).size_bytes == memory.free_bytes
-    assert {row.process for row in ledger.rows if row.kind is Kind.PROCESS} == set(processes)
+    assert _row(ledger, LedgerKind.FREE).size_bytes == memory.free_bytes
+    assert {row.process for row in ledger.rows if row.kind is LedgerKind.PROCESS} == set(processes)
 
 
 @given(_memories, _lists)
@@ -95,17 +95,17 @@ def test_no_figures_raise(memory: Memory, processes: tuple[GpuProcess, ...]) -> 
 def test_a_ledger_of_everyone() -> None:
     ledger = _ledger(_MEMORY, _process(2, 5 * GIB), _process(1, 20 * GIB))
     assert [(row.kind, row.size_bytes) for row in ledger.rows] == [
-        (Kind.DRIVER_RESERVED, GIB),
-        (Kind.PROCESS, 20 * GIB),
-        (Kind.PROCESS, 5 * GIB),
-        (Kind.UNACCOUNTED, 5 * GIB),
-        (Kind.FREE, 49 * GIB),
+        (LedgerKind.DRIVER_RESERVED, GIB),
+        (LedgerKind.PROCESS, 20 * GIB),
+        (LedgerKind.PROCESS, 5 * GIB),
+        (LedgerKind.UNACCOUNTED, 5 * GIB),
+        (LedgerKind.FREE, 49 * GIB),
     ]
-    assert _row(ledger, Kind.UNACCOUNTED).note == HOLDERS
+    assert _row(ledger, LedgerKind.UNACCOUNTED).note == HOLDERS
 
 
 def test_nothing_unaccounted_needs_no_explanation() -> None:
-    assert _row(_ledger(_MEMORY, _process(1, 30 * GIB)), Kind.UNACCOUNTED) == LedgerRow(Kind.UNACCOUNTED, 0)
+    assert _row(_ledger(_MEMORY, _process(1, 30 * GIB)), LedgerKind.UNACCOUNTED) == LedgerRow(LedgerKind.UNACCOUNTED, 0)
 
 
 def test_unknown_memory_makes_no_ledger() -> None:
@@ -114,18 +114,18 @@ def test_unknown_memory_makes_no_ledger() -> None:
 
 def test_an_old_drivers_reserve_is_within_what_nobody_holds() -> None:
     ledger = _ledger(replace(_MEMORY, reserved_bytes=Unknown("old"), used_bytes=31 * GIB), _process(1, 30 * GIB))
-    assert _row(ledger, Kind.DRIVER_RESERVED).size_bytes == Unknown("old")
-    assert _row(ledger, Kind.UNACCOUNTED).size_bytes == GIB
-    assert _row(ledger, Kind.UNACCOUNTED).note.startswith("the driver's reserve, ")
+    assert _row(ledger, LedgerKind.DRIVER_RESERVED).size_bytes == Unknown("old")
+    assert _row(ledger, LedgerKind.UNACCOUNTED).size_bytes == GIB
+    assert _row(ledger, LedgerKind.UNACCOUNTED).note.startswith("the driver's reserve, ")
 
 
 def test_processes_of_unknown_size_are_listed_and_what_they_hold_is_unaccounted() -> None:
     """As under WSL, or in a container that does not see other users' shares."""
     ledger = _ledger(_MEMORY, _process(1, _NOT_AVAILABLE), _process(2, 10 * GIB), _process(3, _NOT_AVAILABLE))
-    assert sum(size for kind in Kind if isinstance(size := ledger.size_bytes(kind), int)) == ledger.total_bytes
-    assert ledger.size_bytes(Kind.PROCESS) == 10 * GIB
-    assert _ledger(_MEMORY, _process(1, _NOT_AVAILABLE)).size_bytes(Kind.PROCESS) == _NOT_AVAILABLE
-    unaccounted = _row(ledger, Kind.UNACCOUNTED)
+    assert sum(size for kind in LedgerKind if isinstance(size := ledger.size_bytes(kind), int)) == ledger.total_bytes
+    assert ledger.size_bytes(LedgerKind.PROCESS) == 10 * GIB
+    assert _ledger(_MEMORY, _process(1, _NOT_AVAILABLE)).size_bytes(LedgerKind.PROCESS) == _NOT_AVAILABLE
+    unaccounted = _row(ledger, LedgerKind.UNACCOUNTED)
     assert unaccounted.size_bytes == 20 * GIB
     assert unaccounted.note.startswith("2 listed processes of unknown size (not available), ")
 
@@ -134,14 +134,14 @@ def test_a_list_that_was_not_permitted_is_said_where_its_memory_is() -> None:
     processes: Reading[tuple[GpuProcess, ...]] = Unknown("no permission")
     ledger = device_ledger(_MEMORY, processes, holders="virtual machines")
     assert not isinstance(ledger, Unknown)
-    unaccounted = _row(ledger, Kind.UNACCOUNTED)
+    unaccounted = _row(ledger, LedgerKind.UNACCOUNTED)
     assert unaccounted.size_bytes == 30 * GIB
     assert unaccounted.note == "all processes (their list: no permission), virtual machines"
 
 
 def test_processes_that_exceed_what_is_used_are_scaled_and_say_so() -> None:
     ledger = _ledger(_MEMORY, _process(1, 30 * GIB), _process(2, 10 * GIB))
-    first, second = (row for row in ledger.rows if row.kind is Kind.PROCESS)
+    first, second = (row for row in ledger.rows if row.kind is LedgerKind.PROCESS)
     assert (first.size_bytes, second.size_bytes) == (22.5 * GIB, 7.5 * GIB)
     assert second.note == "scaled down from 10.00 GiB: the processes' figures exceed what is used"
     assert second.process is not None
@@ -154,7 +154,7 @@ def test_figures_that_contradict_each_other_are_named() -> None:
 
 
 def test_memory_neither_used_nor_free_is_unaccounted() -> None:
-    unaccounted = _row(_ledger(replace(_MEMORY, free_bytes=48 * GIB), _process(1, 30 * GIB)), Kind.UNACCOUNTED)
+    unaccounted = _row(_ledger(replace(_MEMORY, free_bytes=48 * GIB), _process(1, 30 * GIB)), LedgerKind.UNACCOUNTED)
     assert unaccounted.size_bytes == GIB
     assert unaccounted.note.startswith("1.00 GiB that the driver calls neither used nor free, ")
 
@@ -162,5 +162,5 @@ def test_memory_neither_used_nor_free_is_unaccounted() -> None:
 def test_the_server_of_mps_is_pointed_out() -> None:
     server = HostProcess(7, 1, "root", "nvidia-cuda-mps-server", "nvidia-cuda-mps-server", 0.0, 0.0, 0)
     ledger = _ledger(_MEMORY, replace(_process(7, 30 * MIB), host=server))
-    (row,) = (row for row in ledger.rows if row.kind is Kind.PROCESS)
+    (row,) = (row for row in ledger.rows if row.kind is LedgerKind.PROCESS)
     assert row.note == "MPS server: before Volta it holds its clients' memory too"

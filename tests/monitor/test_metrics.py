@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from gpumem_tui.memory import GIB, Unknown
 from gpumem_tui.monitor.metrics import CannotServe, Server, is_loopback
-from gpumem_tui.monitor.snapshot import Instance, Snapshot, State
+from gpumem_tui.monitor.snapshot import DeviceState, Instance, Snapshot
 from tests.monitor.scripted import Scripted
 from tests.monitor.snapshots import RESERVED_BYTES, START_S, gpu, machine, memory, process
 
@@ -77,7 +77,7 @@ def test_what_is_unknown_is_no_series(scrape: Scrape) -> None:
 
 
 def test_a_silent_gpu_says_nothing_but_that(scrape: Scrape) -> None:
-    series = scrape(machine([gpu(0, state=State.STALE, age_s=4.5)]))
+    series = scrape(machine([gpu(0, state=DeviceState.STALE, age_s=4.5)]))
     assert {name for name, _ in series if name.startswith("gpumem_gpu_")} == {"gpumem_gpu_up", "gpumem_gpu_age_seconds"}
     assert _of(series, "gpumem_gpu_up") == [0]
     assert _of(series, "gpumem_gpu_age_seconds") == [4.5]

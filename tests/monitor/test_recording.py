@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpumem_tui.monitor.codec import CodecError, difference, from_plain, patched, to_plain
-from gpumem_tui.monitor.recording import Recorded, Recorder, Recording, RecordingError, Replay
+from gpumem_tui.monitor.recording import Recorded, RecordingError, RecordingReplay, SnapshotRecorder, SnapshotRecording
 from gpumem_tui.monitor.snapshot import Snapshot
 from tests.monitor.snapshots import START_S, anything, gpu, machine
 
@@ -28,7 +28,7 @@ _JSON = st.recursive(
 
 def _record(path: Path, count: int) -> list[Snapshot]:
     snapshots = [machine([gpu(0, used_bytes=(n % 70) << 30)], after_s=n) for n in range(count)]
-    recorder = Recorder(path)
+    recorder = SnapshotRecorder(path)
     for snapshot in snapshots:
         recorder.add(snapshot)
     recorder.close()
@@ -39,11 +39,11 @@ def _record(path: Path, count: int) -> list[Snapshot]:
 @given(snapshots=st.lists(anything(Snapshot), min_size=1, max_size=3))
 def test_any_snapshots_come_back_equal(tmp_path_factory: pytest.TempPathFactory, snapshots: list[Snapshot]) -> None:
     path = tmp_path_factory.mktemp("recording") / "file"
-    recorder = Recorder(path)
+    recorder = SnapshotRecorder(path)
     for snapshot in snapshots:
         recorder.add(snapshot)
     recorder.close()
-    recording = Recording(path)
+    recording = SnapshotRecording(path)
     assert list(recording.snapshots()) == snapshots
     assert recording.damage == ""
 
@@ -73,7 +73,7 @@ def test_fields_of_a_later_version_are_passed_over() -> None:
 
 def test_an_hour_of_eight_gpus_takes_a_few_megabytes(tmp_path: Path) -> None:
     path = tmp_path / "hour"
-    recorder = Recorder(path)
+    recorder = SnapshotRecorder(path)
     for second in range(600):
         gpus = [
             replace(gpu(n, used_bytes=((second * 7919 + n) % 70) << 30), power_w=300 + (second * 31 + n) % 97 / 10)
@@ -91,7 +91,7 @@ def test_a_file_cut_anywhere_plays_to_the_cut_and_says_so(tmp_path: Path) -> Non
     header_bytes = len(gzip.compress(b"")) + 60
     for length in range(header_bytes, len(whole) - 1, len(whole) // 40):
         path.write_bytes(whole[:length])
-        recording = Recording(path)
+        recording = SnapshotRecording(path)
         played = list(recording.snapshots())
         assert played == snapshots[: len(played)]
         assert length < 2000 or played
@@ -105,7 +105,7 @@ def test_a_damaged_file_plays_up_to_the_damage(tmp_path: Path) -> None:
     whole = bytearray(path.read_bytes())
     for place in range(100, len(whole), len(whole) // 60):
         path.write_bytes(bytes([*whole[:place], whole[place] ^ 0x10, *whole[place + 1 :]]))
-        recording = Recording(path)
+        recording = SnapshotRecording(path)
         played = list(recording.snapshots())
         assert played == snapshots[: len(played)]
         assert len(played) == 130 or recording.damage
@@ -115,14 +115,14 @@ def test_a_killed_recorder_loses_nothing(tmp_path: Path) -> None:
     path = tmp_path / "file"
     code = (
         "import os, sys, pathlib\n"
-        "from gpumem_tui.monitor.recording import Recorder\n"
+        "from gpumem_tui.monitor.recording import SnapshotRecorder\n"
         "from tests.monitor.snapshots import machine, gpu\n"
-        f"recorder = Recorder(pathlib.Path({str(path)!r}))\n"
+        f"recorder = SnapshotRecorder(pathlib.Path({str(path)!r}))\n"
         "for n in range(70): recorder.add(machine([gpu()], after_s=n))\n"
         "os.kill(os.getpid(), 9)\n"
     )
     subprocess.run([sys.executable, "-c", code], check=False, timeout=60, env={**os.environ, "PYTHONPATH": os.getcwd()})
-    recording = Recording(path)
+    recording = SnapshotRecording(path)
     assert [snapshot.time_s - START_S for snapshot in recording.snapshots()] == list(range(70))
     assert recording.damage.startswith(f"{path}: cut off after snapshot 70 (20")
 
@@ -137,7 +137,7 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_text("precious")
     with pytest.raises(RecordingError, match="exists already"):
-        Recorder(path)
+        SnapshotRecorder(path)
     assert path.read_text() == "precious"
 
 
@@ -156,31 +156,31 @@ def test_other_files_are_refused(tmp_path: Path, content: bytes, said: str) -> N
     path = tmp_path / "file"
     path.write_bytes(content)
     with pytest.raises(RecordingError, match=said):
-        Recording(path)
+        SnapshotRecording(path)
 
 
 def test_a_missing_file_and_a_full_disk_are_one_line(tmp_path: Path) -> None:
     with pytest.raises(RecordingError, match=r"missing cannot be read: No such file"):
-        Recording(tmp_path / "missing")
+        SnapshotRecording(tmp_path / "missing")
     with pytest.raises(RecordingError, match="exists already"):
-        Recorder(tmp_path)
+        SnapshotRecorder(tmp_path)
 
 
 def test_a_full_disk_ends_the_recording_but_not_the_source(tmp_path: Path) -> None:
     code = (
         "import pathlib, resource, signal, time\n"
-        "from gpumem_tui.monitor.recording import Recorded, Recorder, RecordingError\n"
+        "from gpumem_tui.monitor.recording import Recorded, SnapshotRecorder, RecordingError\n"
         "from tests.monitor.scripted import Scripted\n"
         "from tests.monitor.snapshots import machine, gpu\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (4000, 4000))\n"
-        f"recorder = Recorder(pathlib.Path({str(tmp_path / 'file')!r}))\n"
+        f"recorder = SnapshotRecorder(pathlib.Path({str(tmp_path / 'file')!r}))\n"
         "try:\n"
         "    for n in range(1000): recorder.add(machine([gpu()], after_s=n))\n"
         "except RecordingError as error: print(error)\n"
         "recorder.close()\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (200, 200))\n"
-        f"recorder = Recorder(pathlib.Path({str(tmp_path / 'watched')!r}))\n"
+        f"recorder = SnapshotRecorder(pathlib.Path({str(tmp_path / 'watched')!r}))\n"
         "recorded = Recorded(Scripted(machine([gpu()])), recorder, 0.1)\n"
         "recorded.start()\n"
         "deadline_s = time.monotonic() + 30\n"
@@ -193,13 +193,13 @@ def test_a_full_disk_ends_the_recording_but_not_the_source(tmp_path: Path) -> No
         f"recording to {tmp_path / 'file'} stopped: File too large",
         f"recording to {tmp_path / 'watched'} stopped: File too large True",
     ]
-    assert len(list(Recording(tmp_path / "file").snapshots())) > 5
+    assert len(list(SnapshotRecording(tmp_path / "file").snapshots())) > 5
 
 
 def test_a_disk_that_is_full_from_the_start_leaves_no_empty_file(tmp_path: Path) -> None:
     code = (
         "import resource, signal, sys; from pathlib import Path;"
-        "from gpumem_tui.monitor.recording import Recorder;"
+        "from gpumem_tui.monitor.recording import SnapshotRecorder;"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0));"
         "Recorder(Path(sys.argv[1]))"
@@ -213,7 +213,7 @@ def test_a_disk_that_is_full_from_the_start_leaves_no_empty_file(tmp_path: Path)
 class TestReplay:
     def test_it_keeps_the_recorded_time(self, tmp_path: Path) -> None:
         snapshots = _record(tmp_path / "file", 4)
-        replay = Replay(Recording(tmp_path / "file"), speed=10.0)
+        replay = RecordingReplay(SnapshotRecording(tmp_path / "file"), speed=10.0)
         began_s = time.monotonic()
         replay.start()
         seen: list[Snapshot] = []
@@ -226,7 +226,7 @@ class TestReplay:
 
     def test_it_stops_at_once(self, tmp_path: Path) -> None:
         _record(tmp_path / "file", 4)
-        replay = Replay(Recording(tmp_path / "file"), speed=0.001)
+        replay = RecordingReplay(SnapshotRecording(tmp_path / "file"), speed=0.001)
         replay.start()
         assert replay.wait(None, 30.0) is not None
         assert replay.wait(replay.latest(), 0.01) is None
@@ -238,16 +238,16 @@ class TestReplay:
 
 def test_a_source_can_be_recorded_while_it_is_watched(tmp_path: Path) -> None:
     snapshots = _record(tmp_path / "first", 5)
-    replay = Replay(Recording(tmp_path / "first"), speed=10.0)
-    recorded = Recorded(replay, Recorder(tmp_path / "second"), interval_s=0.01)
+    replay = RecordingReplay(SnapshotRecording(tmp_path / "first"), speed=10.0)
+    recorded = Recorded(replay, SnapshotRecorder(tmp_path / "second"), interval_s=0.01)
     recorded.start()
     deadline_s = time.monotonic() + 30.0
     copied: list[Snapshot] = []
     while snapshots[-1] not in copied and time.monotonic() < deadline_s:
         recorded.wait(recorded.latest(), 0.1)
-        copied = list(Recording(tmp_path / "second").snapshots())
+        copied = list(SnapshotRecording(tmp_path / "second").snapshots())
     recorded.stop()
-    second = Recording(tmp_path / "second")
+    second = SnapshotRecording(tmp_path / "second")
     assert [snapshot for snapshot in snapshots if snapshot in copied] == list(second.snapshots())
     assert copied[-1] == snapshots[-1]
     assert (second.damage, recorded.notice) == ("", "")

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from gpumem_tui.memory import GIB, Unknown
 from gpumem_tui.monitor.sampler import Sampler
-from gpumem_tui.monitor.snapshot import Kind, ProcessKind, Snapshot, State
+from gpumem_tui.monitor.snapshot import DeviceState, LedgerKind, ProcessKind, Snapshot
 from tests.monitor.watching import PATIENCE_S, gpu, is_complete, no_processes, until, watching
 from tests.nvml_stub.machine import FakeMachine
 from tests.nvml_stub.scenario import Calls, FakeGpu, FakeInstance, FakeProcess, Scenario
@@ -31,7 +31,7 @@ def test_a_snapshot_has_what_the_scenario_says(fake_nvml: FakeMachine) -> None:
     assert (found.driver_version, found.cuda_version, found.problem) == ("550.54.14", "12.4", "")
     assert [reading.index for reading in found.gpus] == list(range(8))
     seventh = gpu(found, 7)
-    assert (seventh.uuid, seventh.bus_id, seventh.state) == ("GPU-00000007", "00000000:08:00.0", State.OK)
+    assert (seventh.uuid, seventh.bus_id, seventh.state) == ("GPU-00000007", "00000000:08:00.0", DeviceState.OK)
     assert (seventh.utilization_percent, seventh.power_w, seventh.temperature_c) == (70, 61.5, 31)
     assert (seventh.fan_percent, seventh.mig, seventh.unified) == (Unknown("not supported"), False, False)
     assert not isinstance(seventh.processes, Unknown)
@@ -41,8 +41,8 @@ def test_a_snapshot_has_what_the_scenario_says(fake_nvml: FakeMachine) -> None:
         (703, 10 * GIB, 30),
     ]
     assert not isinstance(seventh.ledger, Unknown)
-    assert seventh.ledger.size_bytes(Kind.PROCESS) == 30 * GIB
-    assert seventh.ledger.size_bytes(Kind.UNACCOUNTED) == 0
+    assert seventh.ledger.size_bytes(LedgerKind.PROCESS) == 30 * GIB
+    assert seventh.ledger.size_bytes(LedgerKind.UNACCOUNTED) == 0
 
 
 def test_a_process_on_both_lists_is_one_process(fake_nvml: FakeMachine) -> None:
@@ -83,7 +83,7 @@ def test_instances_are_in_the_first_snapshot_of_a_divided_gpu(fake_nvml: FakeMac
     assert not isinstance(read.memory, Unknown)
     assert (read.memory.total_bytes, read.memory.used_bytes) == (10 * GIB, 2 * GIB)
     assert not isinstance(read.ledger, Unknown)
-    assert read.ledger.size_bytes(Kind.UNACCOUNTED) == GIB
+    assert read.ledger.size_bytes(LedgerKind.UNACCOUNTED) == GIB
 
 
 def test_the_first_snapshot_does_not_wait_for_what_is_slow(fake_nvml: FakeMachine) -> None:

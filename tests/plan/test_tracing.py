@@ -14,7 +14,7 @@ from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.memory import Unknown
 from gpumem_tui.plan.answers import traced_answer
 from gpumem_tui.plan.plan import Plan
-from gpumem_tui.plan.tracing import Failed, Pending, Ready, Tracer, TraceState, trace_key
+from gpumem_tui.plan.tracing import BackgroundTracer, Pending, TraceFailed, TraceReady, TraceState, trace_key
 from gpumem_tui.search.config import SearchConfig
 from gpumem_tui.search.control import Cancelled, Control, Unusable
 from gpumem_tui.search.predicting import Predicted
@@ -60,7 +60,7 @@ class Session:
     def __init__(self, traces: Traces | None = None) -> None:
         self.traces = traces or Traces()
         self.reported: queue.Queue[TraceState] = queue.Queue()
-        self.tracer = Tracer(self.reported.put, predict=self.traces, settle_s=0.0)
+        self.tracer = BackgroundTracer(self.reported.put, predict=self.traces, settle_s=0.0)
 
     def next(self) -> TraceState:
         return self.reported.get(timeout=DEADLINE_S)
@@ -80,7 +80,7 @@ def session() -> Iterator[Session]:
 def test_a_trace_is_pending_then_ready(session: Session) -> None:
     assert session.tracer.want(GPT2) == Pending(GPT2)
     state = session.next()
-    assert isinstance(state, Ready)
+    assert isinstance(state, TraceReady)
     assert state.answer == traced_answer(GPT2, TRACED)
 
 
@@ -91,7 +91,7 @@ def test_a_sweep_over_100_batch_sizes_traces_once(session: Session) -> None:
         plan = replace(GPT2, batch_size=batch_size)
         if isinstance(session.tracer.want(plan), Pending):
             state = session.next()
-            assert isinstance(state, Ready)
+            assert isinstance(state, TraceReady)
             assert state.plan == plan
     assert session.traces.started.qsize() == 1
 
@@ -112,7 +112,7 @@ def test_gpu_memory_headroom_and_target_need_no_new_trace(session: Session) -> N
         replace(GPT2, recipe=Recipe(gpus=8)),
     ):
         session.tracer.want(plan)
-        assert isinstance(session.next(), Ready)
+        assert isinstance(session.next(), TraceReady)
     assert session.traces.started.qsize() == 1
 
 
@@ -135,7 +135,7 @@ def test_the_latest_plan_wins_and_the_overtaken_trace_is_cancelled(session: Sess
     assert session.started().workload.shape == other.shape
     session.traces.finish.set()
     state = session.next()
-    assert isinstance(state, Ready)
+    assert isinstance(state, TraceReady)
     assert state.plan == other
     assert session.traces.cancelled == 1
     assert session.reported.empty()
@@ -157,7 +157,7 @@ def test_a_change_that_needs_no_other_trace_lets_it_run(session: Session) -> Non
 def test_what_only_the_formula_knows_fails_at_once(session: Session) -> None:
     plan = replace(GPT2, extras=frozenset({"chunked-loss"}))
     state = session.tracer.want(plan)
-    assert isinstance(state, Failed)
+    assert isinstance(state, TraceFailed)
     assert "formula only" in state.reason
     assert session.traces.started.empty()
 
@@ -182,10 +182,10 @@ def test_failures_carry_their_reason(session: Session, result: Callable[[], Trac
     session.traces.result = result
     session.tracer.want(GPT2)
     state = session.next()
-    assert isinstance(state, Failed)
+    assert isinstance(state, TraceFailed)
     assert reason in state.reason
     later = session.tracer.want(replace(GPT2, batch_size=9))
-    assert isinstance(later, Failed)
+    assert isinstance(later, TraceFailed)
     assert session.traces.started.qsize() == 1
 
 
@@ -196,22 +196,22 @@ def test_what_nobody_foresaw_is_said_and_the_next_plan_is_answered(session: Sess
     session.traces.result = full
     session.tracer.want(GPT2)
     failed = session.next()
-    assert isinstance(failed, Failed)
+    assert isinstance(failed, TraceFailed)
     assert "OSError: [Errno 28] No space left on device" in failed.reason
     session.traces.result = lambda: TRACED
     session.tracer.again(GPT2)
-    assert isinstance(session.next(), Ready)
+    assert isinstance(session.next(), TraceReady)
 
 
 def test_a_trace_that_failed_is_tried_again_when_asked_to(session: Session) -> None:
     session.traces.result = killed
     session.tracer.want(GPT2)
-    assert isinstance(session.next(), Failed)
+    assert isinstance(session.next(), TraceFailed)
     session.traces.result = lambda: TRACED
-    assert isinstance(session.tracer.want(GPT2), Failed)
+    assert isinstance(session.tracer.want(GPT2), TraceFailed)
     assert session.tracer.again(GPT2) == Pending(GPT2)
-    assert isinstance(session.next(), Ready)
-    assert isinstance(session.tracer.again(GPT2), Ready)
+    assert isinstance(session.next(), TraceReady)
+    assert isinstance(session.tracer.again(GPT2), TraceReady)
     assert session.traces.started.qsize() == 2
 
 
@@ -221,10 +221,10 @@ def test_a_batch_size_that_the_trace_cannot_answer_fails_and_the_next_one_does_n
     hopeless = replace(GPT2, batch_size=2 * shrinking.constants[0])
     session.tracer.want(hopeless)
     state = session.next()
-    assert isinstance(state, Failed)
+    assert isinstance(state, TraceFailed)
     assert "less than none" in state.reason
     session.tracer.want(GPT2)
-    assert isinstance(session.next(), Ready)
+    assert isinstance(session.next(), TraceReady)
 
 
 class Uneven(Traces):
@@ -254,15 +254,15 @@ def test_where_memory_is_not_affine_every_batch_size_is_traced_once(uneven: Sess
     for plan in (GPT2, larger):
         assert uneven.tracer.want(plan) == Pending(plan)
         state = uneven.next()
-        assert isinstance(state, Ready)
+        assert isinstance(state, TraceReady)
         assert state.answer.breakdown == traced_answer(plan, TRACED).breakdown
         assert state.answer.max_batch_size == Unknown(Uneven.REASON)
     assert uneven.traces.asked == [(8, ""), (16, Uneven.REASON)]
-    assert isinstance(uneven.tracer.want(GPT2), Ready)
+    assert isinstance(uneven.tracer.want(GPT2), TraceReady)
     assert uneven.tracer.known(replace(larger, headroom=0.5)) is not None
     assert uneven.tracer.known(replace(GPT2, batch_size=9)) is None
     uneven.tracer.want(replace(GPT2, gpu=find_gpu("a100-40gb")))
-    assert isinstance(uneven.next(), Ready)
+    assert isinstance(uneven.next(), TraceReady)
     assert len(uneven.traces.asked) == 2
 
 
@@ -290,7 +290,7 @@ def test_a_batch_size_changed_during_the_first_trace_is_traced_after_it(uneven: 
     uneven.tracer.want(larger)
     uneven.traces.finish.set()
     state = uneven.next()
-    assert isinstance(state, Ready)
+    assert isinstance(state, TraceReady)
     assert state.plan == larger
     assert state.answer.peak_allocated_bytes == traced_answer(larger, TRACED).peak_allocated_bytes
     assert uneven.traces.cancelled == 0
@@ -303,13 +303,13 @@ def test_one_batch_size_that_fails_does_not_speak_for_the_others(uneven: Session
     works, traces.result = traces.result, killed
     hopeless = replace(GPT2, batch_size=1_000)
     uneven.tracer.want(hopeless)
-    assert isinstance(uneven.next(), Failed)
+    assert isinstance(uneven.next(), TraceFailed)
     traces.result = works
     uneven.tracer.want(replace(GPT2, batch_size=9))
-    assert isinstance(uneven.next(), Ready)
-    assert isinstance(uneven.tracer.want(hopeless), Failed)
+    assert isinstance(uneven.next(), TraceReady)
+    assert isinstance(uneven.tracer.want(hopeless), TraceFailed)
     assert uneven.tracer.again(hopeless) == Pending(hopeless)
-    assert isinstance(uneven.next(), Ready)
+    assert isinstance(uneven.next(), TraceReady)
 
 
 def test_what_is_known_of_a_plan_that_is_not_wanted(session: Session) -> None:
@@ -331,12 +331,12 @@ def test_closing_cancels_and_reports_nothing(session: Session) -> None:
     session.tracer.close()
     assert session.traces.cancelled == 1
     assert session.reported.empty()
-    assert isinstance(session.tracer.want(GPT2), Failed)
+    assert isinstance(session.tracer.want(GPT2), TraceFailed)
 
 
 def test_a_plan_that_does_not_rest_starts_no_trace() -> None:
     traces, reported = Traces(), queue.Queue[TraceState]()
-    tracer = Tracer(reported.put, predict=traces, settle_s=DEADLINE_S)
+    tracer = BackgroundTracer(reported.put, predict=traces, settle_s=DEADLINE_S)
     tracer.want(GPT2)
     tracer.want(replace(GPT2, shape=find_model("gpt2-medium")))
     tracer.close()
@@ -347,10 +347,10 @@ def test_a_real_trace() -> None:
     """Through the real child process, on a network small enough to wait for."""
     small = Plan(find_model("mlp").overridden(layers=2, hidden=64), Recipe(), find_gpu("a100-80gb"), batch_size=4)
     reported: queue.Queue[TraceState] = queue.Queue()
-    tracer = Tracer(reported.put, settle_s=0.0)
+    tracer = BackgroundTracer(reported.put, settle_s=0.0)
     tracer.want(small)
     state = reported.get(timeout=120)
     tracer.close()
-    assert isinstance(state, Ready), state
+    assert isinstance(state, TraceReady), state
     assert state.answer.fits
     assert isinstance(state.answer.max_batch_size, int)

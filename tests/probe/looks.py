@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn.modules import module as module_hooks
 from torch.optim import optimizer as optimizer_hooks
 
-from gpumem_tui.probe.documents import LookDocument, LookedDevice
+from gpumem_tui.probe.documents import LookDocument, LookedDeviceJson
 
 BATCH = 4096
 HIDDEN_BYTES = BATCH * 64 * 4
@@ -27,7 +27,7 @@ def train_step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     optimizer.step()
 
 
-def only_device(document: LookDocument) -> LookedDevice:
+def only_device(document: LookDocument) -> LookedDeviceJson:
     assert "look" not in document["unavailable"]
     (device,) = document["devices"]
     assert sum(device["buckets"].values()) == device["peak_bytes"] == sum(row["bytes"] for row in device["held"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gpumem_tui.memory import MIB, Bucket
-from gpumem_tui.probe.cuda_history import Note, step_history
+from gpumem_tui.probe.cuda_history import HistoryNote, step_history
 from gpumem_tui.probe.history import listed_as_kept
 from gpumem_tui.probe.segments import Segments
 from gpumem_tui.step import Phase
@@ -49,15 +49,15 @@ TRACE = [
     *gone(21504, 512, 1_800_000),
 ]
 NOTES = [
-    Note(0, bucket=Bucket.PARAMETERS, addresses=(WEIGHT, 0xDEAD)),
-    Note(0, bucket=Bucket.OPTIMIZER, addresses=(STATE,)),
-    Note(1, phase=Phase.FORWARD),
-    Note(1, module="blocks.0"),
-    Note(1, module="blocks.0.mlp"),
-    Note(4, module=""),
-    Note(4, phase=Phase.BACKWARD),
-    Note(6, phase=Phase.OPTIMIZER),
-    Note(8, bucket=Bucket.GRADIENTS, addresses=(17408,)),
+    HistoryNote(0, bucket=Bucket.PARAMETERS, addresses=(WEIGHT, 0xDEAD)),
+    HistoryNote(0, bucket=Bucket.OPTIMIZER, addresses=(STATE,)),
+    HistoryNote(1, phase=Phase.FORWARD),
+    HistoryNote(1, module="blocks.0"),
+    HistoryNote(1, module="blocks.0.mlp"),
+    HistoryNote(4, module=""),
+    HistoryNote(4, phase=Phase.BACKWARD),
+    HistoryNote(6, phase=Phase.OPTIMIZER),
+    HistoryNote(8, bucket=Bucket.GRADIENTS, addresses=(17408,)),
 ]
 
 
@@ -98,7 +98,11 @@ def test_compiled_code_has_the_line_that_calls_it_and_backward_is_told_apart() -
         *gone(20480, 512, 3),
         *gone(16384, 1000, 5),
     ]
-    notes = [Note(0, phase=Phase.FORWARD), Note(3, phase=Phase.BACKWARD), Note(4, phase=Phase.FORWARD)]
+    notes = [
+        HistoryNote(0, phase=Phase.FORWARD),
+        HistoryNote(3, phase=Phase.BACKWARD),
+        HistoryNote(4, phase=Phase.FORWARD),
+    ]
     device = step_history(Segments(SEGMENTS, {}), trace, notes).result(0, "")
     assert (device["buckets"]["activations"], device["buckets"]["temporary"]) == (1024, 512)
     assert {row["source"] for row in device["held"] if not row["before_step"]} == {"model.py:12"}
@@ -106,7 +110,7 @@ def test_compiled_code_has_the_line_that_calls_it_and_backward_is_told_apart() -
 
 def test_a_forward_repeated_in_backward_makes_activations() -> None:
     trace = [made(16384, 5 * 512, 1, LINEAR, MODEL, CHECKPOINT), *gone(16384, 5 * 512, 2)]
-    notes = [Note(0, phase=Phase.FORWARD), Note(0, phase=Phase.BACKWARD)]
+    notes = [HistoryNote(0, phase=Phase.FORWARD), HistoryNote(0, phase=Phase.BACKWARD)]
     device = step_history(Segments(SEGMENTS, {}), trace, notes).result(0, "")
     assert device["buckets"]["activations"] == 5 * 512
 
@@ -115,7 +119,7 @@ def test_what_no_module_made_is_its_owners() -> None:
     """A gradient is made by autograd's own thread, and parameters were there before."""
     owners = ((WEIGHT, "blocks.0.mlp"), (17408, "blocks.0.mlp"), (0xDEAD, "gone"))
     trace = [made(16384, 1000, 1, TRAIN), made(17408, 4096, 2)]
-    notes = [*NOTES[:2], Note(2, bucket=Bucket.GRADIENTS, addresses=(17408,)), Note(2, owners=owners)]
+    notes = [*NOTES[:2], HistoryNote(2, bucket=Bucket.GRADIENTS, addresses=(17408,)), HistoryNote(2, owners=owners)]
     history = step_history(Segments(SEGMENTS, {}), trace, notes)
     rows = history.result(0, "")["held"]
     found = {(row["bucket"], row["module"], row["before_step"]) for row in rows}
@@ -147,13 +151,13 @@ def test_what_every_step_keeps() -> None:
         trace += [made(3 << 40 | step << 20, 4096, 3)]
         events += 3
         notes += [
-            Note(events, bucket=Bucket.GRADIENTS, addresses=(3 << 40 | step << 20,)),
-            Note(events, module=""),
+            HistoryNote(events, bucket=Bucket.GRADIENTS, addresses=(3 << 40 | step << 20,)),
+            HistoryNote(events, module=""),
         ]
         if step:
             trace += gone(2 << 40 | step - 1 << 20, 1024, 4)
             events += 1
-        notes.append(Note(events, step_ends=True))
+        notes.append(HistoryNote(events, step_ends=True))
     history = step_history(Segments(SEGMENTS, {}), trace, notes)
     (row,) = listed_as_kept(0, history.kept())
     assert row == {

@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
-from gpumem_tui.probe.documents import Held, LookDocument
+from gpumem_tui.probe.documents import HeldJson, LookDocument
 from gpumem_tui.probe.finding import Finder
 from gpumem_tui.probe.look import Look
 from gpumem_tui.probe.wire import CPU
@@ -108,7 +108,7 @@ def test_the_peak_by_bucket_module_and_line() -> None:
 
 
 def test_what_was_there_before_the_step_is_its_modules() -> None:
-    def held(rows: list[Held], bucket: str) -> list[tuple[str, bool]]:
+    def held(rows: list[HeldJson], bucket: str) -> list[tuple[str, bool]]:
         return sorted({(row["module"], row["before_step"]) for row in rows if row["bucket"] == bucket})
 
     model = small_model()

@@ -16,10 +16,10 @@ import torch
 from gpumem_tui.probe.documents import OutOfMemoryDocument
 from gpumem_tui.probe.finding import Holdings
 from gpumem_tui.probe.oom import BlackBox
-from gpumem_tui.probe.oom import State as Known
+from gpumem_tui.probe.oom import LastState as Known
 from gpumem_tui.probe.wire import CPU
 from gpumem_tui.watch.reader import Watcher
-from gpumem_tui.watch.records import State
+from gpumem_tui.watch.records import ProcessState
 from tests.probe.test_wire import RECORD
 from tests.probe.watched import SCRIPTS, run
 
@@ -81,7 +81,7 @@ def test_neither_an_excepthook_of_the_program_nor_another_error_hides_it(tmp_pat
     assert (document["fatal"], document["device"], document["source"]) == (True, CPU, "own_excepthook.py:19")
     assert document["requested_bytes"] == 1 << 48
     [process] = Watcher([tmp_path / "published"]).processes()
-    assert (process.state, process.step) == (State.OUT_OF_MEMORY, 3)
+    assert (process.state, process.step) == (ProcessState.OUT_OF_MEMORY, 3)
 
 
 def test_any_other_error_of_host_memory(box: BlackBox, written: list[OutOfMemoryDocument]) -> None:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpumem_tui.probe import wire
-from gpumem_tui.probe.documents import Request, decode_document, decode_request, encode_document, encode_request
+from gpumem_tui.probe.documents import ViewerRequest, decode_document, decode_request, encode_document, encode_request
 from gpumem_tui.probe.files import (
     Files,
     WireError,
@@ -163,7 +163,7 @@ def test_garbage_is_no_request(data: bytes) -> None:
 
 
 def test_a_request_and_a_document_are_read_as_they_were_written() -> None:
-    assert decode_request(encode_request(Request(7, "look"))) == Request(7, "look")
+    assert decode_request(encode_request(ViewerRequest(7, "look"))) == ViewerRequest(7, "look")
     assert decode_document(encode_document({"step": 3})) == {"schema": 1, "step": 3}
 
 

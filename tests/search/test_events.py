@@ -16,6 +16,7 @@ from gpumem_tui.step import Phase
 from gpumem_tui.trial.events import (
     SCHEMA,
     ChildEvent,
+    EventError,
     Failed,
     Ready,
     Request,
@@ -24,7 +25,6 @@ from gpumem_tui.trial.events import (
     TraceRequest,
     TrialDone,
     TrialRequest,
-    WireError,
     decode_event,
     decode_request,
     encode,
@@ -121,23 +121,23 @@ def test_a_trials_buckets_are_typed_or_absent() -> None:
     ],
 )
 def test_what_is_no_event_is_refused_in_one_line(line: bytes) -> None:
-    with pytest.raises(WireError) as caught:
+    with pytest.raises(EventError) as caught:
         decode_event(line)
     assert "\n" not in str(caught.value)
 
 
 @given(line=st.binary(max_size=200))
 def test_garbage_is_refused_and_nothing_else_happens(line: bytes) -> None:
-    with pytest.raises(WireError):
+    with pytest.raises(EventError):
         decode_event(line)
 
 
 def test_another_version_is_refused_on_both_sides() -> None:
     event = json.loads(encode(EVENTS[0])) | {"schema": SCHEMA + 1}
-    with pytest.raises(WireError, match=f"schema {SCHEMA + 1}, expected {SCHEMA}"):
+    with pytest.raises(EventError, match=f"schema {SCHEMA + 1}, expected {SCHEMA}"):
         decode_event(json.dumps(event).encode())
     request = json.loads(encode(REQUESTS[0])) | {"schema": SCHEMA + 1}
-    with pytest.raises(WireError, match="another version"):
+    with pytest.raises(EventError, match="another version"):
         decode_request(json.dumps(request).encode())
 
 

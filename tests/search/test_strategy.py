@@ -9,7 +9,16 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from gpumem_tui.search.strategy import NAMES, PATIENCE_TRIALS, RAMP_TRIALS, Name, Settings, Tried, bracket, next_size
+from gpumem_tui.search.strategy import (
+    NAMES,
+    PATIENCE_TRIALS,
+    RAMP_TRIALS,
+    Name,
+    StrategySettings,
+    Tried,
+    bracket,
+    next_size,
+)
 
 BYTES_A_SAMPLE = 1000
 CAPACITY = 5000 * BYTES_A_SAMPLE
@@ -25,7 +34,9 @@ def reachable(name: Name, largest: int) -> int:
     return largest % 300 if name == "ramp" else largest
 
 
-def explore(settings: Settings, fits: Fits, peak: Callable[[int], int] = lambda size: size * 1000) -> list[Tried]:
+def explore(
+    settings: StrategySettings, fits: Fits, peak: Callable[[int], int] = lambda size: size * 1000
+) -> list[Tried]:
     """Run the strategy to its end; fails if it repeats itself or does not stop."""
     tried: list[Tried] = []
     while (size := next_size(tried, settings)) is not None:
@@ -51,7 +62,7 @@ def test_every_search_ends_with_the_largest_size_run_and_the_next_one_failed(
     name: Name, largest: int, predicted: int | None, step: int | None
 ) -> None:
     largest = reachable(name, largest)
-    settings = Settings(name, predicted, CAPACITY, step)
+    settings = StrategySettings(name, predicted, CAPACITY, step)
     assert_proven(explore(settings, lambda size: size <= largest), largest)
 
 
@@ -60,7 +71,7 @@ def test_every_search_ends_with_the_largest_size_run_and_the_next_one_failed(
 @given(largest=truths, predicted=predictions, peaks=st.lists(st.integers(0, 2 * CAPACITY), min_size=1, max_size=20))
 def test_misleading_peaks_do_not_mislead(name: Name, largest: int, predicted: int | None, peaks: list[int]) -> None:
     largest = reachable(name, largest)
-    settings = Settings(name, predicted, CAPACITY)
+    settings = StrategySettings(name, predicted, CAPACITY)
     tried = explore(settings, lambda size: size <= largest, lambda size: peaks[size % len(peaks)])
     assert_proven(tried, largest)
     if name == "guided":
@@ -73,7 +84,7 @@ def test_misleading_peaks_do_not_mislead(name: Name, largest: int, predicted: in
 @given(largest=truths, predicted=predictions, ceiling=st.integers(1, 5000))
 def test_no_size_beyond_the_ceiling_is_tried(name: Name, largest: int, predicted: int | None, ceiling: int) -> None:
     largest = reachable(name, largest)
-    tried = explore(Settings(name, predicted, CAPACITY, ceiling=ceiling), lambda size: size <= largest)
+    tried = explore(StrategySettings(name, predicted, CAPACITY, ceiling=ceiling), lambda size: size <= largest)
     assert max(t.batch_size for t in tried) <= ceiling
     assert bracket(tried)[0] == min(largest, ceiling)
     if name == "guided":
@@ -83,7 +94,7 @@ def test_no_size_beyond_the_ceiling_is_tried(name: Name, largest: int, predicted
 @quick
 @given(largest=st.integers(1, 10**6))
 def test_a_right_prediction_takes_two_trials(largest: int) -> None:
-    tried = explore(Settings("guided", largest, CAPACITY), lambda size: size <= largest)
+    tried = explore(StrategySettings("guided", largest, CAPACITY), lambda size: size <= largest)
     assert [t.batch_size for t in tried] == [largest, largest + 1]
 
 
@@ -92,7 +103,7 @@ def test_a_right_prediction_takes_two_trials(largest: int) -> None:
 def test_a_prediction_that_is_off_costs_few_trials_where_memory_is_linear(largest: int, percent: int) -> None:
     predicted = largest + largest * percent // 100
     capacity = largest * BYTES_A_SAMPLE + BYTES_A_SAMPLE // 2
-    tried = explore(Settings("guided", predicted, capacity), lambda size: size <= largest)
+    tried = explore(StrategySettings("guided", predicted, capacity), lambda size: size <= largest)
     assert_proven(tried, largest)
     assert len(tried) <= 6
 
@@ -101,7 +112,7 @@ def test_a_prediction_that_is_off_costs_few_trials_where_memory_is_linear(larges
 @given(largest=truths, step=st.integers(1, 500))
 def test_a_ramp_climbs_in_equal_steps_until_the_first_failure(largest: int, step: int) -> None:
     largest = reachable("ramp", largest)
-    tried = explore(Settings("ramp", None, CAPACITY, step), lambda size: size <= largest)
+    tried = explore(StrategySettings("ramp", None, CAPACITY, step), lambda size: size <= largest)
     climbed = [t.batch_size for t in tried[: next(i for i, t in enumerate(tried) if not t.fits) + 1]]
     assert climbed == [1 + step * index for index in range(len(climbed))]
 
@@ -109,7 +120,7 @@ def test_a_ramp_climbs_in_equal_steps_until_the_first_failure(largest: int, step
 @quick
 @given(predicted=st.integers(1, 5000))
 def test_a_ramp_without_a_step_suits_the_prediction(predicted: int) -> None:
-    tried = explore(Settings("ramp", predicted, CAPACITY), lambda size: size <= predicted)
+    tried = explore(StrategySettings("ramp", predicted, CAPACITY), lambda size: size <= predicted)
     before_failing = next(index for index, t in enumerate(tried) if not t.fits)
     assert before_failing <= 2 * RAMP_TRIALS
 
@@ -117,7 +128,7 @@ def test_a_ramp_without_a_step_suits_the_prediction(predicted: int) -> None:
 @quick
 @given(largest=truths)
 def test_doubling_doubles(largest: int) -> None:
-    tried = explore(Settings("double", None, CAPACITY), lambda size: size <= largest)
+    tried = explore(StrategySettings("double", None, CAPACITY), lambda size: size <= largest)
     upward = [t.batch_size for t in tried if t.fits or t.batch_size & (t.batch_size - 1) == 0]
     assert upward[: largest.bit_length() + 1] == [2**power for power in range(largest.bit_length() + 1)]
 
@@ -127,7 +138,7 @@ def test_doubling_doubles(largest: int) -> None:
 @given(largest=truths)
 def test_halving_takes_a_logarithm_of_trials(name: Name, largest: int) -> None:
     if name in ("double", "binary"):
-        tried = explore(Settings(name, largest, CAPACITY), lambda size: size <= largest)
+        tried = explore(StrategySettings(name, largest, CAPACITY), lambda size: size <= largest)
         assert len(tried) <= 2 * (largest + 2).bit_length() + 2
 
 
@@ -136,7 +147,7 @@ def test_a_failure_of_any_kind_bounds_the_search(name: Name) -> None:
     """A size that ran once is believed although a smaller one failed, as an unlucky process may."""
     unlucky = [Tried(10, fits=False), Tried(40, fits=True, peak_bytes=40), Tried(41, fits=False)]
     assert bracket(unlucky) == (40, 41)
-    assert next_size(unlucky, Settings(name, 10, CAPACITY)) is None
+    assert next_size(unlucky, StrategySettings(name, 10, CAPACITY)) is None
 
 
 def test_nothing_tried_is_an_open_bracket() -> None:
@@ -148,6 +159,6 @@ def test_nothing_tried_is_an_open_bracket() -> None:
 @given(largest=truths, predicted=predictions)
 def test_a_floor_is_never_gone_below(name: Name, largest: int, predicted: int | None) -> None:
     largest = max(2, reachable(name, largest))
-    tried = explore(Settings(name, predicted, CAPACITY, floor=2), lambda size: size <= largest)
+    tried = explore(StrategySettings(name, predicted, CAPACITY, floor=2), lambda size: size <= largest)
     assert min(t.batch_size for t in tried) >= 2
     assert bracket(tried, floor=2) == (largest, largest + 1)

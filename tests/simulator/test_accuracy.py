@@ -12,7 +12,7 @@ import torch
 from gpumem_tui.catalog.loader import find_gpu, find_model
 from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.memory import MIB
-from gpumem_tui.simulator.accuracy import Row, main, summarize, traced, traced_published
+from gpumem_tui.simulator.accuracy import AccuracyRow, main, summarize, traced, traced_published
 from gpumem_tui.simulator.measurements import (
     DataError,
     Machine,
@@ -66,8 +66,8 @@ def _write(folder: Path, *recordings: RecordedRun | RecordedEdge) -> Path:
     return folder
 
 
-def _row(traced_bytes: int, measured_bytes: int = 1000) -> Row:
-    return Row("x", "recorded", "allocated", None, traced_bytes, measured_bytes)
+def _row(traced_bytes: int, measured_bytes: int = 1000) -> AccuracyRow:
+    return AccuracyRow("x", "recorded", "allocated", None, traced_bytes, measured_bytes)
 
 
 def _table(capsys: pytest.CaptureFixture[str], folder: Path, *options: str) -> str:
@@ -90,8 +90,8 @@ class TestSummary:
         assert summary.median_percent == summary.p95_percent == summary.maximum_percent == pytest.approx(10.0)
 
     def test_kinds_and_origins_are_not_mixed(self) -> None:
-        published = Row("y", "published", "allocated", None, 1, 1)
-        reserved = Row("z", "recorded", "reserved", None, 1, 1)
+        published = AccuracyRow("y", "published", "allocated", None, 1, 1)
+        reserved = AccuracyRow("z", "recorded", "reserved", None, 1, 1)
         assert [summary.rows for summary in summarize([_row(1000), published, reserved, _row(1)])] == [2, 1, 1]
 
 

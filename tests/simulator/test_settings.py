@@ -7,7 +7,7 @@ import torch
 
 from gpumem_tui.catalog.loader import gpus
 from gpumem_tui.memory import GIB, MIB
-from gpumem_tui.simulator.settings import AllocatorSettings, SettingsError, memory_fraction
+from gpumem_tui.simulator.settings import AllocatorSettings, AllocatorSettingsError, memory_fraction
 
 
 def test_nothing_set_is_pytorchs_default() -> None:
@@ -69,7 +69,7 @@ def test_divisions_by_size(text: str, expected: dict[int, int]) -> None:
     ],
 )
 def test_what_pytorch_refuses_is_refused_in_one_line(text: str, complaint: str) -> None:
-    with pytest.raises(SettingsError) as caught:
+    with pytest.raises(AllocatorSettingsError) as caught:
         AllocatorSettings.parse(text)
     assert complaint in str(caught.value)
     assert str(caught.value).startswith("PYTORCH_CUDA_ALLOC_CONF: ")

@@ -5,7 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from gpumem_tui.memory import MIB
-from gpumem_tui.snapshots.against import Comparison, Request, compare, requests_of_recording, requests_of_snapshot
+from gpumem_tui.snapshots.against import (
+    AllocationRequest,
+    Comparison,
+    compare,
+    requests_of_recording,
+    requests_of_snapshot,
+)
 from gpumem_tui.snapshots.read import read_snapshot
 from gpumem_tui.snapshots.recording import record
 from gpumem_tui.snapshots.write import snapshot
@@ -13,9 +19,9 @@ from tests.snapshots.files import written
 from tests.tui.snapshot_scene import training
 
 
-def requests(*sizes: int, place: str = "a.py:1") -> list[Request]:
+def requests(*sizes: int, place: str = "a.py:1") -> list[AllocationRequest]:
     """Allocations of these sizes; a negative size is a release."""
-    return [Request(size > 0, abs(size), event, place) for event, size in enumerate(sizes)]
+    return [AllocationRequest(size > 0, abs(size), event, place) for event, size in enumerate(sizes)]
 
 
 def steps(*extra: int) -> list[int]:

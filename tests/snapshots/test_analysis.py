@@ -11,7 +11,7 @@ from gpumem_tui.memory import MIB, Bucket
 from gpumem_tui.simulator.replay import replay
 from gpumem_tui.simulator.settings import AllocatorSettings
 from gpumem_tui.snapshots.analysis import Analysis, Part, analyse
-from gpumem_tui.snapshots.model import Snapshot
+from gpumem_tui.snapshots.model import MemorySnapshot
 from gpumem_tui.snapshots.read import read_snapshot
 from gpumem_tui.snapshots.recording import record
 from gpumem_tui.snapshots.report import segment_cells
@@ -22,7 +22,7 @@ from tests.snapshots import files
 from tests.snapshots.files import written
 
 
-def opened(folder: Path, body: dict[str, Any]) -> tuple[Snapshot, Analysis]:
+def opened(folder: Path, body: dict[str, Any]) -> tuple[MemorySnapshot, Analysis]:
     """A snapshot that was written and read, and its device 0."""
     found = read_snapshot(written(folder, body))
     return found, analyse(found, 0)

@@ -15,13 +15,13 @@ from gpumem_tui.memory import GIB, MIB, Breakdown, Bucket, Unknown
 from gpumem_tui.monitor.history import History
 from gpumem_tui.monitor.probes import ProbeFigures
 from gpumem_tui.monitor.snapshot import (
+    DeviceState,
     GpuProcess,
     GpuReading,
     HostProcess,
     HostReading,
     ProcessKind,
     Snapshot,
-    State,
 )
 from gpumem_tui.tui.app import GpuMemApp
 from gpumem_tui.tui.kit.lines import Lines
@@ -111,14 +111,16 @@ def of(gpus: Sequence[GpuReading], *, time_s: float = NOON_S, problem: str = "")
 def stale(reading: GpuReading, age_s: float = 4.0) -> GpuReading:
     """A call about it has not returned."""
     reason = f"nvmlDeviceGetPowerUsage has not returned for {age_s:.0f} s"
-    return replace(reading, state=State.STALE, state_reason=reason, age_s=age_s)
+    return replace(reading, state=DeviceState.STALE, state_reason=reason, age_s=age_s)
 
 
 def lost(reading: GpuReading) -> GpuReading:
     """It fell off the bus."""
     gone = Unknown("the GPU is lost")
     return replace(
-        reading, state=State.LOST, state_reason="it does not answer any more (GPU is lost); a reboot may bring it back",
+        reading,
+        state=DeviceState.LOST,
+        state_reason="it does not answer any more (GPU is lost); a reboot may bring it back",
         memory=gone, ledger=gone, processes=gone, utilization_percent=gone, power_w=gone, temperature_c=gone,
         sm_clock_mhz=gone, memory_clock_mhz=gone, pcie_rx_bytes_per_s=gone, pcie_tx_bytes_per_s=gone,
     )  # fmt: skip

@@ -15,7 +15,7 @@ from gpumem_tui.memory import ALLOCATED_BUCKETS, Unknown
 from gpumem_tui.plan.answers import TracedAnswer, predicted, traced_answer
 from gpumem_tui.plan.plan import Plan
 from gpumem_tui.plan.store import PlanStore
-from gpumem_tui.plan.tracing import Failed, Pending, Ready, TraceKey, TraceState, trace_key
+from gpumem_tui.plan.tracing import Pending, TraceFailed, TraceKey, TraceReady, TraceState, trace_key
 from gpumem_tui.search.prediction import Traced
 from gpumem_tui.simulator.replay import AffineTrace
 from gpumem_tui.simulator.timeline import Timeline
@@ -62,7 +62,7 @@ class HandTracer:
         self.wanted.append(plan)
         key = trace_key(plan)
         if isinstance(key, Unknown):
-            return Failed(plan, key.reason)
+            return TraceFailed(plan, key.reason)
         if self._holds:
             return Pending(plan)
         return self._answer(plan, key)
@@ -85,17 +85,17 @@ class HandTracer:
 
     def fail(self, plan: Plan, reason: str) -> None:
         """Say now that there is none."""
-        self._on_change(Failed(plan, reason))
+        self._on_change(TraceFailed(plan, reason))
 
     def close(self, timeout_s: float = 5.0) -> None:
         """Nothing runs."""
         self.closed = True
 
-    def _answer(self, plan: Plan, key: TraceKey) -> Ready:
+    def _answer(self, plan: Plan, key: TraceKey) -> TraceReady:
         if key not in self._known:
             self.traces += 1
             self._known[key] = traced_of(plan)
-        return Ready(plan, traced_answer(plan, self._known[key]), self._known[key])
+        return TraceReady(plan, traced_answer(plan, self._known[key]), self._known[key])
 
 
 def app(plan: Plan, folder: Path, *, holds: bool = False, ascii_only: bool = False) -> GpuMemApp:

@@ -17,7 +17,7 @@ from gpumem_tui.plan.answers import answer
 from gpumem_tui.plan.plan import Plan
 from gpumem_tui.plan.store import PlanStore
 from gpumem_tui.plan.techniques import cheapest_combination
-from gpumem_tui.plan.tracing import Failed, Pending, Ready, Tracer
+from gpumem_tui.plan.tracing import BackgroundTracer, Pending, TraceFailed, TraceReady
 from gpumem_tui.search.config import SearchConfig
 from gpumem_tui.search.control import Control
 from gpumem_tui.search.predicting import Predicted
@@ -192,14 +192,14 @@ async def test_the_traced_column_is_visibly_pending_and_then_there(tmp_path: Pat
         assert isinstance(plan_scene.plan_screen(pilot.app).traced, Pending)
         tracer.release(plan_now(pilot))
         await until(pilot, lambda: "…" not in text_of(pilot, "#ledger"))
-        assert isinstance(plan_scene.plan_screen(pilot.app).traced, Ready)
+        assert isinstance(plan_scene.plan_screen(pilot.app).traced, TraceReady)
         assert "left" in text_of(pilot, "#verdict")
 
 
 async def test_why_there_is_no_trace_stands_where_it_would_be(tmp_path: Path) -> None:
     async with plan_scene.app(GPT2, tmp_path, holds=True).run_test(size=MEDIUM) as pilot:
         plan_scene.tracer(pilot.app).fail(GPT2, "no torch in this Python: give --python")
-        await until(pilot, lambda: isinstance(plan_scene.plan_screen(pilot.app).traced, Failed))
+        await until(pilot, lambda: isinstance(plan_scene.plan_screen(pilot.app).traced, TraceFailed))
         assert "– no torch in this Python: give --python" in text_of(pilot, "#verdict")
 
 
@@ -211,7 +211,7 @@ async def test_a_trace_that_failed_is_tried_again(tmp_path: Path) -> None:
         await pilot.press("r")
         assert "tracing one step" in text_of(pilot, "#verdict")
         tracer.release(GPT2)
-        await until(pilot, lambda: isinstance(plan_scene.plan_screen(pilot.app).traced, Ready))
+        await until(pilot, lambda: isinstance(plan_scene.plan_screen(pilot.app).traced, TraceReady))
 
 
 async def test_a_sweep_of_the_batch_needs_no_second_trace(tmp_path: Path) -> None:
@@ -225,7 +225,7 @@ async def test_a_sweep_of_the_batch_needs_no_second_trace(tmp_path: Path) -> Non
     def screen() -> PlanScreen:
         return PlanScreen(
             replace(GPT2, target_batch=None),
-            tracer=lambda on_change: Tracer(on_change, predict=predict, settle_s=0.0),
+            tracer=lambda on_change: BackgroundTracer(on_change, predict=predict, settle_s=0.0),
             store=PlanStore(tmp_path),
         )
 
@@ -239,7 +239,7 @@ async def test_a_sweep_of_the_batch_needs_no_second_trace(tmp_path: Path) -> Non
         await choose(pilot, "headroom")
         await pilot.press("right", "right")
         shown = await plan_scene.settled(pilot)
-        assert isinstance(shown.traced, Ready)
+        assert isinstance(shown.traced, TraceReady)
         assert shown.traced.answer.plan == plan_now(pilot)
         assert len(traced) == 1
 

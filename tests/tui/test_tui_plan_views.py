@@ -11,13 +11,13 @@ from gpumem_tui.catalog.loader import find_gpu, find_model, models
 from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.memory import GIB, Range, Unknown
 from gpumem_tui.plan.answers import answer, traced_answer
-from gpumem_tui.plan.curves import Curve, Mark, Series, curves
+from gpumem_tui.plan.curves import Curve, CurveMark, CurveSeries, curves
 from gpumem_tui.plan.judgement import judgements, throughput
 from gpumem_tui.plan.markdown import plan_markdown
 from gpumem_tui.plan.plan import Plan
 from gpumem_tui.plan.state import entered, opened
 from gpumem_tui.plan.step_memory import memory_over_step
-from gpumem_tui.plan.tracing import Failed, Pending, Ready, TraceState
+from gpumem_tui.plan.tracing import Pending, TraceFailed, TraceReady, TraceState
 from gpumem_tui.search.prediction import Traced
 from gpumem_tui.tui.kit.figures import compact_bytes, signed, span_width
 from gpumem_tui.tui.kit.rows import said
@@ -49,7 +49,7 @@ def requested(pane: str, plan: Plan) -> PaneRequest:
 @pytest.mark.parametrize("plan", [GPT2, LLAMA, FITS, RESNET], ids=["gpt2", "llama", "fits", "resnet"])
 def test_each_column_sums_to_the_gpus_memory(plan: Plan) -> None:
     known = traced(plan)
-    assert isinstance(known, Ready)
+    assert isinstance(known, TraceReady)
     total = plan.gpu.total_bytes / GIB
     sums = [0.0, 0.0]
     for line in said(ledger_rows(answer(plan), known, NARROW))[1:]:
@@ -68,13 +68,13 @@ def test_the_verdict_says_by_how_much() -> None:
     lines = said(verdict_rows(now, Pending(LLAMA), ROOMY))
     assert lines[0] == f"formula  ✗ too large by {-now.spare_bytes / GIB:.2f} GiB of 21.59 GiB usable"
     assert "tracing one step" in lines[2]
-    assert "– no torch" in said(verdict_rows(now, Failed(LLAMA, "no torch"), ROOMY))[2]
+    assert "– no torch" in said(verdict_rows(now, TraceFailed(LLAMA, "no torch"), ROOMY))[2]
     assert "✓ fits" in said(verdict_rows(answer(GPT2), traced(GPT2), NARROW))[2]
 
 
 def test_what_may_fit_is_neither_green_nor_red() -> None:
     unsure = replace(traced_of(GPT2), context_range=Range(GIB // 4, 70 * GIB))
-    known = Ready(GPT2, traced_answer(GPT2, unsure), unsure)
+    known = TraceReady(GPT2, traced_answer(GPT2, unsure), unsure)
     assert re.fullmatch(
         r"traced   \? may fit · -[\d.]+ GiB to [\d.]+ GiB left", said(verdict_rows(answer(GPT2), known, 80))[2]
     )
@@ -95,7 +95,7 @@ def test_both_bars_fill_the_width_and_show_what_may_be_used(plan: Plan, width: i
 
 def test_a_missing_trace_is_a_dash_and_one_on_its_way_an_ellipsis() -> None:
     now = answer(GPT2)
-    waiting, missing = (said(ledger_rows(now, s, ROOMY)) for s in (Pending(GPT2), Failed(GPT2, "why")))
+    waiting, missing = (said(ledger_rows(now, s, ROOMY)) for s in (Pending(GPT2), TraceFailed(GPT2, "why")))
     assert sum("…" in line for line in waiting) == 12
     assert not any("…" in line for line in missing)
     assert sum("–" in line for line in missing) == 13
@@ -112,7 +112,7 @@ def test_the_facts_say_how_a_step_is_made_up() -> None:
 
 def test_a_trace_of_one_batch_size_alone_says_so_and_why() -> None:
     ready = traced(GPT2)
-    assert isinstance(ready, Ready)
+    assert isinstance(ready, TraceReady)
     alone = replace(ready, answer=replace(ready.answer, max_batch_size=Unknown("the step at batch size 5 is another")))
     for width in (NARROW, ROOMY):
         text = " ".join(" ".join(said(fact_rows(answer(GPT2), alone, width))).split())
@@ -130,7 +130,7 @@ def test_a_traced_peak_of_another_phase_than_the_formula_s_is_said_beside_the_nu
     """In a first step gradients and the new optimizer state exceed one sample's activations."""
     whole = replace(LLAMA, recipe=Recipe(gpus=4))
     first_step = traced_of(whole, steps=1)
-    rows = fact_rows(answer(whole), Ready(whole, traced_answer(whole, first_step), first_step), width)
+    rows = fact_rows(answer(whole), TraceReady(whole, traced_answer(whole, first_step), first_step), width)
     assert "differ traced peak in the optimizer step" in " ".join(" ".join(said(rows)).split())
     assert "moment" in [row.key for row in rows]
     found = explanation(whole, "moment")
@@ -228,7 +228,7 @@ def test_comparing_shows_only_the_controls_that_differ() -> None:
 def test_two_plans_are_compared_by_trace_too(width: int) -> None:
     larger = replace(GPT2, batch_size=16)
     mine, theirs = (
-        Compared(answer(plan), found.answer) for plan in (GPT2, larger) if isinstance(found := traced(plan), Ready)
+        Compared(answer(plan), found.answer) for plan in (GPT2, larger) if isinstance(found := traced(plan), TraceReady)
     )
     assert mine.traced is not None
     assert theirs.traced is not None
@@ -259,7 +259,9 @@ def test_batch_norm_under_16_is_a_warning() -> None:
 
 
 def test_a_line_begins_and_ends_where_its_points_do() -> None:
-    curve = Curve("k", "title", "x", "y", (Series("up", ((0, 0), (10, 10))), Series("flat", ((0, 5), (10, 5)))), "")
+    curve = Curve(
+        "k", "title", "x", "y", (CurveSeries("up", ((0, 0), (10, 10))), CurveSeries("flat", ((0, 5), (10, 5)))), ""
+    )
     rows = said(chart_rows(curve, 50, 9))
     plot = rows[1:10]
     assert plot[0].startswith("     10 ┤")
@@ -271,7 +273,7 @@ def test_a_line_begins_and_ends_where_its_points_do() -> None:
 
 @pytest.mark.parametrize("most", [1, 2, 3, 7, 15, 23, 45, 107])
 def test_an_axis_of_counts_has_whole_numbers_only(most: int) -> None:
-    curve = Curve("k", "title", "x", "largest batch", (Series("formula", ((0, most), (10, 0))),), "")
+    curve = Curve("k", "title", "x", "largest batch", (CurveSeries("formula", ((0, most), (10, 0))),), "")
     ticks = [line.split("┤")[0].strip() for line in said(chart_rows(curve, 50, 9)) if "┤" in line]
     assert len(ticks) == 3
     assert int(ticks[0]) >= most
@@ -288,15 +290,17 @@ def test_where_nothing_fits_one_line_says_so_in_place_of_a_chart() -> None:
 
 def test_doublings_are_equally_far_apart_on_a_logarithmic_axis() -> None:
     points = tuple((float(2**power), 1.0) for power in range(5))
-    curve = Curve("k", "t", "x", "y", (Series("s", points),), "", log_x=True)
+    curve = Curve("k", "t", "x", "y", (CurveSeries("s", points),), "", log_x=True)
     labels = said(chart_rows(curve, 60, 9))[11]
     places = [labels.index(number) + (len(number) - 1) / 2 for number in (" 2 ", " 4 ", " 8 ")]
     assert places[1] - places[0] == pytest.approx(places[2] - places[1], abs=1)
 
 
 def test_parts_of_a_sum_lie_on_one_another() -> None:
-    series = (Series("parameters", ((0, 5), (1, 5))), Series("activations", ((0, 0), (1, 5))))
-    curve = Curve("k", "t", "x", "GiB", series, "", stacked=True, marks=(Mark(0, "forward"), Mark(1, "backward")))
+    series = (CurveSeries("parameters", ((0, 5), (1, 5))), CurveSeries("activations", ((0, 0), (1, 5))))
+    curve = Curve(
+        "k", "t", "x", "GiB", series, "", stacked=True, marks=(CurveMark(0, "forward"), CurveMark(1, "backward"))
+    )
     rows = said(chart_rows(curve, 40, 9))
     plot = [row.split("┤")[-1].split("│")[-1] for row in rows[1:10]]
     assert plot[8].startswith("█" * 20)
@@ -317,7 +321,7 @@ def test_optimizer_state_appears_at_the_first_step_and_stays() -> None:
 
 def _traced_of(plan: Plan) -> Traced:
     known = traced(plan)
-    assert isinstance(known, Ready)
+    assert isinstance(known, TraceReady)
     return known.traced
 
 
@@ -351,7 +355,7 @@ def test_the_header_keeps_the_verdict_whatever_the_width(width: int) -> None:
 def test_the_header_says_that_a_trace_is_on_its_way(width: int) -> None:
     waiting, formula = (
         header_row(answer(LLAMA), state, "", "12:00", width).text
-        for state in (Pending(LLAMA), Failed(LLAMA, "formula only"))
+        for state in (Pending(LLAMA), TraceFailed(LLAMA, "formula only"))
     )
     assert "✗ too large, tracing …" in waiting
     assert waiting.replace(", tracing …", " by formula") == formula, "nothing moves when the trace is there"

@@ -14,7 +14,7 @@ from gpumem_tui.search.config import SearchConfig
 from gpumem_tui.search.runner import TrialFinished
 from gpumem_tui.tui.kit.figures import proportions
 from gpumem_tui.tui.search.bar import bar_view
-from gpumem_tui.tui.search.ledger import PEAK, RESERVED, USED, LedgerRow, ledger_view
+from gpumem_tui.tui.search.ledger import PEAK, RESERVED, USED, LedgerLine, ledger_view
 from gpumem_tui.tui.search.plot import clipped, plot_view
 from gpumem_tui.tui.search.state import SearchState, cancelling, held, reduce, selecting
 from gpumem_tui.tui.search.verdict import verdict_view
@@ -28,7 +28,7 @@ MEASURED = replace(FOUND, config=replace(CONFIG, device=replace(CONFIG.device, s
 FREE = "free of 80.0 GiB"
 
 
-def rows(state: SearchState) -> dict[str, LedgerRow]:
+def rows(state: SearchState) -> dict[str, LedgerLine]:
     return {row.title: row for row in ledger_view(state).rows}
 
 

@@ -22,11 +22,11 @@ from gpumem_tui.tui.process.history import ProcessChart, process_history_rows
 from gpumem_tui.tui.process.look import place_page, step_page
 from gpumem_tui.tui.process.post_mortem import ended_rows, post_mortem_rows
 from gpumem_tui.tui.process.probed import age_text, probed_rows, seconds
-from gpumem_tui.watch.documents import Kept
+from gpumem_tui.watch.documents import KeptPlace
 from gpumem_tui.watch.growth import Growth
 from gpumem_tui.watch.jobs import Job, job_of
 from gpumem_tui.watch.published import Published, WatchedProcess
-from gpumem_tui.watch.records import RefusedFile, Sample, State
+from gpumem_tui.watch.records import ProbeSample, ProcessState, RefusedFile
 from tests.tui import monitor_scene as scene
 from tests.tui import watch_scene
 
@@ -71,13 +71,13 @@ def test_the_parts_of_a_process_sum_to_what_it_holds() -> None:
 
 
 def test_a_peak_beyond_what_is_reserved_now_is_drawn_as_now() -> None:
-    given_back = Sample(watch_scene.record(reserved_bytes=3 * GIB))
+    given_back = ProbeSample(watch_scene.record(reserved_bytes=3 * GIB))
     assert parts_of(given_back, at_peak=True) == parts_of(given_back, at_peak=False)
 
 
 def test_figures_that_do_not_add_up_divide_nothing() -> None:
-    assert parts_of(Sample(watch_scene.record(reserved_bytes=GIB)), at_peak=False) is None
-    assert parts_of(Sample(watch_scene.on_cpu()), at_peak=False) is None
+    assert parts_of(ProbeSample(watch_scene.record(reserved_bytes=GIB)), at_peak=False) is None
+    assert parts_of(ProbeSample(watch_scene.on_cpu()), at_peak=False) is None
     shown = state(
         published=watch_scene.published(
             watch_scene.watched(4100, (watch_scene.record(reserved_bytes=17 * GIB), state().gpus[0].uuid))
@@ -94,7 +94,7 @@ def test_figures_that_do_not_add_up_divide_nothing() -> None:
 )
 def test_parts_never_exceed_what_is_reserved(held: list[int], allocated: int, reserved: int, at_peak: bool) -> None:
     sizes = dict(zip(("parameters_bytes", "gradients_bytes", "optimizer_bytes"), held, strict=True))
-    sample = Sample(watch_scene.record(allocated_bytes=allocated, reserved_bytes=reserved, **sizes))
+    sample = ProbeSample(watch_scene.record(allocated_bytes=allocated, reserved_bytes=reserved, **sizes))
     parts = parts_of(sample, at_peak=at_peak)
     assert parts is None or parts.reserved_bytes == reserved
 
@@ -170,14 +170,14 @@ def test_one_that_memory_ran_out_under_is_first_for_half_an_hour() -> None:
 @pytest.mark.parametrize(
     ("end", "phrase", "mark", "is_first"),
     [
-        (State.FAILED, "failed with exit code 1: ValueError: bad shape at train.py:3", "✗", True),
-        (State.KILLED, "killed (SIGKILL)", "✗", True),
-        (State.CRASHED, "crashed: segmentation fault (SIGSEGV)", "✗", True),
-        (State.ENDED, "finished (exit code 0)", "✓", False),
-        (State.INTERRUPTED, "interrupted by Ctrl-C", "✓", False),
+        (ProcessState.FAILED, "failed with exit code 1: ValueError: bad shape at train.py:3", "✗", True),
+        (ProcessState.KILLED, "killed (SIGKILL)", "✗", True),
+        (ProcessState.CRASHED, "crashed: segmentation fault (SIGSEGV)", "✗", True),
+        (ProcessState.ENDED, "finished (exit code 0)", "✓", False),
+        (ProcessState.INTERRUPTED, "interrupted by Ctrl-C", "✓", False),
     ],
 )
-def test_whoever_has_ended_stays_listed_with_how(end: State, phrase: str, mark: str, is_first: bool) -> None:
+def test_whoever_has_ended_stays_listed_with_how(end: ProcessState, phrase: str, mark: str, is_first: bool) -> None:
     """The bad ends stand above the living, the good ones below."""
     _, said = watch_scene.training()
     listed = state(published=Published((*said.processes, watch_scene.ended(state=end, phrase=phrase))))
@@ -202,7 +202,7 @@ def test_what_is_told_of_one_that_ended() -> None:
     assert "host memory: 3.00 GiB resident, limit 4.00 GiB (its control group)" in said
     assert "cpu, last sample of its training (it made 12,340 steps)" in said
     assert "optimizer state" in said
-    never = watch_scene.watched(4106, state=State.VANISHED)
+    never = watch_scene.watched(4106, state=ProcessState.VANISHED)
     assert "no step has finished" in text(ended_rows(never, 100, scene.NOON_S))
 
 
@@ -467,14 +467,14 @@ def test_bytes_of_host_memory_in_a_card() -> None:
     said = text(probed_card(watch_scene.watched(4100, (watch_scene.on_cpu(), "")), 118, 4))
     assert said.startswith("host memory PID 4100")
     assert "3.0 MiB" in said
-    assert Sample(watch_scene.on_cpu()).buckets[Bucket.OPTIMIZER] == 6 * MIB
+    assert ProbeSample(watch_scene.on_cpu()).buckets[Bucket.OPTIMIZER] == 6 * MIB
 
 
 def test_a_look_says_what_every_step_leaves_behind() -> None:
     look = watch_scene.look()
     waiting = text(step_page(look, 100))
     assert "known after two more steps" in waiting
-    leak = replace(look, kept=(Kept(0, "aten.add", "loss", "train.py:31", 3 * MIB, 2),))
+    leak = replace(look, kept=(KeptPlace(0, "aten.add", "loss", "train.py:31", 3 * MIB, 2),))
     said = text(step_page(leak, 100))
     assert "Left behind by every step, and not released two steps later" in said
     assert "3.0 MiB  train.py:31, in loss, aten.add" in said

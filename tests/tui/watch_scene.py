@@ -14,11 +14,11 @@ from gpumem_tui.monitor.probes import ProbeFigures
 from gpumem_tui.monitor.snapshot import GpuReading, Snapshot
 from gpumem_tui.probe.files import Files
 from gpumem_tui.probe.wire import Process, Record
-from gpumem_tui.watch.documents import Held, Look, LookedDevice, PostMortem
+from gpumem_tui.watch.documents import HeldPlace, LookAnswer, LookedDevice, PostMortem
 from gpumem_tui.watch.expected import Expected
 from gpumem_tui.watch.postmortem import Case
 from gpumem_tui.watch.published import Key, Placed, Published, WatchedProcess
-from gpumem_tui.watch.records import End, ProbedProcess, Sample, State
+from gpumem_tui.watch.records import End, ProbedProcess, ProbeSample, ProcessState
 from tests.tui import monitor_scene as scene
 from tests.watch.rings import ON_CPU, RECORD
 
@@ -94,11 +94,11 @@ def watched(pid: int, *placed: tuple[Record, str], **changes: Any) -> WatchedPro
         pid=pid, start_ticks=pid * 7, started_ns=0, entry="run", rank=rank, local_rank=rank, world_size=world_size,
         python="3.11.7", torch="2.13.0", visible_devices=None, command=tuple(host.command.split()),
     )  # fmt: skip
-    state = changes.pop("state", State.RUNNING)
-    samples = tuple(Sample(one) for one, _ in placed)
+    state = changes.pop("state", ProcessState.RUNNING)
+    samples = tuple(ProbeSample(one) for one, _ in placed)
     probed = ProbedProcess(
         files=Files(Path("/tmp/probes"), pid, pid * 7),
-        pid=pid if state is State.RUNNING else None,
+        pid=pid if state is ProcessState.RUNNING else None,
         uid=1000,
         process=who,
         state=state,
@@ -106,7 +106,7 @@ def watched(pid: int, *placed: tuple[Record, str], **changes: Any) -> WatchedPro
         age_s=0.4,
         problem=changes.pop("problem", ""),
     )
-    places = tuple(Placed(Sample(one), uuid or Unknown("host memory")) for one, uuid in placed)
+    places = tuple(Placed(ProbeSample(one), uuid or Unknown("host memory")) for one, uuid in placed)
     return WatchedProcess(probed, places, **{"host": host, "expected": EXPECTED, **changes})
 
 
@@ -132,13 +132,13 @@ def training() -> tuple[Snapshot, Published]:
     return scene.of([gpu]), published(watched(4100, (record(), gpu.uuid), history=history()))
 
 
-def history() -> tuple[Sample, ...]:
+def history() -> tuple[ProbeSample, ...]:
     """Eight minutes of samples: the peak grew once, and the cache was given back once."""
     samples = []
     for number in range(480):
         early, kept = number < 160, number > 300
         samples.append(
-            Sample(
+            ProbeSample(
                 record(
                     sequence=number + 1,
                     step=12_340 - (479 - number) * 4,
@@ -194,16 +194,16 @@ def out_of_memory(uuid: str = "", **changes: Any) -> WatchedProcess:
         "fatal": True,
         **changes,
     }
-    ended = watched(4104, state=State.OUT_OF_MEMORY, host=Unknown("out of memory"))
+    ended = watched(4104, state=ProcessState.OUT_OF_MEMORY, host=Unknown("out of memory"))
     return replace(ended, case=Case(ended.process, PostMortem(**values), EXPECTED))
 
 
 def ended(
-    pid: int = 4105, state: State = State.FAILED, phrase: str = "failed with exit code 1", **changes: Any
+    pid: int = 4105, state: ProcessState = ProcessState.FAILED, phrase: str = "failed with exit code 1", **changes: Any
 ) -> WatchedProcess:
     """One that trained in host memory and ended a minute ago, after 8 minutes of which there are samples."""
     past = tuple(
-        Sample(on_cpu(step=sample.record.step, wall_ns=sample.record.wall_ns - 60 * 10**9)) for sample in history()
+        ProbeSample(on_cpu(step=sample.record.step, wall_ns=sample.record.wall_ns - 60 * 10**9)) for sample in history()
     )
     record = past[-1].record
     made = watched(pid, (record, ""), state=state, host=Unknown(phrase), history=past)
@@ -211,24 +211,24 @@ def ended(
     return replace(made, process=replace(made.process, end=end, steps=12_340))
 
 
-def look() -> Look:
+def look() -> LookAnswer:
     """A step of 0.4 s whose peak of 14 GiB is at the end of forward."""
     standing_bytes = 3 * PARAMETERS_BYTES
     peak_bytes = 14 * GIB
     rise = [(0.02 + n * 0.004, standing_bytes + (peak_bytes - standing_bytes) * n // 40) for n in range(41)]
     fall = [(0.19 + n * 0.004, peak_bytes - (peak_bytes - 4 * PARAMETERS_BYTES) * n // 40) for n in range(41)]
     held = [
-        Held("activations", "aten.addmm", f"transformer.h.{block}.mlp.c_fc", "model.py:88", (700 - block) * MIB, 2)
+        HeldPlace("activations", "aten.addmm", f"transformer.h.{block}.mlp.c_fc", "model.py:88", (700 - block) * MIB, 2)
         for block in range(12)
     ]
     held += [
-        Held("parameters", "", "transformer.wte", "", PARAMETERS_BYTES, 148, before_step=True),
-        Held("optimizer", "", "transformer.wte", "", 2 * PARAMETERS_BYTES, 296, before_step=True),
-        Held("temporary", "aten._log_softmax", "lm_head", "train.py:31", 900 * MIB, 1),
-        Held("batch_data", "", "", "train.py:28", 64 * MIB, 2),
+        HeldPlace("parameters", "", "transformer.wte", "", PARAMETERS_BYTES, 148, before_step=True),
+        HeldPlace("optimizer", "", "transformer.wte", "", 2 * PARAMETERS_BYTES, 296, before_step=True),
+        HeldPlace("temporary", "aten._log_softmax", "lm_head", "train.py:31", 900 * MIB, 1),
+        HeldPlace("batch_data", "", "", "train.py:28", 64 * MIB, 2),
     ]
     known = sum(one.bytes for one in held)
-    held.append(Held("activations", "", "", "", peak_bytes - known, 4_000))
+    held.append(HeldPlace("activations", "", "", "", peak_bytes - known, 4_000))
     buckets: dict[str, int] = {}
     for one in held:
         buckets[one.bucket] = buckets.get(one.bucket, 0) + one.bytes
@@ -242,4 +242,4 @@ def look() -> Look:
         phases=((0.0, "batch"), (0.02, "forward"), (0.185, "backward"), (0.36, "optimizer")),
         peak_s=0.18,
     )
-    return Look(1, 12_341, 0.4, "allocator history", (device,), {})
+    return LookAnswer(1, 12_341, 0.4, "allocator history", (device,), {})

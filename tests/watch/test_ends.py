@@ -20,7 +20,7 @@ from gpumem_tui.probe.files import start_ticks, write_document
 from gpumem_tui.watch.documents import Exit
 from gpumem_tui.watch.kernel_log import kill_of, memory_kills
 from gpumem_tui.watch.reader import Watcher
-from gpumem_tui.watch.records import ProbedProcess, State
+from gpumem_tui.watch.records import ProbedProcess, ProcessState
 from gpumem_tui.watch.witness import Witness, unseen
 from tests.watch.rings import GIB, GONE_PID, ON_CPU, RECORD, RingFile, gone, this_process
 
@@ -59,38 +59,38 @@ def of(folder: Path, exit_: Exit | None = None, error: dict[str, Any] | None = N
 @pytest.mark.parametrize(
     ("exit_", "error", "state", "phrase"),
     [
-        (seen(), None, State.ENDED, "finished (exit code 0)"),
-        (seen(exit_code=3), None, State.FAILED, "failed with exit code 3"),
-        (seen(exit_code=137), None, State.FAILED, "failed with exit code 137, as after SIGKILL"),
+        (seen(), None, ProcessState.ENDED, "finished (exit code 0)"),
+        (seen(exit_code=3), None, ProcessState.FAILED, "failed with exit code 3"),
+        (seen(exit_code=137), None, ProcessState.FAILED, "failed with exit code 137, as after SIGKILL"),
         (
             seen(exit_code=1),
             {"error": "ValueError", "message": "bad shape\nmore", "source": "train.py:7"},
-            State.FAILED,
+            ProcessState.FAILED,
             "failed with exit code 1: ValueError: bad shape at train.py:7",
         ),
-        (None, {"error": "KeyError"}, State.FAILED, "failed: KeyError"),
-        (None, {"error": "KeyboardInterrupt"}, State.INTERRUPTED, "interrupted by Ctrl-C"),
-        (None, {"error": "ValueError", "step": 1}, State.ENDED, "ended"),  # a hook lived on: more steps came
-        (seen(exit_code=None, signal=2), None, State.INTERRUPTED, "interrupted by Ctrl-C (SIGINT)"),
-        (seen(exit_code=None, signal=9), None, State.KILLED, "killed (SIGKILL)"),
-        (seen(exit_code=None, signal=15), None, State.KILLED, "killed (SIGTERM)"),
-        (seen(exit_code=None, signal=11), None, State.CRASHED, "crashed: segmentation fault (SIGSEGV)"),
-        (seen(exit_code=None, signal=6), None, State.CRASHED, "crashed: aborted (SIGABRT)"),
-        (seen(exit_code=None, signal=40), None, State.KILLED, "killed (signal 40)"),
-        (seen(exit_code=None), None, State.VANISHED, "killed or crashed; which of them was not seen"),
+        (None, {"error": "KeyError"}, ProcessState.FAILED, "failed: KeyError"),
+        (None, {"error": "KeyboardInterrupt"}, ProcessState.INTERRUPTED, "interrupted by Ctrl-C"),
+        (None, {"error": "ValueError", "step": 1}, ProcessState.ENDED, "ended"),  # a hook lived on: more steps came
+        (seen(exit_code=None, signal=2), None, ProcessState.INTERRUPTED, "interrupted by Ctrl-C (SIGINT)"),
+        (seen(exit_code=None, signal=9), None, ProcessState.KILLED, "killed (SIGKILL)"),
+        (seen(exit_code=None, signal=15), None, ProcessState.KILLED, "killed (SIGTERM)"),
+        (seen(exit_code=None, signal=11), None, ProcessState.CRASHED, "crashed: segmentation fault (SIGSEGV)"),
+        (seen(exit_code=None, signal=6), None, ProcessState.CRASHED, "crashed: aborted (SIGABRT)"),
+        (seen(exit_code=None, signal=40), None, ProcessState.KILLED, "killed (signal 40)"),
+        (seen(exit_code=None), None, ProcessState.VANISHED, "killed or crashed; which of them was not seen"),
         (
             seen(
                 exit_code=None, signal=9, killed_for_memory=True, resident_bytes=15 * GIB, limit_bytes=16 * GIB,
                 limit_owner=host_memory.GROUP,
             ),
             None,
-            State.KILLED_FOR_MEMORY,
+            ProcessState.KILLED_FOR_MEMORY,
             "killed by the kernel as host memory ran out: 15.00 GiB resident, limit 16.00 GiB (its control group)",
         ),
     ],
 )  # fmt: skip
 def test_every_end_has_its_words(
-    exit_: Exit | None, error: dict[str, Any] | None, state: State, phrase: str, tmp_path: Path
+    exit_: Exit | None, error: dict[str, Any] | None, state: ProcessState, phrase: str, tmp_path: Path
 ) -> None:
     process = of(tmp_path / "probes", exit_, error)
     assert (process.state, process.standing, process.step) == (state, phrase, 3)
@@ -100,7 +100,7 @@ def test_what_is_no_end_is_a_problem(tmp_path: Path) -> None:
     ring = RingFile(tmp_path / "probes", gone())
     write_document(ring.files.exit, b"{}")
     [process] = Watcher([tmp_path / "probes"]).processes()
-    assert process.state is State.VANISHED
+    assert process.state is ProcessState.VANISHED
     assert "exit.json was written by another version" in process.problem
 
 
@@ -234,7 +234,7 @@ def test_a_process_that_the_kernel_kills_for_memory(tmp_path: Path) -> None:
             assert blind.ended().killed_for_memory
             blind.close()
             [process] = watcher.processes()
-            assert process.state is State.KILLED_FOR_MEMORY
+            assert process.state is ProcessState.KILLED_FOR_MEMORY
             assert "killed by the kernel as host memory ran out: " in process.standing
             assert process.standing.endswith("limit 64.0 MiB (its control group)")
     finally:

@@ -16,7 +16,7 @@ from gpumem_tui.watch import headless
 from gpumem_tui.watch.collector import Collector
 from gpumem_tui.watch.growth import Growth, growth_of
 from gpumem_tui.watch.reader import Watcher
-from gpumem_tui.watch.records import ProbedProcess, Sample
+from gpumem_tui.watch.records import ProbedProcess, ProbeSample
 from tests.tui import monitor_scene as scene
 from tests.watch.rings import GIB, ON_CPU, RECORD, RingFile, this_process
 
@@ -24,13 +24,15 @@ S = 10**9
 NOISE = random.Random(1)
 
 
-def samples(size_at: Callable[[float], float], seconds: int = 300, *, on_cpu: bool = False) -> list[Sample]:
+def samples(size_at: Callable[[float], float], seconds: int = 300, *, on_cpu: bool = False) -> list[ProbeSample]:
     """Two a second, of a process that holds `size_at` after so many seconds."""
     found = []
     for number in range(2 * seconds):
         size = round(size_at(number / 2))
         record = replace(ON_CPU, host_bytes=size) if on_cpu else replace(RECORD, allocated_bytes=size)
-        found.append(Sample(replace(record, sequence=number + 1, step=number * 7, monotonic_ns=1 + number * S // 2)))
+        found.append(
+            ProbeSample(replace(record, sequence=number + 1, step=number * 7, monotonic_ns=1 + number * S // 2))
+        )
     return found
 
 

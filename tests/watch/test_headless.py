@@ -13,7 +13,7 @@ import pytest
 from gpumem_tui.probe.files import start_ticks
 from gpumem_tui.watch import headless
 from gpumem_tui.watch.reader import Watcher
-from gpumem_tui.watch.records import ProbedProcess, State
+from gpumem_tui.watch.records import ProbedProcess, ProcessState
 from tests.watch.rings import GONE_PID, RECORD, RingFile, gone, out_of_memory, this_process
 
 
@@ -27,7 +27,7 @@ def test_one_process_until_it_ends(as_json: bool, tmp_path: Path, capsys: pytest
         ring.document(ring.files.oom, out_of_memory())
         process = headless.watch(Watcher([folder]), program.pid, 0.05, as_json=as_json)
     assert process is not None
-    assert (process.state, process.files.pid) == (State.OUT_OF_MEMORY, program.pid)
+    assert (process.state, process.files.pid) == (ProcessState.OUT_OF_MEMORY, program.pid)
     lines = capsys.readouterr().out.splitlines()
     if as_json:
         sample, ended = map(json.loads, lines)

@@ -8,7 +8,7 @@ from gpumem_tui.memory import GIB, Unknown
 from gpumem_tui.probe.wire import Record
 from gpumem_tui.watch.jobs import job_of, total_bytes
 from gpumem_tui.watch.published import Published, WatchedProcess
-from gpumem_tui.watch.records import Sample, State
+from gpumem_tui.watch.records import ProbeSample, ProcessState
 from tests.tui import monitor_scene
 from tests.tui.watch_scene import on_cpu, out_of_memory, ranks, record, watched
 
@@ -43,7 +43,7 @@ def test_a_process_that_is_no_rank_has_no_job() -> None:
 def test_the_one_that_ended_is_left_out() -> None:
     mine = rank(0, 10)
     ended = out_of_memory()
-    assert ended.process.state is State.OUT_OF_MEMORY
+    assert ended.process.state is ProcessState.OUT_OF_MEMORY
     job = job_of(Published((mine, ended)), mine)
     assert job is not None
     assert [one.watched for one in job.ranks] == [mine]
@@ -80,5 +80,5 @@ def test_a_rank_before_its_first_step() -> None:
 
 
 def test_all_that_was_found() -> None:
-    assert total_bytes(Sample(on_cpu())) == 12 * 2**20
-    assert total_bytes(Sample(record())) == record().allocated_bytes
+    assert total_bytes(ProbeSample(on_cpu())) == 12 * 2**20
+    assert total_bytes(ProbeSample(record())) == record().allocated_bytes

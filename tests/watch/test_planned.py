@@ -8,13 +8,13 @@ from gpumem_tui.catalog.loader import DEFAULT_GPU
 from gpumem_tui.memory import GIB, Unknown
 from gpumem_tui.plan.plan import Plan
 from gpumem_tui.plan.watched import plan_of
-from gpumem_tui.watch.records import Sample
+from gpumem_tui.watch.records import ProbeSample
 from tests.monitor.snapshots import gpu
 from tests.tui.watch_scene import EXPECTED, GPT2, on_cpu, record, watched
 
 
 def test_its_model_on_its_gpu_with_the_batch_that_its_activations_hold() -> None:
-    sample = Sample(record())
+    sample = ProbeSample(record())
     plan = plan_of(watched(4100, (record(), "")), sample, gpu())
     assert isinstance(plan, Plan)
     assert (plan.shape, plan.recipe) == (GPT2, EXPECTED.recipe)
@@ -24,7 +24,7 @@ def test_its_model_on_its_gpu_with_the_batch_that_its_activations_hold() -> None
 
 
 def test_in_host_memory_it_is_planned_for_the_usual_gpu_and_one_sample() -> None:
-    plan = plan_of(watched(4100, (on_cpu(), "")), Sample(on_cpu()), None)
+    plan = plan_of(watched(4100, (on_cpu(), "")), ProbeSample(on_cpu()), None)
     assert isinstance(plan, Plan)
     assert (plan.gpu.name, plan.batch_size) == (DEFAULT_GPU, 1)
 

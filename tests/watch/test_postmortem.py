@@ -15,7 +15,14 @@ from gpumem_tui.formula.predict import predict
 from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.memory import GIB, Bucket, Unknown
 from gpumem_tui.probe.wire import CPU
-from gpumem_tui.watch.documents import Model, Optimizer, Parameter, Trained, Untrained, read_post_mortem
+from gpumem_tui.watch.documents import (
+    Trained,
+    TrainedModel,
+    TrainedOptimizer,
+    TrainedParameter,
+    Untrained,
+    read_post_mortem,
+)
 from gpumem_tui.watch.expected import Expected, expect
 from gpumem_tui.watch.postmortem import Case, case_json, case_lines, open_case
 from gpumem_tui.watch.reader import Watcher
@@ -44,10 +51,10 @@ def trained(dtype: str = "float32", optimizer: str = "torch.optim.adamw.AdamW", 
     document = model_document(dtype, optimizer, **options)
     [model] = document["models"]
     parameters = tuple(
-        Parameter(one["name"], tuple(one["shape"]), one["dtype"], one["trained"]) for one in model["parameters"]
+        TrainedParameter(one["name"], tuple(one["shape"]), one["dtype"], one["trained"]) for one in model["parameters"]
     )
     [used] = document["optimizers"]
-    return Trained((Model(model["name"], parameters, False),), (Optimizer(**used),))
+    return Trained((TrainedModel(model["name"], parameters, False),), (TrainedOptimizer(**used),))
 
 
 def case_of(folder: Path, model: dict[str, Any] | None, **changes: Any) -> Case:

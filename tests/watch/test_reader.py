@@ -17,7 +17,7 @@ from gpumem_tui.memory import Unknown
 from gpumem_tui.probe.files import start_ticks
 from gpumem_tui.probe.wire import RING_BYTES, SLOT_BYTES, SLOT_COUNT, slot_offset, switched_off_patch
 from gpumem_tui.watch.reader import Watcher, foreign_directories
-from gpumem_tui.watch.records import State
+from gpumem_tui.watch.records import ProcessState
 from tests.attach import loops
 from tests.watch.rings import GONE_PID, ON_CPU, RECORD, RingFile, gone, out_of_memory, this_process
 
@@ -31,7 +31,7 @@ def test_a_running_process_with_its_newest_samples(folder: Path) -> None:
     ring = RingFile(folder, this_process(rank=3, world_size=8))
     watcher = Watcher([folder])
     [process] = watcher.processes()
-    assert (process.pid, process.state, process.samples, process.step) == (os.getpid(), State.RUNNING, (), 0)
+    assert (process.pid, process.state, process.samples, process.step) == (os.getpid(), ProcessState.RUNNING, (), 0)
     assert process.age_s == Unknown("no step has finished yet")
     ring.sample(replace(RECORD, step=1), replace(ON_CPU, step=1))
     ring.sample(replace(RECORD, step=7), replace(ON_CPU, step=7))
@@ -125,11 +125,11 @@ def test_how_processes_end(folder: Path) -> None:
         caught.end()
     states = {process.process.start_ticks: process.state for process in Watcher([folder]).processes()}
     assert states == {
-        1: State.ENDED,
-        2: State.VANISHED,
-        3: State.OUT_OF_MEMORY,
-        4: State.ENDED,  # it went on after the error
-        5: State.OUT_OF_MEMORY,  # it handled the error and left
+        1: ProcessState.ENDED,
+        2: ProcessState.VANISHED,
+        3: ProcessState.OUT_OF_MEMORY,
+        4: ProcessState.ENDED,  # it went on after the error
+        5: ProcessState.OUT_OF_MEMORY,  # it handled the error and left
     }
     assert all(process.pid is None for process in Watcher([folder]).processes())
 
@@ -138,12 +138,12 @@ def test_a_process_that_ends_while_it_is_watched(folder: Path) -> None:
     with subprocess.Popen(["sleep", "60"]) as program:
         ring = RingFile(folder, this_process(pid=program.pid, start_ticks=start_ticks(program.pid)))
         watcher = Watcher([folder])
-        assert watcher.processes()[0].state is State.RUNNING
+        assert watcher.processes()[0].state is ProcessState.RUNNING
         ring.sample(RECORD)
         program.kill()
         os.waitid(os.P_PID, program.pid, os.WEXITED | os.WNOWAIT)  # a zombie has ended
         [process] = watcher.processes()
-        assert (process.state, process.pid, process.step) == (State.KILLED, None, 1)
+        assert (process.state, process.pid, process.step) == (ProcessState.KILLED, None, 1)
         assert process.standing == "killed (SIGKILL)"
 
 
@@ -152,7 +152,7 @@ def test_last_words_within_one_tick_of_the_clock_are_heard(folder: Path) -> None
     with subprocess.Popen(["sleep", "60"]) as program:
         ring = RingFile(folder, this_process(pid=program.pid, start_ticks=start_ticks(program.pid)))
         watcher = Watcher([folder])
-        assert watcher.processes()[0].state is State.RUNNING
+        assert watcher.processes()[0].state is ProcessState.RUNNING
         changed = ring.path.stat()
         ring.end()
         os.utime(ring.path, ns=(changed.st_atime_ns, changed.st_mtime_ns))
@@ -165,7 +165,7 @@ def test_a_pid_that_is_used_again_is_not_the_process(folder: Path) -> None:
     """The pid is ours, but the process of this ring began at another time."""
     RingFile(folder, this_process(start_ticks=start_ticks() - 1))
     [process] = Watcher([folder]).processes()
-    assert (process.state, process.pid) == (State.VANISHED, None)
+    assert (process.state, process.pid) == (ProcessState.VANISHED, None)
 
 
 def test_a_writer_that_makes_its_ring_anew(folder: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from gpumem_tui.watch.documents import Kept, Look, read_look
+from gpumem_tui.watch.documents import KeptPlace, LookAnswer, read_look
 from gpumem_tui.watch.reader import Watcher
 from gpumem_tui.watch.records import ProbedProcess
 from gpumem_tui.watch.report import (
@@ -89,7 +89,7 @@ def process(ring: RingFile) -> ProbedProcess:
 
 
 @pytest.fixture
-def look(ring: RingFile, process: ProbedProcess) -> Look:
+def look(ring: RingFile, process: ProbedProcess) -> LookAnswer:
     ring.document(ring.files.look, LOOK)
     look = read_look(process.files, process.uid)
     assert look is not None
@@ -144,7 +144,7 @@ def test_who_has_ended(tmp_path: Path) -> None:
     assert line == f"PID 4000000 (python  [2Jtrain.py), torch 2.13.0, by run 0 s ago: {told}"
 
 
-def test_a_look_by_source_line(process: ProbedProcess, look: Look) -> None:
+def test_a_look_by_source_line(process: ProbedProcess, look: LookAnswer) -> None:
     lines = look_lines(process, look)
     assert lines[0].endswith("step 12, 0.500 s with the recording (allocator history)")
     assert "cuda:0: peak 4.00 GiB at 0.200 s" in lines
@@ -160,12 +160,12 @@ def test_a_look_by_source_line(process: ProbedProcess, look: Look) -> None:
     assert lines[-1] == "no phases: compiled"
 
 
-def test_a_look_by_module_and_by_bucket(process: ProbedProcess, look: Look) -> None:
+def test_a_look_by_module_and_by_bucket(process: ProbedProcess, look: LookAnswer) -> None:
     assert "      3.00 GiB  75.0%  blocks.0" in look_lines(process, look, "module")
     assert not any(line.startswith("by ") for line in look_lines(process, look, "bucket"))
 
 
-def test_a_look_as_json_sums_to_the_peak(process: ProbedProcess, look: Look) -> None:
+def test_a_look_as_json_sums_to_the_peak(process: ProbedProcess, look: LookAnswer) -> None:
     [device] = json.loads(json.dumps(look_json(process, look)))["devices"]
     assert sum(device["buckets"].values()) == device["peak_bytes"]
     for by in ("by_module", "by_source"):
@@ -180,9 +180,9 @@ def test_spans_of_time(seconds: float, said: str) -> None:
     assert ago(seconds) == said
 
 
-def test_what_every_step_leaves_behind(process: ProbedProcess, look: Look) -> None:
-    known = Kept(0, "aten.add", "loss", "train.py:31", 3 << 20, 2)
-    unknown = Kept(-1, "", "", "", 1 << 20, 1)
+def test_what_every_step_leaves_behind(process: ProbedProcess, look: LookAnswer) -> None:
+    known = KeptPlace(0, "aten.add", "loss", "train.py:31", 3 << 20, 2)
+    unknown = KeptPlace(-1, "", "", "", 1 << 20, 1)
     lines = look_lines(process, replace(look, kept=(known, unknown)))
     at = lines.index("left behind by every step, and not released two steps later:")
     assert lines[at + 1 : at + 3] == [

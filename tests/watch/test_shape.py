@@ -12,7 +12,7 @@ from gpumem_tui.catalog.loader import find_model, models
 from gpumem_tui.catalog.shapes import ModelShape
 from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.memory import Unknown
-from gpumem_tui.watch.documents import Model, Parameter, Trained
+from gpumem_tui.watch.documents import Trained, TrainedModel, TrainedParameter
 from gpumem_tui.watch.shape import Derived, derive
 from gpumem_tui.workload.spec import WorkloadSpec
 
@@ -21,8 +21,10 @@ Dims = tuple[int, ...]
 
 def trained(dims: Mapping[str, Dims], *, frozen: str = "-", truncated: bool = False) -> Trained:
     """A model of these parameters; those whose names begin with `frozen` are not trained."""
-    parameters = tuple(Parameter(name, shape, "float32", not name.startswith(frozen)) for name, shape in dims.items())
-    return Trained((Model("Model", parameters, truncated),), ())
+    parameters = tuple(
+        TrainedParameter(name, shape, "float32", not name.startswith(frozen)) for name, shape in dims.items()
+    )
+    return Trained((TrainedModel("Model", parameters, truncated),), ())
 
 
 def derived(dims: Mapping[str, Dims]) -> Derived:
@@ -211,7 +213,7 @@ def test_what_is_frozen_or_trained_beside_it_is_said() -> None:
     frozen = derive(trained(gpt2(), frozen="transformer.wpe"))
     assert isinstance(frozen, Derived)
     assert frozen.assumed[-1] == "all parameters trained, though 0.6% of them are frozen"
-    critic = Model("my.Critic", (Parameter("value.weight", (1000, 1000), "float32", True),), False)
+    critic = TrainedModel("my.Critic", (TrainedParameter("value.weight", (1000, 1000), "float32", True),), False)
     beside = derive(Trained((*trained(gpt2()).models, critic), ()))
     assert isinstance(beside, Derived)
     assert beside.assumed[-1] == "Critic, trained beside it with 1,000,000 parameters, left out of account"

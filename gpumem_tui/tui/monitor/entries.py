@@ -12,7 +12,7 @@ from gpumem_tui.tui.monitor.state import MonitorState, ProcessKey, SortBy, devic
 from gpumem_tui.watch.published import Placed, WatchedProcess
 
 if TYPE_CHECKING:
-    from gpumem_tui.watch.records import Sample
+    from gpumem_tui.watch.records import ProbeSample
 
 _INIT = 1
 _KEPT_S = 1800.0
@@ -38,7 +38,7 @@ class Entry:
     process: GpuProcess
     branch: str = ""
     watched: WatchedProcess | None = None
-    sample: Sample | None = None
+    sample: ProbeSample | None = None
     place: str = ""
     slot: str = ""
 

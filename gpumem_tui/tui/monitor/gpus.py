@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from rich.cells import cell_len
 
 from gpumem_tui.memory import Unknown, format_bytes
-from gpumem_tui.monitor.snapshot import GpuReading, State
+from gpumem_tui.monitor.snapshot import DeviceState, GpuReading
 from gpumem_tui.tui.kit.figures import ABSENT, MUTED, Row, fit, fit_right, ruled, span_width
 from gpumem_tui.tui.kit.shares import bar, legend
 from gpumem_tui.tui.monitor.layout import Layout
@@ -113,7 +113,7 @@ def detail_rows(state: MonitorState, gpu: GpuReading, width: int, lines: int) ->
 
 def reason_of(gpu: GpuReading) -> str:
     """Why there is no bar."""
-    if gpu.state is State.LOST:
+    if gpu.state is DeviceState.LOST:
         return f"lost: {gpu.state_reason}" if gpu.state_reason else "lost"
     return gpu.ledger.reason if isinstance(gpu.ledger, Unknown) else gpu.state_reason
 
@@ -152,7 +152,7 @@ def _line(state: MonitorState, gpu: GpuReading, width: int) -> Row:
     name_width = _name_width(width)
     if name_width:
         left.append((f"{fit(short_name(gpu.name), name_width)} ", ""))
-    if gpu.state is State.LOST:
+    if gpu.state is DeviceState.LOST:
         return [*left, (fit(reason_of(gpu), width - span_width(left)), "$error")]
     left += [*_line_readings(state, gpu, roomy=width >= _ROOMY), ("  ", "")]
     room = width - span_width(left)
@@ -191,10 +191,10 @@ def _facts(state: MonitorState, gpu: GpuReading, width: int) -> Row:
     """Name on the left; on the right as many readings as there is room for, the most telling first."""
     left: Row = _marker(state, gpu)
     stale = state_span(gpu)
-    readings = [_used(state, gpu)] if gpu.state is not State.LOST else []
+    readings = [_used(state, gpu)] if gpu.state is not DeviceState.LOST else []
     if stale is not None:
         readings.insert(0, [stale])
-    if gpu.state is not State.LOST:
+    if gpu.state is not DeviceState.LOST:
         readings += _readings(state, gpu)
     room = width - span_width(left) - min(len(gpu.name), 12)
     right: Row = []

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from gpumem_tui.plan.plan import Plan
     from gpumem_tui.tui.kit.pages import PagesScreen, Report
     from gpumem_tui.tui.process.dialogs import DetailsScreen, Ending
-    from gpumem_tui.watch.documents import Look
+    from gpumem_tui.watch.documents import LookAnswer
     from gpumem_tui.watch.published import Placed, WatchedProcess
     from gpumem_tui.watch.records import ProbedProcess
 
@@ -222,7 +222,7 @@ class ProcessActions(MainScreen):
         effect = "Its next step is recorded and takes longer. If you leave off, it is recorded all the same."
         waiting = WaitingScreen("A look into the next step", process.title, effect)
 
-        def ask() -> Look:
+        def ask() -> LookAnswer:
             return await_look(process, request_look(process), _LOOK_S, wait=wait, say=waiting.tell)
 
         await self.app.push_screen(waiting, lambda _: left_off.set())
@@ -313,7 +313,7 @@ class ProcessActions(MainScreen):
         self.notify(said, severity="error" if failed else "information")
 
 
-def _until_complete(process: ProbedProcess, look: Look) -> Callable[[], Report]:
+def _until_complete(process: ProbedProcess, look: LookAnswer) -> Callable[[], Report]:
     """A look's report; the probe writes it again once it knows what the steps after it have released."""
     from gpumem_tui.probe.files import WireError
     from gpumem_tui.watch.documents import read_look
@@ -323,7 +323,7 @@ def _until_complete(process: ProbedProcess, look: Look) -> Callable[[], Report]:
     def make() -> Report:
         nonlocal shown, report
         if shown.kept is None and "kept" not in shown.unavailable:
-            newest: Look | None = None
+            newest: LookAnswer | None = None
             with suppress(WireError):
                 newest = read_look(process.files, process.uid)
             if newest is not None and newest.request == look.request and newest != shown:
@@ -333,7 +333,7 @@ def _until_complete(process: ProbedProcess, look: Look) -> Callable[[], Report]:
     return make
 
 
-def look_report(process: ProbedProcess, look: Look) -> Report:
+def look_report(process: ProbedProcess, look: LookAnswer) -> Report:
     """A look's pages; only one, with the reasons, if nothing was recorded."""
     from gpumem_tui.tui.kit.pages import Page, Report
     from gpumem_tui.tui.process.look import look_title, place_page, step_page

@@ -15,7 +15,7 @@ from gpumem_tui.tui.monitor.state import MonitorState, ProcessKey, SortBy
 from gpumem_tui.tui.process.probed import seconds
 
 if TYPE_CHECKING:
-    from gpumem_tui.watch.records import Sample
+    from gpumem_tui.watch.records import ProbeSample
 
 
 CURSOR = "$block-cursor-foreground on $block-cursor-background"
@@ -100,7 +100,7 @@ def _host_cell(write: Callable[[HostProcess, float], str]) -> Callable[[Entry, f
     return cell
 
 
-def _probe_cell(write: Callable[[Sample], str]) -> Callable[[Entry, float], str]:
+def _probe_cell(write: Callable[[ProbeSample], str]) -> Callable[[Entry, float], str]:
     """Blank where nothing is known from inside: that is no reading that failed."""
 
     def cell(entry: Entry, now_s: float) -> str:

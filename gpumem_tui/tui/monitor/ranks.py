@@ -13,7 +13,7 @@ from gpumem_tui.watch.jobs import Job, Rank, total_bytes
 from gpumem_tui.watch.published import Placed
 
 if TYPE_CHECKING:
-    from gpumem_tui.watch.records import Sample
+    from gpumem_tui.watch.records import ProbeSample
 
 _WORST = "▲"
 
@@ -23,7 +23,7 @@ class _Column:
     """A figure in bytes; left out first where `rank` is highest and there is no room."""
 
     title: str
-    figure: Callable[[Sample], Value]
+    figure: Callable[[ProbeSample], Value]
     rank: int
 
     @property
@@ -31,7 +31,7 @@ class _Column:
         return max(9, len(self.title) + 2)
 
 
-def _bucket(bucket: Bucket) -> Callable[[Sample], Value]:
+def _bucket(bucket: Bucket) -> Callable[[ProbeSample], Value]:
     return lambda sample: sample.buckets[bucket]
 
 

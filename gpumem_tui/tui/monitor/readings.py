@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from gpumem_tui.memory import GIB, Unknown, Value
 from gpumem_tui.monitor.alerts import AlertKind
-from gpumem_tui.monitor.snapshot import GpuReading, Reading, State
+from gpumem_tui.monitor.snapshot import DeviceState, GpuReading, Reading
 from gpumem_tui.tui.kit.figures import ABSENT, Span, fit_right
 from gpumem_tui.tui.monitor.state import MonitorState
 
@@ -73,8 +73,8 @@ def used_span(state: MonitorState, gpu: GpuReading, width: int) -> Span:
 
 def state_span(gpu: GpuReading) -> Span | None:
     """How a device stands if it does not answer: "stale 4 s", "lost"."""
-    if gpu.state is State.STALE:
+    if gpu.state is DeviceState.STALE:
         return f"stale {gpu.age_s:.0f} s", "bold $warning"
-    if gpu.state is State.LOST:
+    if gpu.state is DeviceState.LOST:
         return "lost", "bold $error"
     return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpumem_tui.memory import ALLOCATED_BUCKETS, Bucket, Unknown, format_bytes
-from gpumem_tui.monitor.snapshot import DeviceLedger, GpuProcess, GpuReading, Instance, Kind
+from gpumem_tui.monitor.snapshot import DeviceLedger, GpuProcess, GpuReading, Instance, LedgerKind
 from gpumem_tui.tui.kit.figures import compact_bytes
 from gpumem_tui.tui.kit.glyphs import BUCKET_LOOKS, PROCESS_LOOKS, UNACCOUNTED_LOOK, Look
 from gpumem_tui.tui.kit.shares import Share, reason, summed
@@ -28,7 +28,7 @@ def shares(gpu: GpuReading, parts: Parts) -> tuple[Share, ...]:
 def _shares(ledger: DeviceLedger, device: str, parts: Parts) -> Iterator[Share]:
     turn = 0
     for row in ledger.rows:
-        if row.kind is Kind.PROCESS and row.process is not None:
+        if row.kind is LedgerKind.PROCESS and row.process is not None:
             divided = parts.get((device, row.process.pid))
             if divided is not None and isinstance(row.size_bytes, int) and divided.reserved_bytes <= row.size_bytes:
                 yield from divided_share(row.process, row.size_bytes, divided)
@@ -37,10 +37,10 @@ def _shares(ledger: DeviceLedger, device: str, parts: Parts) -> Iterator[Share]:
                 look = PROCESS_LOOKS[turn % len(PROCESS_LOOKS)]
                 turn += 1
                 yield Share(f"{row.process.pid} {name}", name, row.size_bytes, look, reason(row.size_bytes, row.note))
-        elif row.kind is Kind.DRIVER_RESERVED:
+        elif row.kind is LedgerKind.DRIVER_RESERVED:
             look = BUCKET_LOOKS[Bucket.DRIVER_RESERVED]
             yield Share("driver reserved", "driver", row.size_bytes, look, reason(row.size_bytes, row.note))
-        elif row.kind is Kind.UNACCOUNTED:
+        elif row.kind is LedgerKind.UNACCOUNTED:
             yield Share(
                 "unaccounted", "unaccounted", row.size_bytes, UNACCOUNTED_LOOK, reason(row.size_bytes, row.note)
             )
@@ -50,7 +50,7 @@ def _shares(ledger: DeviceLedger, device: str, parts: Parts) -> Iterator[Share]:
 
 def _instance_shares(gpu: GpuReading) -> Iterator[Share]:
     ledgers = [each.ledger for each in gpu.instances if isinstance(each.ledger, DeviceLedger)]
-    reserved = summed(ledger.size_bytes(Kind.DRIVER_RESERVED) for ledger in ledgers)
+    reserved = summed(ledger.size_bytes(LedgerKind.DRIVER_RESERVED) for ledger in ledgers)
     yield Share("driver reserved", "driver", reserved, BUCKET_LOOKS[Bucket.DRIVER_RESERVED], reason(reserved, ""))
     for turn, each in enumerate(gpu.instances):
         yield _instance_share(each, PROCESS_LOOKS[turn % len(PROCESS_LOOKS)])
@@ -58,7 +58,7 @@ def _instance_shares(gpu: GpuReading) -> Iterator[Share]:
         outside_bytes = gpu.memory.total_bytes - sum(ledger.total_bytes for ledger in ledgers)
         if outside_bytes > 0:
             yield Share("in no instance", "in no instance", outside_bytes, BUCKET_LOOKS[Bucket.OTHER_PROCESSES])
-    free = summed(ledger.size_bytes(Kind.FREE) for ledger in ledgers)
+    free = summed(ledger.size_bytes(LedgerKind.FREE) for ledger in ledgers)
     yield Share("free", "free", free, BUCKET_LOOKS[Bucket.FREE])
 
 
@@ -67,10 +67,10 @@ def _instance_share(instance: Instance, look: Look) -> Share:
     name, ledger = f"MIG {instance.index}", instance.ledger
     if isinstance(ledger, Unknown):
         return Share(name, name, ledger, look, ledger.reason)
-    sizes = {kind: ledger.size_bytes(kind) for kind in (Kind.DRIVER_RESERVED, Kind.FREE)}
+    sizes = {kind: ledger.size_bytes(kind) for kind in (LedgerKind.DRIVER_RESERVED, LedgerKind.FREE)}
     used_bytes = ledger.total_bytes - sum(size for size in sizes.values() if isinstance(size, int))
     unlisted = [f"{format_bytes(row.size_bytes)} unaccounted: {row.note}" for row in ledger.rows
-                if row.kind is Kind.UNACCOUNTED and row.size_bytes]  # fmt: skip
+                if row.kind is LedgerKind.UNACCOUNTED and row.size_bytes]  # fmt: skip
     return Share(f"{name} of {compact_bytes(ledger.total_bytes)}", name, used_bytes, look, "; ".join(unlisted))
 
 

@@ -14,7 +14,7 @@ from gpumem_tui.monitor.snapshot import GpuReading, Snapshot
 from gpumem_tui.watch.published import Published
 
 if TYPE_CHECKING:
-    from gpumem_tui.watch.records import Sample
+    from gpumem_tui.watch.records import ProbeSample
 
 ProcessKey = tuple[str, int, str]
 """Device key, pid, MIG instance: one line of the process table."""
@@ -120,7 +120,7 @@ def device_key(gpu: GpuReading) -> str:
     return gpu.uuid or f"#{gpu.index}"
 
 
-def parts_of(sample: Sample, *, at_peak: bool) -> ProcessParts | None:
+def parts_of(sample: ProbeSample, *, at_peak: bool) -> ProcessParts | None:
     """How a process divides what it has reserved of a GPU; None where its probe does not say enough.
 
     Args:

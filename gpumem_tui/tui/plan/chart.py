@@ -8,7 +8,7 @@ from itertools import accumulate, pairwise
 from math import ceil, floor, log2, log10
 
 from gpumem_tui.memory import Bucket, format_count
-from gpumem_tui.plan.curves import Curve, Series
+from gpumem_tui.plan.curves import Curve, CurveSeries
 from gpumem_tui.tui.kit.figures import MUTED, Row, Span, fit, fit_right, joined, wrapped
 from gpumem_tui.tui.kit.glyphs import BUCKET_LOOKS
 from gpumem_tui.tui.kit.rows import ListRow, paragraph, row
@@ -158,7 +158,7 @@ def _stacked(curve: Curve, columns: int, height: int, x_of: Place, top: float) -
     return cells
 
 
-def _value_at(series: Series, place: float, x_of: Place) -> float:
+def _value_at(series: CurveSeries, place: float, x_of: Place) -> float:
     """The last point at or before a place: what is allocated stays until it changes."""
     found = series.points[0][1]
     for x, y in series.points:
@@ -224,7 +224,7 @@ def _spread(xs: Sequence[float], most: int, here: float | None) -> list[float]:
     return sorted(chosen | {x for x in xs if x == here})
 
 
-def _point_names(all_series: Sequence[Series]) -> dict[float, str]:
+def _point_names(all_series: Sequence[CurveSeries]) -> dict[float, str]:
     return {
         x: name for series in all_series for (x, _), name in zip(series.points, series.names, strict=False)
     }  # fmt: skip

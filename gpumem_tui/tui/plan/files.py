@@ -11,7 +11,7 @@ from gpumem_tui.memory import Unknown
 from gpumem_tui.plan.controls import Option
 from gpumem_tui.plan.plan import Plan
 from gpumem_tui.plan.store import PlanStore, SavedPlan, StoreError
-from gpumem_tui.plan.tracing import Failed, Ready, TraceState
+from gpumem_tui.plan.tracing import TraceFailed, TraceReady, TraceState
 from gpumem_tui.search.prediction import Traced
 from gpumem_tui.tui.kit.background import in_daemon_thread
 from gpumem_tui.tui.kit.dialogs import NameScreen, PickScreen, TextScreen
@@ -117,9 +117,9 @@ def why_no_search(plan: Plan) -> str:
 
 def _traced(trace: TraceState) -> Traced | Unknown:
     match trace:
-        case Ready():
+        case TraceReady():
             return trace.traced
-        case Failed(_, reason):
+        case TraceFailed(_, reason):
             return Unknown(reason)
         case _:
             return Unknown("the step was still being traced")

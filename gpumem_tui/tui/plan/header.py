@@ -5,7 +5,7 @@ from __future__ import annotations
 from gpumem_tui.formula.parameters import count_parameters
 from gpumem_tui.memory import format_count
 from gpumem_tui.plan.answers import Answer
-from gpumem_tui.plan.tracing import Pending, Ready, TraceState
+from gpumem_tui.plan.tracing import Pending, TraceReady, TraceState
 from gpumem_tui.tui.kit.figures import MUTED, Row, Span, span_width
 from gpumem_tui.tui.kit.glyphs import PROGRAM
 from gpumem_tui.tui.kit.rows import ListRow, row
@@ -47,9 +47,9 @@ def header_row(answer: Answer, traced: TraceState, name: str, time: str, width: 
 def _verdict(answer: Answer, traced: TraceState) -> Span:
     """By the trace where there is one: it knows more. As long with a trace on its way as by formula alone."""
     match traced:
-        case Ready(_, found, _) if found.fit == "may fit":
+        case TraceReady(_, found, _) if found.fit == "may fit":
             return "? may fit", "bold $text-warning"
-        case Ready(_, found, _):
+        case TraceReady(_, found, _):
             fits, how = found.fits, ""
         case Pending():
             fits, how = answer.fits, f", tracing {PENDING}"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from gpumem_tui.memory import ALLOCATED_BUCKETS, Bucket, Unknown, Value, format_bytes, format_count
 from gpumem_tui.plan.answers import Answer, samples
-from gpumem_tui.plan.tracing import Failed, Pending, Ready, TraceState
+from gpumem_tui.plan.tracing import Pending, TraceFailed, TraceReady, TraceState
 from gpumem_tui.search.ranges import largest_words, room_words
 from gpumem_tui.search.report import PHASE_WORDS
 from gpumem_tui.tui.kit.figures import ABSENT, MUTED, Row, Span, compact_bytes, fit, joined, proportions, signed
@@ -73,7 +73,7 @@ def fact_rows(answer: Answer, traced: TraceState, width: int) -> list[ListRow]:
         ("one step", passes + gpus, "accumulation"),
         ("global batch", batch, "global-batch"),
     ]
-    if isinstance(traced, Ready) and (phase := traced.answer.peaks_elsewhere) is not None:
+    if isinstance(traced, TraceReady) and (phase := traced.answer.peaks_elsewhere) is not None:
         facts.insert(1, ("differ", f"traced peak {PHASE_WORDS[phase]}", "moment"))
     lines: list[ListRow] = []
     for name, text, key in facts:
@@ -84,7 +84,7 @@ def fact_rows(answer: Answer, traced: TraceState, width: int) -> list[ListRow]:
     if answer.obstacle is not None:
         lines.append(row())
         lines += paragraph(answer.obstacle, width)
-    if isinstance(traced, Ready) and isinstance(largest := traced.answer.max_batch_size, Unknown):
+    if isinstance(traced, TraceReady) and isinstance(largest := traced.answer.max_batch_size, Unknown):
         lines.append(row())
         lines += paragraph(f"traced at batch {plan.batch_size:,} alone: {largest.reason}", width)
     return lines
@@ -99,16 +99,16 @@ def _formula_verdict(answer: Answer, width: int) -> Row:
 
 def _traced_verdict(traced: TraceState) -> Row:
     match traced:
-        case Ready(_, found, _) if found.fits:
+        case TraceReady(_, found, _) if found.fits:
             return [("✓ fits", "bold $text-success"), (f" · {room_words(found.fit, found.free_range)}", "")]
-        case Ready(_, found, _) if found.fit == "may fit":
+        case TraceReady(_, found, _) if found.fit == "may fit":
             return [("? may fit", "bold $text-warning"), (f" · {room_words(found.fit, found.free_range)}", "")]
-        case Ready(_, found, _):
+        case TraceReady(_, found, _):
             missing = room_words(found.fit, found.free_range).removesuffix(" missing")
             return [("✗ too large", "bold $text-error"), (f" by {missing}", "")]
         case Pending():
             return [(f"{PENDING} tracing one step without a GPU", MUTED)]
-        case Failed(_, reason):
+        case TraceFailed(_, reason):
             return [(f"{ABSENT} {reason}", MUTED)]
 
 
@@ -117,7 +117,7 @@ def _formula_segments(answer: Answer) -> dict[Bucket, int]:
 
 
 def _traced_bar(answer: Answer, traced: TraceState, width: int) -> Row:
-    if not isinstance(traced, Ready):
+    if not isinstance(traced, TraceReady):
         return [("·" * width, BUCKET_LOOKS[Bucket.FREE][1])]
     found, gpu = traced.answer, answer.plan.gpu
     segments = {
@@ -150,7 +150,7 @@ def _lines(answer: Answer, traced: TraceState) -> list[_Line]:
     plan, gpu = answer.plan, answer.plan.gpu
     headroom_bytes = gpu.total_bytes - answer.usable_bytes
     not_counted = Unknown("in the headroom")
-    found = traced.answer if isinstance(traced, Ready) else None
+    found = traced.answer if isinstance(traced, TraceReady) else None
     waiting = Unknown("no trace")
     buckets = [
         _Line(bucket.title, answer.breakdown[bucket], found.breakdown[bucket] if found else waiting, bucket.value,
@@ -200,7 +200,7 @@ def _figure(value: Value, weight: str) -> Span:
 
 def _largest(traced: TraceState) -> str:
     match traced:
-        case Ready(_, found, _):
+        case TraceReady(_, found, _):
             return largest_words(found.max_batch_size, found.may_fit_batch_size) or ABSENT
         case Pending():
             return PENDING

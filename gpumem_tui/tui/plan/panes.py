@@ -12,7 +12,7 @@ from gpumem_tui.plan.measured import MeasuredRate, rates_for
 from gpumem_tui.plan.plan import Plan
 from gpumem_tui.plan.step_memory import memory_over_step
 from gpumem_tui.plan.techniques import Combination, cheapest_combination, techniques
-from gpumem_tui.plan.tracing import Ready, TraceState
+from gpumem_tui.plan.tracing import TraceReady, TraceState
 from gpumem_tui.search.prediction import Traced
 from gpumem_tui.tui.kit.rows import Rows, heading, no_rows
 from gpumem_tui.tui.plan.compare import Compared, compare_rows
@@ -52,7 +52,7 @@ class PaneRequest:
     ) -> PaneRequest:
         """What `pane` needs of all that; nothing is worked out anew for what it does not show."""
         needs = with_step or pane in ("curves", "compare")
-        traced = trace.traced if needs and isinstance(trace, Ready) else None
+        traced = trace.traced if needs and isinstance(trace, TraceReady) else None
         return cls(pane, plan, other, with_step, traced, rates_for(plan, measured) if pane == "judgement" else ())
 
 

@@ -22,7 +22,7 @@ from gpumem_tui.plan.measured import MeasuredRate
 from gpumem_tui.plan.plan import Plan
 from gpumem_tui.plan.state import PlanState, chosen, entered, nudged, opened, paused, redone, replaced, undone
 from gpumem_tui.plan.store import PlanStore
-from gpumem_tui.plan.tracing import Failed, MakeTracer, Pending, PlanTracer, Tracer, TraceState
+from gpumem_tui.plan.tracing import BackgroundTracer, MakeTracer, Pending, PlanTracer, TraceFailed, TraceState
 from gpumem_tui.tui.kit.background import in_daemon_thread
 from gpumem_tui.tui.kit.dialogs import PickScreen, TextScreen
 from gpumem_tui.tui.kit.help_screen import HelpScreen
@@ -98,7 +98,7 @@ class PlanScreen(MainScreen):
         self,
         plan: Plan,
         *,
-        tracer: MakeTracer = Tracer,
+        tracer: MakeTracer = BackgroundTracer,
         store: PlanStore | None = None,
         clock: Clock = datetime.now,
     ) -> None:
@@ -322,7 +322,7 @@ class PlanScreen(MainScreen):
 
     def action_trace(self) -> None:
         """Once more, where it failed: a process may have been killed, or torch installed meanwhile."""
-        if isinstance(self._traced, Failed):
+        if isinstance(self._traced, TraceFailed):
             self._traced = self._tracer.again(self._state.plan)
             self._draw_numbers()
 

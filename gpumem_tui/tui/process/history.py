@@ -14,7 +14,7 @@ from gpumem_tui.watch.jobs import total_bytes
 from gpumem_tui.watch.published import WatchedProcess
 
 if TYPE_CHECKING:
-    from gpumem_tui.watch.records import Sample
+    from gpumem_tui.watch.records import ProbeSample
 
 
 _LABEL_WIDTH = 8
@@ -32,7 +32,7 @@ class ProcessChart:
     """
 
     title: str
-    samples: Sequence[Sample]
+    samples: Sequence[ProbeSample]
     end_s: float
     has_ended: bool
 
@@ -92,16 +92,16 @@ def process_history_rows(
     ]
 
 
-def _of_one_device(watched: WatchedProcess) -> list[Sample]:
+def _of_one_device(watched: WatchedProcess) -> list[ProbeSample]:
     if not watched.own:
         return []
     device = watched.own[0].sample.record.device
     return [sample for sample in watched.history if sample.record.device == device] or [watched.own[0].sample]
 
 
-def _by_column(samples: Sequence[Sample], axis: TimeAxis) -> list[Sample | None]:
+def _by_column(samples: Sequence[ProbeSample], axis: TimeAxis) -> list[ProbeSample | None]:
     """What each column shows: the highest of its samples, or the last one before, which still stands."""
-    shown: list[Sample | None] = [None] * axis.columns
+    shown: list[ProbeSample | None] = [None] * axis.columns
     for sample in samples:
         at_s = min(sample.record.wall_ns / 1e9, axis.last_s)
         index = axis.column_at(at_s)
@@ -113,11 +113,11 @@ def _by_column(samples: Sequence[Sample], axis: TimeAxis) -> list[Sample | None]
     return shown
 
 
-def _height(sample: Sample) -> int:
+def _height(sample: ProbeSample) -> int:
     return max((edge for edge, _ in _edges(sample)), default=0)
 
 
-def _edges(sample: Sample) -> list[tuple[int, Band]]:
+def _edges(sample: ProbeSample) -> list[tuple[int, Band]]:
     """The upper edge of each area in bytes, the lowest first."""
     if not sample.record.has_allocator:
         found = total_bytes(sample)
@@ -131,13 +131,15 @@ def _edges(sample: Sample) -> list[tuple[int, Band]]:
     return sorted(known, key=lambda pair: pair[0])
 
 
-def _stack(sample: Sample | None, top: int, rows: int) -> Stack:
+def _stack(sample: ProbeSample | None, top: int, rows: int) -> Stack:
     return () if sample is None else tuple((eighths(size, top, rows), band) for size, band in _edges(sample))
 
 
-def _heading(chart: ProcessChart, width: int, at: tuple[TimeAxis, Sample | None, int] | None, *, focused: bool) -> Row:
+def _heading(
+    chart: ProcessChart, width: int, at: tuple[TimeAxis, ProbeSample | None, int] | None, *, focused: bool
+) -> Row:
     """Which process and how long; the newest values, or those `at` the cursor with their time of day."""
-    sample: Sample | None = chart.samples[-1]
+    sample: ProbeSample | None = chart.samples[-1]
     when: Row = []
     if at is not None:
         axis, sample, column = at
@@ -166,7 +168,7 @@ def _ticks(columns: int, span_s: float) -> list[float]:
     return [index * span_s / columns for index in range(0, columns, _AXIS_STEP)]
 
 
-def _step_at(shown: Sequence[Sample | None], columns_ago: int) -> str:
+def _step_at(shown: Sequence[ProbeSample | None], columns_ago: int) -> str:
     sample = shown[len(shown) - 1 - columns_ago]
     return "" if sample is None else f"{sample.record.step:,}"
 

@@ -12,7 +12,7 @@ from gpumem_tui.tui.kit.areas import Band, Stack, area_column, drawn, eighths
 from gpumem_tui.tui.kit.figures import MUTED, Row, Span, compact_bytes, fit, proportions, ruled, span_width
 from gpumem_tui.tui.kit.glyphs import BUCKET_LOOKS
 from gpumem_tui.tui.process.probed import seconds
-from gpumem_tui.watch.documents import Look, LookedDevice
+from gpumem_tui.watch.documents import LookAnswer, LookedDevice
 from gpumem_tui.watch.records import device_name
 from gpumem_tui.watch.report import kept_place
 
@@ -32,7 +32,7 @@ _STANDING = {
 """What is there all through a step, if the step did not make it."""
 
 
-def step_page(look: Look, width: int) -> list[Row]:
+def step_page(look: LookAnswer, width: int) -> list[Row]:
     """How memory went over the step, device by device."""
     rows: list[Row] = []
     for device in look.devices:
@@ -41,7 +41,7 @@ def step_page(look: Look, width: int) -> list[Row]:
     return [*rows, *_kept_rows(look, width), *_reasons(look)]
 
 
-def place_page(look: Look, by: Place, width: int) -> list[Row]:
+def place_page(look: LookAnswer, by: Place, width: int) -> list[Row]:
     """What the peak consists of by module or source line, the largest first; the bar shows of which buckets."""
     rows: list[Row] = []
     for device in look.devices:
@@ -52,7 +52,7 @@ def place_page(look: Look, by: Place, width: int) -> list[Row]:
     return [*rows, *_reasons(look)]
 
 
-def look_title(look: Look) -> str:
+def look_title(look: LookAnswer) -> str:
     """Which step, and how long it took with the recording."""
     return f"step {look.step:,}, recorded in {seconds(look.step_s)}"
 
@@ -67,7 +67,7 @@ def _device_heading(device: LookedDevice, width: int) -> Row:
     return ruled(left, right, width)
 
 
-def _kept_rows(look: Look, width: int) -> Iterator[Row]:
+def _kept_rows(look: LookAnswer, width: int) -> Iterator[Row]:
     """What every step leaves behind: a leak, if there is one."""
     if look.kept is None:
         if look.devices and "kept" not in look.unavailable:
@@ -204,7 +204,7 @@ def _size_row(sizes: dict[Bucket, int], name: str, peak_bytes: int, width: int) 
     return [*row, (fit(name, max(0, width - span_width(row))), "")]
 
 
-def _reasons(look: Look) -> Iterator[Row]:
+def _reasons(look: LookAnswer) -> Iterator[Row]:
     """How it was recorded, and what is not known."""
     if look.method:
         yield [(f"recorded by the {look.method}", MUTED)]

@@ -14,7 +14,7 @@ from gpumem_tui.watch.jobs import total_bytes
 from gpumem_tui.watch.published import WatchedProcess
 
 if TYPE_CHECKING:
-    from gpumem_tui.watch.records import Sample
+    from gpumem_tui.watch.records import ProbeSample
 
 
 TITLE_WIDTH = 13
@@ -48,7 +48,7 @@ def age_text(age_s: Reading[float]) -> str:
     return age_s.reason if isinstance(age_s, Unknown) else f"{age_s:.1f} s old" if age_s < 10 else f"{age_s:.0f} s old"
 
 
-def probed_rows(watched: WatchedProcess, sample: Sample | None) -> list[Row]:
+def probed_rows(watched: WatchedProcess, sample: ProbeSample | None) -> list[Row]:
     """The probe's facts, then the buckets now, at the peak and by the formula, side by side."""
     who = watched.process.process
     rows = [
@@ -67,7 +67,7 @@ def probed_rows(watched: WatchedProcess, sample: Sample | None) -> list[Row]:
     return [*rows, *sample_rows(watched, sample), [], *_prediction(watched, sample)]
 
 
-def sample_rows(watched: WatchedProcess, sample: Sample) -> list[Row]:
+def sample_rows(watched: WatchedProcess, sample: ProbeSample) -> list[Row]:
     """One sample of it: the step, the allocator, and the buckets."""
     step_s = sample.step_s
     pace = step_s.reason if isinstance(step_s, Unknown) else f"{seconds(step_s)} each"
@@ -80,7 +80,7 @@ def fact(title: str, said: str, style: str = "") -> Row:
     return [(f"{title:<{TITLE_WIDTH}}", MUTED), (said, style)]
 
 
-def _allocator(sample: Sample) -> Iterator[str]:
+def _allocator(sample: ProbeSample) -> Iterator[str]:
     if isinstance(sample.retries, Unknown):
         yield f"{sample.retries.reason}: what was found is shown"
         return
@@ -91,7 +91,7 @@ def _allocator(sample: Sample) -> Iterator[str]:
         yield f"{format_bytes(sample.inactive_split_bytes)} free in pieces"
 
 
-def _table(watched: WatchedProcess, sample: Sample) -> Iterator[Row]:
+def _table(watched: WatchedProcess, sample: ProbeSample) -> Iterator[Row]:
     """The buckets; without an allocator, which alone knows of a peak, only those now that were found."""
     now, peak = sample.buckets, sample.peak_buckets
     has_allocator = sample.record.has_allocator
@@ -142,7 +142,7 @@ def _sum(title: str, *values: Value) -> Row:
     return [(f"   {title:<{_NAME_WIDTH}}{sizes}", MUTED)]
 
 
-def _prediction(watched: WatchedProcess, sample: Sample) -> Iterator[Row]:
+def _prediction(watched: WatchedProcess, sample: ProbeSample) -> Iterator[Row]:
     """What the prediction is of, and what it takes for granted."""
     expected = watched.expected
     if isinstance(expected, Unknown):

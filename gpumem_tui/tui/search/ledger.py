@@ -30,7 +30,7 @@ Column = dict[str, Value]
 
 
 @dataclass(frozen=True)
-class LedgerRow:
+class LedgerLine:
     """One line of the table. `error` is the compared prediction − trial in bytes, `error_share` the same relative to
     the trial."""
 
@@ -64,7 +64,7 @@ class LedgerView:
     tried_title: str
     error_title: str
     captions: tuple[str, ...]
-    rows: tuple[LedgerRow, ...]
+    rows: tuple[LedgerLine, ...]
     notes: tuple[str, ...]
 
 
@@ -98,7 +98,7 @@ def ledger_view(state: SearchState) -> LedgerView:
         tried_title=tried_title,
         error_title=f"{against} error",
         captions=_captions(state, shown),
-        rows=tuple(LedgerRow(t, formula[t], traced[t], tried[t], *error_of(t)) for t in titles),
+        rows=tuple(LedgerLine(t, formula[t], traced[t], tried[t], *error_of(t)) for t in titles),
         notes=(*filter(None, (doubt,)), *_moment(state, batch_size), *_noted(state, shown), *_reasons(headed), *said),
     )
 

@@ -7,7 +7,7 @@ from textual.widgets import Static
 from gpumem_tui.memory import Unknown, Value
 from gpumem_tui.tui.kit.figures import MUTED, Row, compact_bytes, percent, signed
 from gpumem_tui.tui.kit.text import assembled
-from gpumem_tui.tui.search.ledger import LedgerRow, LedgerView, ledger_view
+from gpumem_tui.tui.search.ledger import LedgerLine, LedgerView, ledger_view
 from gpumem_tui.tui.search.state import SearchState, Stage
 from gpumem_tui.tui.search.verdict import Tone, VerdictView, verdict_view
 from gpumem_tui.tui.search.workload import strategy_lines, workload_lines, workload_summary
@@ -118,7 +118,7 @@ def _table(view: LedgerView) -> list[Row]:
     return lines
 
 
-def _row(row: LedgerRow) -> Row:
+def _row(row: LedgerLine) -> Row:
     weight = "bold" if row.is_sum else ""
     spans: Row = [(f"{row.title:<{_TITLE_WIDTH}}", weight)]
     for value, width in zip((row.formula, row.traced, row.tried), _WIDTHS, strict=True):

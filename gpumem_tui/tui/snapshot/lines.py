@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from gpumem_tui.memory import Bucket, format_bytes, format_count
 from gpumem_tui.snapshots.analysis import Analysis, Part, Point
-from gpumem_tui.snapshots.model import Snapshot
+from gpumem_tui.snapshots.model import MemorySnapshot
 from gpumem_tui.tui.kit.areas import Band, Stack, area_column, drawn, eighths
 from gpumem_tui.tui.kit.figures import MUTED, Row, compact_bytes, fit, span_width
 from gpumem_tui.tui.kit.glyphs import BUCKET_LOOKS, PROGRAM, Look
@@ -49,7 +49,7 @@ _MEANS = (
 )
 
 
-def header_row(snapshot: Snapshot, analysis: Analysis, time: str, width: int) -> ListRow:
+def header_row(snapshot: MemorySnapshot, analysis: Analysis, time: str, width: int) -> ListRow:
     """The file, and which of its devices; what there is no room for is left out."""
     left: Row = [(PROGRAM, "bold $primary"), ("  ", "")]
     right: Row = [(time, MUTED), (" ", "")]

@@ -14,7 +14,7 @@ from textual.events import Resize
 from textual.widgets import Footer, Static
 
 from gpumem_tui.snapshots.analysis import Analysis
-from gpumem_tui.snapshots.model import Snapshot
+from gpumem_tui.snapshots.model import MemorySnapshot
 from gpumem_tui.tui.kit.dialogs import TextScreen
 from gpumem_tui.tui.kit.help_screen import HelpScreen
 from gpumem_tui.tui.kit.main_screen import MainScreen
@@ -55,7 +55,7 @@ class SnapshotScreen(MainScreen):
     ]
 
     def __init__(
-        self, snapshot: Snapshot, analyses: Sequence[Analysis], *, clock: Callable[[], datetime] = datetime.now
+        self, snapshot: MemorySnapshot, analyses: Sequence[Analysis], *, clock: Callable[[], datetime] = datetime.now
     ) -> None:
         super().__init__()
         self._snapshot = snapshot

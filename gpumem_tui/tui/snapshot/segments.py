@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpumem_tui.memory import format_bytes
 from gpumem_tui.snapshots.analysis import Analysis
-from gpumem_tui.snapshots.fragmentation import OutOfMemory, Pin, SegmentRow
+from gpumem_tui.snapshots.fragmentation import FailedRequest, Pin, SegmentRow
 from gpumem_tui.snapshots.report import segment_cells
 from gpumem_tui.tui.kit.figures import MUTED, Row, compact_bytes, fit
 from gpumem_tui.tui.kit.rows import ListRow, heading, paragraph, row
@@ -71,7 +71,7 @@ def out_of_memory_rows(analysis: Analysis, width: int) -> list[ListRow]:
     return lines
 
 
-def _out_of_memory(oom: OutOfMemory, width: int) -> list[ListRow]:
+def _out_of_memory(oom: FailedRequest, width: int) -> list[ListRow]:
     lines = [heading(fit(f"event {oom.event:,}, {oom.line}", width))]
     for text in oom.explanation():
         lines += paragraph(text, width, "", indent=2)
