@@ -14,11 +14,11 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import get_args
 
-from gpumem_tui.simulator.measurements import DEFAULT_RECORDINGS, DataError, Kind, RecordedRun, load_recordings
 from gpumem_tui.simulator.settings import AllocatorSettings
 from gpumem_tui.simulator.timeline import Timeline
 from tests.gpu.history import HistoryError, unpack, unpack_timeline
 from tests.gpu.placement import Differs, check
+from tests.published.measurements import DEFAULT_RECORDINGS, DataError, Kind, RecordedRun, load_recordings
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

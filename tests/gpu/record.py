@@ -24,7 +24,11 @@ import torch._subclasses.fake_tensor
 
 from gpumem_tui.catalog.loader import find_gpu
 from gpumem_tui.catalog.shapes import Gpu
-from gpumem_tui.simulator.measurements import (
+from tests.gpu import largest, sides
+from tests.gpu.forks import Fork, ForkFailed, Write
+from tests.gpu.matrix import STEPS, Configuration, Edge, configurations, edges
+from tests.gpu.nvml import device_memory, driver_version
+from tests.published.measurements import (
     DEFAULT_RECORDINGS,
     DataError,
     Machine,
@@ -34,10 +38,6 @@ from gpumem_tui.simulator.measurements import (
     Side,
     load_recordings,
 )
-from tests.gpu import largest, sides
-from tests.gpu.forks import Fork, ForkFailed, Write
-from tests.gpu.matrix import STEPS, Configuration, Edge, configurations, edges
-from tests.gpu.nvml import device_memory, driver_version
 
 DEFAULT_BUDGET_S = 480.0
 RUN_LIMIT_S = 120.0

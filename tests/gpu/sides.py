@@ -14,7 +14,6 @@ import torch
 
 from gpumem_tui.catalog.shapes import Gpu
 from gpumem_tui.memory import Bucket
-from gpumem_tui.simulator.measurements import PhasePeaks, Side
 from gpumem_tui.simulator.profile import profile_for
 from gpumem_tui.simulator.timeline import Timeline
 from gpumem_tui.step import Phase
@@ -25,6 +24,7 @@ from tests.gpu.forks import Write
 from tests.gpu.history import History, HistoryError, pack, pack_timeline
 from tests.gpu.matrix import STEPS, Configuration
 from tests.gpu.nvml import device_memory
+from tests.published.measurements import PhasePeaks, Side
 
 Entries = Callable[[], Iterable[Mapping[str, Any]]]
 """What yields the allocator's history entries so far, of one device."""

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from gpumem_tui.simulator.measurements import RecordedRun, load_recordings
 from tests.gpu.history import unpack
 from tests.gpu.placement import check
+from tests.published.measurements import RecordedRun, load_recordings
 
 pytestmark = pytest.mark.gpu
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from gpumem_tui.simulator.accuracy import published_range, traced_published
-from gpumem_tui.simulator.measurements import PublishedPeak, load_published
 from tests.published import measured
+from tests.published.accuracy import published_range, traced_published
+from tests.published.measurements import PublishedPeak, load_published
 
 _WIDEST_PERCENT = 30
 _PUBLISHED = load_published(Path(__file__).with_name("peaks.toml"))

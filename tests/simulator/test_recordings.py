@@ -20,7 +20,6 @@ from hypothesis import strategies as st
 from gpumem_tui.catalog.loader import find_gpu
 from gpumem_tui.memory import MIB
 from gpumem_tui.simulator.blocks import Block
-from gpumem_tui.simulator.measurements import DEFAULT_RECORDINGS, RecordedEdge, RecordedRun, load_recordings
 from gpumem_tui.simulator.settings import AllocatorSettings
 from gpumem_tui.simulator.timeline import TimelineRecorder
 from tests.gpu import record, sides
@@ -29,6 +28,7 @@ from tests.gpu.history import History, HistoryError, pack, unpack, unpack_timeli
 from tests.gpu.largest import FITS, OUT_OF_MEMORY, find
 from tests.gpu.matrix import configurations, edges
 from tests.gpu.placement import Differs, HistoryKeepingAllocator, check
+from tests.published.measurements import DEFAULT_RECORDINGS, RecordedEdge, RecordedRun, load_recordings
 
 _REHEARSED = "mlp-2048-b64-fp32-adamw|largest-mlp"
 _KEPT = [run for run in load_recordings(DEFAULT_RECORDINGS) if isinstance(run, RecordedRun) and run.history]

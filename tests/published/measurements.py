@@ -22,7 +22,7 @@ Kind = Literal["allocated", "reserved", "device_used"]
 Origin = Literal["recorded", "rehearsed", "published"]
 """Rehearsed: made by the recorder without a GPU, so it measures nothing."""
 
-_TESTS = Path(__file__).parents[2] / "tests"
+_TESTS = Path(__file__).parents[1]
 DEFAULT_RECORDINGS = _TESTS / "recordings"
 DEFAULT_PUBLISHED = _TESTS / "published" / "peaks.toml"
 PUBLISHED_STEPS = 3

@@ -1,4 +1,4 @@
-"""How far the predictions are from what GPUs measured: `python -m gpumem_tui.simulator.accuracy`.
+"""How far the predictions are from what GPUs measured: `python -m tests.published.accuracy`.
 
 A developer's tool: it reads the measurements in a checkout's tests/ (recordings of this project's own runs and figures
 that others published) and traces each run again with the torch installed here.
@@ -24,7 +24,10 @@ from gpumem_tui.catalog.shapes import Gpu
 from gpumem_tui.formula.predict import predict
 from gpumem_tui.memory import Range, format_bytes, format_range
 from gpumem_tui.simulator.finder import BatchFinder
-from gpumem_tui.simulator.measurements import (
+from gpumem_tui.simulator.profile import profile_for
+from gpumem_tui.simulator.replay import UNLIMITED_BYTES, AffineTrace
+from gpumem_tui.workload.spec import WorkloadSpec
+from tests.published.measurements import (
     DEFAULT_PUBLISHED,
     DEFAULT_RECORDINGS,
     PUBLISHED_STEPS,
@@ -40,9 +43,6 @@ from gpumem_tui.simulator.measurements import (
     load_published,
     load_recordings,
 )
-from gpumem_tui.simulator.profile import profile_for
-from gpumem_tui.simulator.replay import UNLIMITED_BYTES, AffineTrace
-from gpumem_tui.workload.spec import WorkloadSpec
 
 if TYPE_CHECKING:
     from gpumem_tui.simulator.device import SimulatedGpu
@@ -237,7 +237,7 @@ def _formula_bytes(workload: WorkloadSpec, batch_size: int) -> int | None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command. Returns its exit code: 0, or 2 without data to compare with."""
-    parser = argparse.ArgumentParser(prog="python -m gpumem_tui.simulator.accuracy", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tests.published.accuracy", description=__doc__)
     parser.add_argument("--recordings", type=Path, default=DEFAULT_RECORDINGS, metavar="DIR")
     parser.add_argument("--published", type=Path, default=DEFAULT_PUBLISHED, metavar="FILE")
     parser.add_argument("--as-recorded", action="store_true", help="do not trace the recorded runs again")

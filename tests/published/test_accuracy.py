@@ -12,8 +12,9 @@ import torch
 from gpumem_tui.catalog.loader import find_gpu, find_model
 from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.memory import MIB
-from gpumem_tui.simulator.accuracy import AccuracyRow, main, summarize, traced, traced_published
-from gpumem_tui.simulator.measurements import (
+from gpumem_tui.workload.spec import WorkloadSpec
+from tests.published.accuracy import AccuracyRow, main, summarize, traced, traced_published
+from tests.published.measurements import (
     DataError,
     Machine,
     PhasePeaks,
@@ -23,7 +24,6 @@ from gpumem_tui.simulator.measurements import (
     load_published,
     load_recordings,
 )
-from gpumem_tui.workload.spec import WorkloadSpec
 
 _WORKLOAD = WorkloadSpec(Recipe(), shape=find_model("mlp").overridden(layers=2, hidden=256))
 _GPU = find_gpu("h200-141gb")
