@@ -47,6 +47,7 @@ class SimulatedGpu:
         on_out_of_memory: called with the message, just before it is raised.
         assumed_rows: how many rows operators give whose result's shape depends on what the GPU computes.
         notes: gets a line for what else is assumed, each as a key.
+        allocator: in the place of one with this GPU's memory.
 
     Attributes:
         dropout_state: cuDNN's random states for dropout between recurrent layers, once they were asked for.
@@ -62,6 +63,7 @@ class SimulatedGpu:
         on_out_of_memory: Callable[[str], None] = lambda message: None,
         assumed_rows: AssumedRows | None = None,
         notes: dict[str, None] | None = None,
+        allocator: CachingAllocator | None = None,
     ) -> None:
         self.gpu = gpu
         self.notes = {} if notes is None else notes
@@ -72,7 +74,7 @@ class SimulatedGpu:
         self.profile = profile
         self.unlimited = unlimited
         capacity = 1 << 60 if unlimited else gpu.cuda_total_bytes - profile.context_bytes
-        self.allocator = CachingAllocator(capacity, AllocatorSettings.from_environment(), limit_bytes)
+        self.allocator = allocator or CachingAllocator(capacity, AllocatorSettings.from_environment(), limit_bytes)
         self.recorder = TimelineRecorder()
         self.streams = Streams(self.recorder, self.allocator)
         self.sites = SiteFinder()

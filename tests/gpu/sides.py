@@ -114,9 +114,8 @@ def rehearsed(configuration: Configuration, gpu: Gpu, write: Write) -> None:
     from tests.gpu.placement import HistoryKeepingAllocator
 
     profile = profile_for(torch.__version__, gpu)
-    simulated_gpu = SimulatedGpu(gpu, profile)
     allocator = HistoryKeepingAllocator(gpu.cuda_total_bytes - profile.context_bytes)
-    simulated_gpu.allocator = allocator
+    simulated_gpu = SimulatedGpu(gpu, profile, allocator=allocator)
     with simulate(simulated_gpu) as device:
         sided = _run(configuration, device, simulated_gpu, profile.context_bytes, write, lambda: allocator.entries)
     write(msgspec.json.encode(sided))

@@ -13,6 +13,7 @@ from gpumem_tui.catalog.loader import find_gpu, find_model
 from gpumem_tui.catalog.shapes import ModelShape
 from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.memory import Bucket
+from gpumem_tui.simulator.allocator import CachingAllocator
 from gpumem_tui.simulator.device import SimulatedGpu, simulate
 from gpumem_tui.simulator.profile import profile_for
 from gpumem_tui.step import Phase
@@ -28,10 +29,15 @@ CUBLAS_WORKSPACE_BYTES = 8_519_680
 """What the first matrix product of the forward (and of the autograd) thread takes on an A100."""
 
 
-def simulated_gpu(name: str = "a100-80gb", limit_bytes: int | None = None, unlimited: bool = False) -> SimulatedGpu:
+def simulated_gpu(
+    name: str = "a100-80gb",
+    limit_bytes: int | None = None,
+    unlimited: bool = False,
+    allocator: CachingAllocator | None = None,
+) -> SimulatedGpu:
     """A GPU of the catalog, under the installed torch's profile."""
     gpu = find_gpu(name)
-    return SimulatedGpu(gpu, profile_for(torch.__version__, gpu), limit_bytes, unlimited)
+    return SimulatedGpu(gpu, profile_for(torch.__version__, gpu), limit_bytes, unlimited, allocator=allocator)
 
 
 @contextmanager

@@ -202,8 +202,7 @@ def test_the_largest_batch_of_a_model_is_what_the_device_runs(shape: ModelShape,
     largest = BatchFinder(trace).largest(capacity)
 
     def runs(batch_size: int) -> bool:
-        gpu = simulated_gpu()
-        gpu.allocator = CachingAllocator(capacity)
+        gpu = simulated_gpu(allocator=CachingAllocator(capacity))
         try:
             trained(shape, Recipe(), batch_size, gpu=gpu)
         except torch.OutOfMemoryError:
