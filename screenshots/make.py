@@ -20,7 +20,7 @@ from tempfile import TemporaryDirectory
 from gpumem_tui.catalog.loader import find_gpu, find_model
 from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.memory import Unknown
-from gpumem_tui.options import WorkloadOptions, simulated_device
+from gpumem_tui.options.workload import WorkloadOptions, simulated_device
 from gpumem_tui.plan.command_runs import CommandRuns
 from gpumem_tui.plan.plan import Plan
 from gpumem_tui.search.config import SearchConfig
@@ -29,12 +29,12 @@ from gpumem_tui.snapshots.analysis import analyse
 from gpumem_tui.snapshots.read import read_snapshot
 from gpumem_tui.snapshots.write import write_snapshot
 from gpumem_tui.tui.app import GpuMemApp
-from gpumem_tui.tui.screens.command_plan import CommandPlanScreen
-from gpumem_tui.tui.screens.plan import PlanScreen
-from gpumem_tui.tui.screens.search import SearchScreen
-from gpumem_tui.tui.screens.snapshot import SnapshotScreen
-from gpumem_tui.tui.search_state import SearchState, Stage
-from gpumem_tui.tui.widgets.plan_rows import RowList
+from gpumem_tui.tui.kit.row_list import RowList
+from gpumem_tui.tui.plan.command_screen import CommandPlanScreen
+from gpumem_tui.tui.plan.screen import PlanScreen
+from gpumem_tui.tui.search.screen import SearchScreen
+from gpumem_tui.tui.search.state import SearchState, Stage
+from gpumem_tui.tui.snapshot.screen import SnapshotScreen
 
 FOLDER = Path(__file__).parent
 sys.path.insert(0, str(FOLDER.parent))
