@@ -95,6 +95,8 @@ def expect(
         state = {bucket: size - others_bytes * (bucket is Bucket.PARAMETERS) for bucket, size in found.items()}
         recipe = _sharded(derived.shape, replace(recipe, gpus=world_size), state)
         assumed = (*assumed, f"sharding {recipe.sharding} over {world_size} GPUs, by the size of the state")
+    if not trained.complete:
+        assumed = (*assumed, "no module beside those found so far: the probe came late; a look finds the others")
     beside = [one for one in trained.untrained if one.device in devices]
     untrained_bytes = sum(one.bytes for one in beside)
     if untrained_bytes:

@@ -84,6 +84,12 @@ def test_what_is_expected_follows_the_document(tmp_path: Path) -> None:
     expected = collector.collect([GPU]).processes[0].expected
     assert isinstance(expected, Expected)
     assert expected.untrained_bytes == GIB
+    assert not any("a look finds the others" in phrase for phrase in expected.assumed)
+    ring.document(ring.files.model, {**model_document(), "complete": False})
+    os.utime(ring.files.model, ns=(2, 2))
+    late = collector.collect([GPU]).processes[0].expected
+    assert isinstance(late, Expected)
+    assert any("a look finds the others" in phrase for phrase in late.assumed)
     ring.document(ring.files.model, model_document(optimizer="torch.optim.sgd.SGD"))
     os.utime(ring.files.model, ns=(1, 1))
     [watched] = collector.collect([GPU]).processes
