@@ -98,7 +98,8 @@ class Backend:
 
     def synchronize(self, device: object = None) -> None:
         """Wait for what the GPU was given."""
-        self._gpu.streams.synchronize()
+        if self.current is not None:  # torch's profiler asks whatever device is registered
+            self.current.streams.synchronize()
 
     def get_device_properties(self, device: object = None) -> SimpleNamespace:
         gpu, profile = self._gpu.gpu, self._gpu.profile
