@@ -104,8 +104,8 @@ def _fault(key: str, value: object) -> str:
         import difflib
 
         near = difflib.get_close_matches(key, [spec.name for spec in fields(Settings)], n=1)
-        mend = f"did you mean {near[0]}?" if near else "`gpumem-tui settings` lists the keys"
-        return f"unknown key {key!r}; {mend}"
+        remedy = f"did you mean {near[0]}?" if near else "`gpumem-tui settings` lists the keys"
+        return f"unknown key {key!r}; {remedy}"
     wanted, low, high = type(spec.default), spec.metadata["low"], spec.metadata["high"]
     if not (type(value) is wanted or (wanted is float and type(value) is int)):
         words = {bool: "true or false", str: "a text in quotes", int: "a whole number", float: "a number"}

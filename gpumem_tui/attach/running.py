@@ -229,7 +229,7 @@ def _helper(request: ptrace.PtraceRequest) -> ptrace.CallAnswer:
         reply: ptrace.CallAnswer = json.loads(said)
     except ValueError:
         last = said.decode(errors="replace").strip().splitlines()
-        how = shortened(last[-1], _LONGEST_WORD) if last else "without a word"
+        how = shortened(last[-1], _LONGEST_WORD) if last else "without output"
         raise AttachFailed(f"the program that attaches ended (code {code}): {how}") from None
     return reply
 

@@ -85,7 +85,7 @@ class HostProcesses:
         try:
             known = self._known.get(pid)
             if known is None or not known.process.is_running():
-                known = self._meet(pid)
+                known = self._look_up(pid)
             if self._is_contained and not known.uses_gpu:
                 known.uses_gpu = self._uses_gpu(pid)
                 if not known.uses_gpu:
@@ -100,7 +100,7 @@ class HostProcesses:
         except psutil.AccessDenied:
             return Unknown(f"no permission to see pid {pid}")
 
-    def _meet(self, pid: int) -> _Known:
+    def _look_up(self, pid: int) -> _Known:
         process = psutil.Process(pid)
         with process.oneshot():
             name = printable(process.name())

@@ -119,7 +119,7 @@ def throughput(plan: Plan, measured: Sequence[MeasuredRate] = ()) -> Curve:
         count += f" (an A100's: those of {plan.gpu.title} are not known)"
     note = f"model, not measured: one 128 × 128 tile for each of {count}; rises until saturated, then flat"
     series = (CurveSeries("model", points),)
-    return Curve("throughput", "Throughput", "micro-batch", "% of the most", series, note, x_here=plan.batch_size)
+    return Curve("throughput", "Throughput", "micro-batch", "% of the highest", series, note, x_here=plan.batch_size)
 
 
 def busy(plan: Plan, measured: Sequence[MeasuredRate] = ()) -> Judgement:
@@ -207,7 +207,7 @@ def batch_norm(plan: Plan) -> Judgement:
         return Judgement("batch-norm", title, text, source)
     if plan.batch_size >= SMALLEST_NORMALIZED_BATCH:
         text = (
-            f"A micro-batch of {plan.batch_size} gives batch norm samples enough ({SMALLEST_NORMALIZED_BATCH} or more)."
+            f"A micro-batch of {plan.batch_size} gives batch norm enough samples ({SMALLEST_NORMALIZED_BATCH} or more)."
         )
         return Judgement("batch-norm", title, text, source)
     text = (

@@ -115,7 +115,7 @@ class Finder:
         """Learn of nothing more."""
         self._known.leave()
 
-    def meet(self, optimizer: torch.optim.Optimizer) -> None:
+    def register(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer has stepped for the first time."""
         self._optimizers.add(optimizer)
         self._stale = True

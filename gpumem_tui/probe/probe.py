@@ -172,7 +172,7 @@ class Probe:
 
     def _at_boundary(self, optimizer: torch.optim.Optimizer) -> None:
         if not self._steps.knows(optimizer):
-            self._meet(optimizer)
+            self._register(optimizer)
         if time.monotonic() < self._due:
             return
         self._steps.recheck(optimizer)
@@ -203,9 +203,9 @@ class Probe:
         callback = uncompiled(lambda: self._guarded(at_end))
         torch.autograd.Variable._execution_engine.queue_callback(callback)
 
-    def _meet(self, optimizer: torch.optim.Optimizer) -> None:
-        self._steps.meet(optimizer)
-        self._finder.meet(optimizer)
+    def _register(self, optimizer: torch.optim.Optimizer) -> None:
+        self._steps.register(optimizer)
+        self._finder.register(optimizer)
         weakref.finalize(optimizer, self._steps.forget, id(optimizer)).atexit = False
 
     def _publish_end(self) -> None:

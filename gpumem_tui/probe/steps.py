@@ -52,7 +52,7 @@ class StepCount:
         self.current, self.run = key, 1
         return True
 
-    def meet(self, optimizer: torch.optim.Optimizer) -> None:
+    def register(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer fires its hook for the first time."""
         self._settle()
         key = id(optimizer)

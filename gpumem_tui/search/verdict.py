@@ -63,13 +63,13 @@ def concluded(results: Sequence[TrialDone], where: str, grows: bool | None, *, l
         return failed(results, f"the step fails at batch size {last.batch_size}: {last.detail}")
     fit, failing = _bracket(results)
     if fit >= MAX_BATCH_SIZE and grows:
-        said = f"at least {fit:,} samples fit; larger batches are not tried"
+        said = f"at least batch {fit:,} fits; larger batches are not tried"
         return _finish("found", results, fit, None, said, verified=False)
     if levelled:
-        said = f"at least {fit:,} samples fit; half as many take the same memory: is there data for larger batches?"
+        said = f"at least batch {fit:,} fits; half as many take the same memory: is there data for larger batches?"
         return _finish("found", results, fit, None, said, verified=False)
     if fit >= MAX_BATCH_SIZE or (fit and grows is False):
-        return failed(results, f"memory does not grow with the batch: {fit:,} samples fit; is batch_size used?")
+        return failed(results, f"memory does not grow with the batch: batch {fit:,} fits; is batch_size used?")
     failure = next((r for r in reversed(results) if r.batch_size == failing), None)
     if failure is not None and failure.outcome == "error":
         ran = f"batch {fit} ran; " if fit else ""

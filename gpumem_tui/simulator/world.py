@@ -36,7 +36,7 @@ _torch_distributed: Any = dist
 
 
 @contextmanager
-def world(ranks: int) -> Iterator[None]:
+def rank_zero_of(ranks: int) -> Iterator[None]:
     """Within the context, this process is rank 0 of `ranks`."""
     _answer_once()
     dist.init_process_group("fake", store=_torch_distributed.HashStore(), rank=0, world_size=ranks)

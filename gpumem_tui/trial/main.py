@@ -85,8 +85,8 @@ def _serve(events_fd: int) -> None:
     try:
         import torch
     except ImportError as error:
-        mend = "install torch there, or give --python the interpreter of the environment you train in"
-        report(Failed("torch", f"{sys.executable} cannot import torch ({error}): {mend}"))
+        remedy = "install torch there, or give --python the interpreter of the environment you train in"
+        report(Failed("torch", f"{sys.executable} cannot import torch ({error}): {remedy}"))
         return
     if request.simulated and (reason := too_old(torch.__version__)):
         report(Failed("torch", f"torch {torch.__version__} of {sys.executable} {reason}"))

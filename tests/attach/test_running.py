@@ -220,7 +220,7 @@ def test_a_probe_that_starts_after_the_timeout_finds_its_script(
 
 
 @pytest.mark.parametrize(
-    ("code", "said"), [("print('broken \\x1b[2J')", "broken"), ("pass", "without a word")], ids=["words", "silence"]
+    ("code", "said"), [("print('broken \\x1b[2J')", "broken"), ("pass", "without output")], ids=["words", "silence"]
 )
 def test_a_helper_that_dies_is_one_line(code: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     helper = tmp_path / "helper.py"

@@ -46,7 +46,7 @@ def _step(model: nn.Module, optimizer: torch.optim.Optimizer, size: int = 8) -> 
 def _held(optimizer: torch.optim.Optimizer, *models: nn.Module) -> dict[int, Holdings]:
     """What a process that has nothing else would hold."""
     finder = Finder()
-    finder.meet(optimizer)
+    finder.register(optimizer)
     finder.scan(module for model in models for module in model.modules())
     return finder.trained().holdings()
 
@@ -76,7 +76,7 @@ def test_a_model_that_nothing_trains_holds_parameters_and_is_not_described() -> 
         buffers_bytes=buffers_bytes,
     )
     finder = Finder()
-    finder.meet(optimizer)
+    finder.register(optimizer)
     finder.scan([model, *teacher.modules()])
     assert finder.roots == [model]
 
@@ -137,7 +137,7 @@ def test_nothing_is_kept_alive() -> None:
     optimizer = torch.optim.Adam(model.parameters())
     _step(model, optimizer)
     finder = Finder()
-    finder.meet(optimizer)
+    finder.register(optimizer)
     finder.scan()
     assert finder.trained().holdings()[CPU].parameters_bytes >= 72 * FLOAT
     gone = weakref.ref(model), weakref.ref(optimizer), weakref.ref(model.weight)

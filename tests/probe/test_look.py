@@ -76,7 +76,7 @@ def _look(step: Callable[[nn.Module, torch.optim.Optimizer], None] = train_step,
     optimizer = torch.optim.AdamW(model.parameters())
     train_step(model, optimizer)
     finder = Finder()
-    finder.meet(optimizer)
+    finder.register(optimizer)
     finder.scan([*model.modules(), optimizer])
     look = Look(5, 1, optimizer, finder.trained)
     assert look.start([model]) == ""
@@ -189,7 +189,7 @@ def test_a_mode_that_the_program_enters_is_not_torn_out() -> None:
     optimizer = torch.optim.AdamW(model.parameters())
     train_step(model, optimizer)
     finder = Finder()
-    finder.meet(optimizer)
+    finder.register(optimizer)
     look = Look(1, 1, optimizer, finder.trained)
     assert look.start([model]) == ""
     with Passing():  # type: ignore[no-untyped-call]

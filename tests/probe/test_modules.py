@@ -44,7 +44,7 @@ def test_models_that_are_made_copied_read_and_replaced_later_are_found(
     model = nn.Sequential(nn.Linear(8, 8), nn.TransformerEncoderLayer(8, 1, 8))
     own = sum(p.numel() for p in model.parameters()) * FLOAT
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    followed.meet(optimizer)
+    followed.register(optimizer)
     assert _found(followed) == Holdings(parameters_bytes=own)
     average = copy.deepcopy(model)
     assert _found(followed).parameters_bytes == 2 * own

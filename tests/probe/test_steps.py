@@ -26,7 +26,7 @@ def count() -> Any:
 
     def fired(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         if not steps.fire(id(optimizer)):
-            steps.meet(optimizer)
+            steps.register(optimizer)
 
     handle = register_optimizer_step_post_hook(fired)
     yield steps

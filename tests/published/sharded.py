@@ -27,7 +27,7 @@ from gpumem_tui.simulator.profile import profile_for
 from gpumem_tui.simulator.replay import replay
 from gpumem_tui.simulator.settings import AllocatorSettings
 from gpumem_tui.simulator.timeline import Timeline
-from gpumem_tui.simulator.world import world
+from gpumem_tui.simulator.world import rank_zero_of
 
 _WIDTH, _HIDDEN, _HEADS, _GROUPS, _LAYERS, _WORDS = 4096, 14336, 32, 8, 32, 128_256
 _SETTINGS = {"default": AllocatorSettings(), "expandable": AllocatorSettings.parse("expandable_segments:True")}
@@ -194,7 +194,7 @@ def traced(row: Row) -> Timeline:
     """Two training steps of one rank."""
     gpu = find_gpu("h100-80gb")
     simulated = SimulatedGpu(gpu, profile_for(torch.__version__, gpu), unlimited=True)
-    with world(row.gpus), simulate(simulated) as device:
+    with rank_zero_of(row.gpus), simulate(simulated) as device:
         model = _sharded(row, device)
         optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
         for _ in range(_STEPS):
