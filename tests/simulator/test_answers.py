@@ -126,7 +126,7 @@ def _convolutions() -> Timeline:
 
 
 def _catalog_model(recipe: Recipe) -> Timeline:
-    workload = WorkloadSpec(recipe, shape=find_model("gpt2")).load()
+    workload = WorkloadSpec(recipe, shape=find_model("gpt2").overridden(layers=3)).load()
     gpu = simulated_gpu(unlimited=True)
     with simulate(gpu) as device:
         StepRun(workload, 1, device, gpu).run(2)

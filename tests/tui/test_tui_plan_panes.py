@@ -121,7 +121,7 @@ async def test_each_row_explains_itself(tmp_path: Path) -> None:
             await plan_scene.settled(pilot)
             rows = screen.query_one(name, RowList)
             keys = [row.key for row in rows.rows if row.key]
-            for key in (keys[0], keys[-1]):  # that none is left out is in tests/plan/test_explain.py
+            for key in keys[-1:]:  # that none is left out is in tests/plan/test_explain.py
                 rows.focus()
                 rows.move_to(key)
                 await pilot.press("question_mark")
