@@ -202,7 +202,7 @@ def test_a_disk_that_is_full_from_the_start_leaves_no_empty_file(tmp_path: Path)
         "from gpumem_tui.monitor.recording import SnapshotRecorder;"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0));"
-        "Recorder(Path(sys.argv[1]))"
+        "SnapshotRecorder(Path(sys.argv[1]))"
     )
     file = tmp_path / "file"
     done = subprocess.run([sys.executable, "-c", code, file], capture_output=True, text=True, check=False)
