@@ -35,7 +35,7 @@ def _record(path: Path, count: int) -> list[Snapshot]:
     return snapshots
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large], deadline=None)
+@settings(suppress_health_check=[HealthCheck.data_too_large])
 @given(snapshots=st.lists(anything(Snapshot), min_size=1, max_size=3))
 def test_any_snapshots_come_back_equal(tmp_path_factory: pytest.TempPathFactory, snapshots: list[Snapshot]) -> None:
     path = tmp_path_factory.mktemp("recording") / "file"
