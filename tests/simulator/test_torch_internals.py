@@ -15,7 +15,7 @@ from gpumem_tui.simulator.torch_internals import REGISTER, MissingInTorch, Repla
 CHANGES = """
 import functools, sys
 from types import ModuleType
-import torch, torch.distributed.fsdp, torch.distributed.tensor
+import torch, torch._dynamo, torch.distributed.fsdp, torch.distributed.tensor
 from gpumem_tui.command.graphs import follow_graphs
 from gpumem_tui.simulator.cuda import presented_as_cuda
 from gpumem_tui.simulator.device import simulate
@@ -30,25 +30,26 @@ def attributes():
     found = {}
     for module in [m for key, m in sys.modules.items() if key.split(".")[0] == "torch" and isinstance(m, ModuleType)]:
         for name, value in list(vars(module).items()):
-            found[module.__name__, name] = value
-            if isinstance(value, type) and value.__module__.startswith("torch"):
-                found.update({(f"{value.__module__}.{value.__qualname__}", n): v for n, v in vars(value).items()})
+            found[module.__name__, name, module] = value
+            if isinstance(value, type) and value.__module__.startswith("torch") and "._C." not in value.__module__:
+                owner = f"{value.__module__}.{value.__qualname__}"
+                found.update({(owner, part, value): one for part, one in vars(value).items()})
     return found
 
 
 def changed(before):
-    return {key for key, value in attributes().items() if key in before and value is not before[key]
-            and (callable(value) or isinstance(value, (property, staticmethod)))}
+    return [key for key, value in attributes().items() if key in before and value is not before[key]
+            and (callable(value) or isinstance(value, (property, staticmethod)))]
 
 
 before, gpu = attributes(), simulated_gpu()
 with simulate(gpu), presented_as_cuda(gpu), Repeats(gpu).watching():
     for_good = [stay_eager(lambda _: None), follow_graphs(lambda _: None), answer_alone()]
-    for owner, name in changed(before):
+    for owner, name, holder in changed(before):
         c10d = "torch.distributed.distributed_c10d"  # whose functions other modules of torch have bound
-        bound = getattr(before[owner, name], "__module__", "") == c10d or owner.startswith("torch.distributed")
+        bound = getattr(before[owner, name, holder], "__module__", "") == c10d or owner.startswith("torch.distributed")
         print(f"{owner}.{name}", bool(entry_of(f"{owner}.{name}") or (bound and entry_of(f"{c10d}.{name}"))))
-print("after:", *sorted(".".join(key) for key in changed(before) if key[0].split(".")[1:2] == ["Tensor"]))
+print("after:", *(name for owner, name, _ in changed(before) if owner == "torch.Tensor"))
 """
 
 
