@@ -55,7 +55,7 @@ def compare_with_trace(
 
     _, config = configured(values, share=True)
     size = predicted_size(config, batch_size)
-    traced = predict_or_exit(config, size, quiet=True).prediction.traced
+    traced = predict_or_exit(config, size, quiet=True)[0].traced
     if isinstance(traced, Unknown):
         raise SystemExit(complain(f"--against: there is no trace: {traced.reason}", EXIT_FAILED))
     recording = traced.recorded(size)

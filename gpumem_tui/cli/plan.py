@@ -166,4 +166,4 @@ def _traced(wanted: Plan, config: SearchConfig) -> Traced | Unknown:
     if isinstance(key, Unknown):
         return key
     with _said(f"tracing one step of {wanted.shape.name} without a GPU: seconds, minutes for a large model"):
-        return predict_or_exit(config, wanted.batch_size).prediction.traced
+        return predict_or_exit(config, wanted.batch_size)[0].traced

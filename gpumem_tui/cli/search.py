@@ -81,9 +81,9 @@ def predict(
     _, config = configured(values, share=True)
     _refuse_idle_gpus(config)
     size = predicted_size(config, batch_size)
-    predicted = predict_or_exit(config, size, quiet=quiet)
-    show_prediction(config, predicted, size, by, as_json=as_json)
-    return 0 if snapshot is None else write_prediction(predicted.prediction, size, snapshot)
+    prediction, ready = predict_or_exit(config, size, quiet=quiet)
+    show_prediction(config, prediction, ready, size, by, as_json=as_json)
+    return 0 if snapshot is None else write_prediction(prediction, size, snapshot)
 
 
 def predicted_size(config: SearchConfig, given: int | None) -> int:

@@ -15,12 +15,15 @@ OLDEST_TORCH = (2, 10)
 NEWEST_TORCH = (2, 13)
 """The newest version that the simulated GPU was compared with recordings on; it relies on torch's internals."""
 
+_WITH_ANY_TORCH = "with it `run`, `attach`, `watch`, `look` and a search on a real GPU work"
+
 
 def too_old(torch_version: str) -> str:
-    """Why a version of torch cannot simulate a GPU; "" where it can."""
+    """Why a version of torch cannot simulate a GPU, and what it can; "" where it can simulate one."""
     if _minor(torch_version) >= OLDEST_TORCH:
         return ""
-    return f"is too old to simulate a GPU: {'.'.join(map(str, OLDEST_TORCH))} or newer is needed"
+    oldest = ".".join(map(str, OLDEST_TORCH))
+    return f"is too old to simulate a GPU: {oldest} or newer is needed; {_WITH_ANY_TORCH}"
 
 
 def newer_than_checked(torch_version: str) -> str:

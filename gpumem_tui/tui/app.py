@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 from rich.segment import Segment
 from rich.style import Style
-from textual.app import App, SystemCommand
+from textual.app import SystemCommand
 from textual.binding import Binding, BindingType
 from textual.color import Color
 from textual.command import CommandPalette
@@ -31,6 +31,7 @@ from gpumem_tui.errors import OptionError
 from gpumem_tui.tui.kit.background import in_daemon_thread
 from gpumem_tui.tui.kit.driver import TerminalDriver
 from gpumem_tui.tui.kit.glyphs import to_ascii
+from gpumem_tui.tui.kit.key_order import KeysInOrder
 from gpumem_tui.tui.kit.main_screen import MainScreen
 from gpumem_tui.tui.kit.theme import PALETTE, THEME, THEMES
 
@@ -81,7 +82,7 @@ class StyleFilter(LineFilter):
         return [Segment(text, style or Style.null(), control) for text, style, control in segments]
 
 
-class GpuMemApp(App[int]):
+class GpuMemApp(KeysInOrder[int]):
     """The main screens, one at a time.
 
     Args:

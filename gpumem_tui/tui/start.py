@@ -9,7 +9,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from gpumem_tui.errors import OptionError
-from gpumem_tui.monitor.snapshot import NO_DRIVER, Snapshot, Source
+from gpumem_tui.monitor.nvml import NO_DRIVER
+from gpumem_tui.monitor.snapshot import Snapshot, Source
 from gpumem_tui.settings import Settings, load
 
 if TYPE_CHECKING:

@@ -51,7 +51,7 @@ _KEYS = (
     ("↑ ↓", "choose a control, or a row"),
     ("← →", "change the control by a step; elsewhere: the next pane"),
     ("shift ← →", "jump: half or twice, the next power of two"),
-    ("0 … 9", "type a number; backspace takes a digit away, esc the number"),
+    ("0 … 9", "type a number, or pick a choice by its place; backspace takes a digit away, esc the number"),
     ("enter", "pick from a list; in a pane: apply, or explain"),
     ("tab", "controls, ledger, pane; esc goes back to the controls"),
     ("n t v j c", "numbers, techniques, curves, judgement, compare"),
@@ -61,7 +61,7 @@ _KEYS = (
     ("w o", "save the plan under a name, open or delete a saved one"),
     ("s", "search the largest batch with these settings"),
     ("x", "export: Markdown, command line, JSON"),
-    ("f1 f2 f3", "Monitor, Search, Plan: where 1 2 3 would type a number"),
+    ("f1 f2 f3", "Monitor, Search, Plan: where 1 2 3 type a number or pick a choice"),
     ("wheel", "turns the control under the pointer"),
 )
 _COLUMNS = (
