@@ -17,8 +17,9 @@ from typing import Literal, TypeVar
 
 import msgspec
 
+from gpumem_tui.catalog.families import FAMILIES
 from gpumem_tui.catalog.huggingface import CONFIGS, HfConfig
-from gpumem_tui.catalog.shapes import ATTENTION_FAMILIES, Gpu, ModelShape, ShapeError
+from gpumem_tui.catalog.shapes import Gpu, ModelShape, ShapeError
 from gpumem_tui.catalog.speeds import GpuSpeed
 from gpumem_tui.memory import MIB
 
@@ -251,7 +252,7 @@ def _model(name: str, table: Mapping[str, object]) -> ModelShape:
     if unknown:
         raise CatalogError(f"models.toml: {name}: unknown key {min(unknown)!r}")
     entry = {"name": name, **table}
-    if entry.get("family") in ATTENTION_FAMILIES:
+    if any(name == entry.get("family") and record.has_attention for name, record in FAMILIES.items()):
         entry.setdefault("kv_heads", entry.get("heads"))
     try:
         shape = msgspec.convert(entry, ModelShape)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+MULTIPROCESSORS_OF_OTHERS = 108
+"""An A100's, assumed for a GPU whose number is not known."""
+
 
 @dataclass(frozen=True, slots=True)
 class GpuSpeed:

@@ -17,12 +17,12 @@ from gpumem_tui.cli.workload import (
     DEVICE_OPTIONS,
     WORKLOAD_OPTIONS,
     TakesCommand,
+    configured,
     trained_command,
     with_options,
 )
 from gpumem_tui.formula.extras import EXTRAS, why_not
 from gpumem_tui.memory import Unknown
-from gpumem_tui.options.configuration import configure
 from gpumem_tui.plan.injected import NAMES
 
 if TYPE_CHECKING:
@@ -58,8 +58,8 @@ def plan(as_json: bool, markdown: bool, **values: Any) -> int:
     if as_json and markdown:
         raise click.UsageError("--json and --markdown: give only one of them")
     on_screen = not as_json and not markdown and is_terminal()
-    if command := trained_command():
-        return _plan_command({**values, "command": command}, as_json=as_json, on_screen=on_screen)
+    if trained_command():
+        return _plan_command(values, as_json=as_json, on_screen=on_screen)
     for option, given in (("--what-if", values.pop("what_ifs")), ("--no-what-if", values.pop("no_what_if"))):
         if given:
             raise click.UsageError(f"{option}: is about a command; write one after `--`")
@@ -91,7 +91,7 @@ def _parsed(values: dict[str, Any]) -> tuple[Plan, SearchConfig]:
 
     batch_size, target_batch = values.pop("batch_size") or 1, values.pop("target_batch")
     extras = frozenset(values.pop("extras"))
-    _, config = configure({**values, "share": True})
+    _, config = configured(values, share=True)
     shape, recipe = config.workload.shape, config.workload.recipe
     if shape is None:
         raise click.UsageError("--workload: a plan needs a model's shape; `gpumem-tui predict` traces a file")
@@ -114,7 +114,7 @@ def _plan_command(values: dict[str, Any], *, as_json: bool, on_screen: bool) -> 
     if what_ifs and none:
         raise click.UsageError("--what-if and --no-what-if: give only one of them")
     given = values.pop("batch_size")
-    options, config = configure({**values, "share": True})
+    options, config = configured(values, share=True)
     size = predicted_size(config, given)
     if on_screen:
         from gpumem_tui.tui.start import open_command_plan
@@ -146,4 +146,4 @@ def _traced(wanted: Plan, config: SearchConfig) -> Traced | Unknown:
     if isinstance(key, Unknown):
         return key
     with _said(f"tracing one step of {wanted.shape.name} without a GPU: seconds, minutes for a large model"):
-        return predict_or_exit(config, wanted.batch_size).prediction.traced
+        return predict_or_exit(config, wanted.batch_size)[0].traced

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from gpumem_tui.catalog.shapes import Gpu, ModelShape
 from gpumem_tui.catalog.speeds import GpuSpeed
 from gpumem_tui.formula.parameters import count_parameters
-from gpumem_tui.formula.precision import STORAGE
+from gpumem_tui.formula.precision import PRECISION_RECORDS
 from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.memory import Unknown
 
@@ -22,8 +22,6 @@ _PAIR = 2
 _BACKWARD_SHARE = 2 / 3
 """Of a pass: backward has two products for one of forward."""
 _GIGA = 1e9
-_WORD_BYTES = 2
-"""Of a parameter that ZeRO 3 gathers for a 16-bit step."""
 BRIDGED = ("rtx-2080-ti", "titan-rtx", "rtx-3090", "rtx-a5000", "rtx-a6000", "a40", "a30")
 """Cards whose NVLink is a bridge between two; the others' reaches every GPU of a node."""
 
@@ -68,11 +66,11 @@ def _between_nodes(speed: GpuSpeed, inside: Link) -> tuple[Link, ...]:
 
 def sent_bytes(shape: ModelShape, recipe: Recipe, gpus: int) -> float:
     """What each of so many GPUs sends for one optimizer step of one pass."""
-    storage = STORAGE[recipe.precision]
-    gradients = count_parameters(shape) * storage.gradient_bytes
+    stored = PRECISION_RECORDS[recipe.precision]
+    gradients = count_parameters(shape) * stored.gradient_bytes
     if recipe.sharding != "zero3":
         return 2 * (gpus - 1) / gpus * gradients
-    gathered = count_parameters(shape) * min(storage.parameter_bytes, max(storage.compute_bytes, _WORD_BYTES))
+    gathered = count_parameters(shape) * min(stored.parameter_bytes, stored.compute_bytes)
     return (gpus - 1) / gpus * (gradients + 2 * gathered)
 
 

@@ -6,12 +6,12 @@ embeddings are left out, as by Chowdhery et al. 2022 (PaLM, appendix B) and Nara
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 
-from gpumem_tui.catalog.shapes import LANGUAGE_MODELS, ModelShape
+from gpumem_tui.catalog.shapes import ModelShape
 from gpumem_tui.formula import convnet
 from gpumem_tui.memory import Unknown
 
@@ -47,10 +47,13 @@ class Matmul:
 @lru_cache(maxsize=256)
 def matmuls(shape: ModelShape) -> tuple[Matmul, ...] | Unknown:
     """The products of one forward pass, or why they are not known."""
-    make = _MATMULS.get(shape.family)
-    if make is None:
-        return Unknown(f"the arithmetic of a {shape.family} model is not known")
-    return tuple(make(shape))
+    if shape.record.has_attention:
+        return tuple(_transformer(shape))
+    if shape.record.has_batch_norm:
+        return tuple(_resnet(shape))
+    if shape.record.inputs == "features":
+        return tuple(_mlp(shape))
+    return Unknown(f"the arithmetic of a {shape.family} model is not known")
 
 
 def _attention(shape: ModelShape) -> Iterator[Matmul]:
@@ -61,28 +64,18 @@ def _attention(shape: ModelShape) -> Iterator[Matmul]:
     yield Matmul(tokens, shape.hidden, shape.heads * width, layers)
 
 
-def _encoder(shape: ModelShape) -> Iterator[Matmul]:
-    yield from _attention(shape)
-    yield Matmul(shape.tokens, shape.ffn, shape.hidden, shape.layers)
-    yield Matmul(shape.tokens, shape.hidden, shape.ffn, shape.layers)
-
-
 def _transformer(shape: ModelShape) -> Iterator[Matmul]:
-    if shape.family == "vit":
+    if shape.record.inputs == "images":
         depth = _COLOURS * shape.patch_size**2
         yield Matmul(shape.tokens - 1, shape.hidden, depth, in_block=False)
-    yield from _encoder(shape)
-    if shape.family in LANGUAGE_MODELS:
+    yield from _attention(shape)
+    upward = 2 if shape.record.is_gated else 1
+    yield Matmul(shape.tokens, shape.ffn, shape.hidden, upward * shape.layers)
+    yield Matmul(shape.tokens, shape.hidden, shape.ffn, shape.layers)
+    if shape.record.predicts_tokens:
         yield Matmul(shape.tokens, shape.vocab, shape.hidden, in_block=False)
     else:
         yield Matmul(1, shape.classes, shape.hidden, in_block=False)
-
-
-def _llama(shape: ModelShape) -> Iterator[Matmul]:
-    yield from _attention(shape)
-    yield Matmul(shape.tokens, shape.ffn, shape.hidden, 2 * shape.layers)  # gate, up
-    yield Matmul(shape.tokens, shape.hidden, shape.ffn, shape.layers)
-    yield Matmul(shape.tokens, shape.vocab, shape.hidden, in_block=False)
 
 
 def _resnet(shape: ModelShape) -> Iterator[Matmul]:
@@ -97,8 +90,3 @@ def _mlp(shape: ModelShape) -> Iterator[Matmul]:
     widths = [shape.inputs, *[shape.hidden] * (shape.layers - 1), shape.classes]
     for inputs, outputs in pairwise(widths):
         yield Matmul(1, outputs, inputs, in_block=False)
-
-
-_MATMULS: Mapping[str, Callable[[ModelShape], Iterator[Matmul]]] = {
-    "gpt2": _transformer, "bert": _transformer, "vit": _transformer, "llama": _llama, "resnet": _resnet, "mlp": _mlp,
-}  # fmt: skip

@@ -14,10 +14,12 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from gpumem_tui.catalog.shapes import Gpu, ModelShape
+from gpumem_tui.catalog.speeds import MULTIPROCESSORS_OF_OTHERS
+from gpumem_tui.formula.changes import BF16_SINCE
 from gpumem_tui.formula.matmuls import Matmul, matmuls
 from gpumem_tui.formula.optimizers import OPTIMIZER_RECORDS, optimizer_row
 from gpumem_tui.formula.parameters import count_parameters, parameter_tensors
-from gpumem_tui.formula.precision import STORAGE
+from gpumem_tui.formula.precision import PRECISION_RECORDS
 from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.formula.transformer import fused
 from gpumem_tui.memory import Unknown
@@ -26,11 +28,8 @@ TERA, GIGA = 1e12, 1e9
 _TILE = 128
 _PIECE = 512
 """Terms of a sum below which it is not cut. Assumed."""
-_BF16_SINCE = (8, 0)
 _BACKWARD_PASSES = 2
 """Products of backward for one of forward: the gradients of its two operands."""
-MULTIPROCESSORS_OF_OTHERS = 108
-"""An A100's, where a GPU's are not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,12 +85,14 @@ def engine(shape: ModelShape, recipe: Recipe, gpu: Gpu) -> Engine | Unknown:
     speed = gpu.speed
     if speed is None:
         return Unknown(f"the arithmetic rate of {gpu.title} is not in the catalog")
-    share = _CONVOLUTIONS if shape.family == "resnet" else _TRANSFORMERS
-    if recipe.precision == "fp32":
-        if shape.family == "resnet" and speed.tf32 is not None:
+    convolves = shape.record.has_batch_norm
+    share = _CONVOLUTIONS if convolves else _TRANSFORMERS
+    computes_in = PRECISION_RECORDS[recipe.precision].computes_in
+    if computes_in == "float32":
+        if convolves and speed.tf32 is not None:
             return Engine("tensor cores in TF32", speed.tf32, share)
         return Engine("CUDA cores in fp32", speed.fp32, _CUDA_CORES)
-    if recipe.precision != "amp-fp16" and gpu.compute_capability < _BF16_SINCE:
+    if computes_in == "bfloat16" and gpu.compute_capability < BF16_SINCE:
         return Unknown(f"{gpu.title} computes bfloat16 by emulation, at no published rate; take amp-fp16")
     if speed.half is None:
         return Unknown(f"{gpu.title} has no tensor cores, and no published rate of fp16 with fp32 accumulation")
@@ -122,7 +123,7 @@ def pass_seconds(shape: ModelShape, recipe: Recipe, gpu: Gpu, batch_size: int, s
     assert gpu.speed is not None
     units = gpu.multiprocessors or MULTIPROCESSORS_OF_OTHERS
     flops_per_s, bytes_per_s = found.tflops * TERA * share, gpu.speed.memory * GIGA
-    width = STORAGE[recipe.precision].compute_bytes
+    width = PRECISION_RECORDS[recipe.precision].compute_bytes
 
     def seconds(flops: float, parts: int, elements: float) -> float:
         return max(flops / (flops_per_s * min(1.0, parts / units)), width * elements / bytes_per_s)
@@ -174,7 +175,7 @@ def update_seconds(shape: ModelShape, recipe: Recipe, gpu: Gpu) -> float | Unkno
     """Seconds of one optimizer step on one GPU: parameters and state are read and written, gradients read."""
     if gpu.speed is None:
         return Unknown(f"the memory bandwidth of {gpu.title} is not in the catalog")
-    tensors, storage = parameter_tensors(shape), STORAGE[recipe.precision]
+    tensors, storage = parameter_tensors(shape), PRECISION_RECORDS[recipe.precision]
     state_bytes = optimizer_row(recipe, tensors).size_bytes if OPTIMIZER_RECORDS[recipe.optimizer].states != 0 else 0
     parameters = count_parameters(shape)
     moved = parameters * (2 * storage.parameter_bytes + storage.gradient_bytes) + 2 * state_bytes

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gpumem_tui.memory import Unknown, Value, format_bytes
-from gpumem_tui.monitor.snapshot import DeviceLedger, GpuProcess, LedgerKind, LedgerRow, Memory, Reading
+from gpumem_tui.monitor.readings import Reading
+from gpumem_tui.monitor.snapshot import DeviceLedger, GpuProcess, LedgerKind, LedgerRow, Memory
 
 HOLDERS = "processes of other containers or users, a display, or the driver"
 """Who holds memory that no listed process accounts for, where nothing more is known."""

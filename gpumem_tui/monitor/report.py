@@ -11,8 +11,8 @@ from typing import Any
 from gpumem_tui.memory import GIB, Unknown, Value, format_bytes
 from gpumem_tui.monitor.alerts import Alert
 from gpumem_tui.monitor.probes import ProbeReport
+from gpumem_tui.monitor.readings import READINGS, Reading
 from gpumem_tui.monitor.snapshot import (
-    PLAIN_READINGS,
     DeviceState,
     GpuProcess,
     GpuReading,
@@ -20,13 +20,11 @@ from gpumem_tui.monitor.snapshot import (
     Instance,
     LedgerKind,
     Memory,
-    Reading,
     Snapshot,
 )
 
 SCHEMA = 1
 
-_READINGS = ("utilization_percent", "memory_utilization_percent", *PLAIN_READINGS, "compute_capability")
 _MEMORY = tuple(field.name for field in fields(Memory))
 _HOST_PROCESS = tuple(field.name for field in fields(HostProcess) if field.name != "pid")
 _UNKNOWN = "–"
@@ -131,7 +129,7 @@ def _gpu_json(gpu: GpuReading, probes: ProbeReport) -> dict[str, Any]:
     )
     body.put_parts(_MEMORY, gpu.memory)
     body.put_ledger(gpu)
-    body.put_parts(_READINGS, gpu)
+    body.put_parts((*READINGS, "compute_capability"), gpu)
     body.put("processes", _processes_json(gpu.processes, gpu.uuid, probes))
     return {**body.as_json(), "instances": [_instance_json(instance, probes) for instance in gpu.instances]}
 

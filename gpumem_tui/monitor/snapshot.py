@@ -8,21 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Protocol, TypeVar, Union
+from typing import Protocol
 
 from gpumem_tui.memory import Unknown, Value
+from gpumem_tui.monitor.readings import Reading, Telemetry
 
-T = TypeVar("T")
-Reading = Union[T, Unknown]  # noqa: UP007  an alias cannot be written with | on Python 3.10
-"""A value, or why there is none."""
-
-NOT_READ_YET = Unknown("not read yet")
 NOT_LOOKED_UP_YET = Unknown("not looked up yet")
-"""Still to come: of the driver, and of the operating system."""
-NO_DRIVER = "no NVIDIA driver on this machine"
-NO_DRIVER_LOADED = "the NVIDIA driver is not loaded"
-"""With these a snapshot's `problem` begins where there may be no GPU at all: NVML's library comes with many container
-images."""
+"""Still to come, of the operating system."""
 
 
 class DeviceState(Enum):
@@ -158,9 +150,9 @@ class Instance:
     ledger: Reading[DeviceLedger]
 
 
-@dataclass(frozen=True)
-class GpuReading:
-    """One GPU at one moment.
+@dataclass(frozen=True, kw_only=True)
+class GpuReading(Telemetry):
+    """One GPU at one moment: what it holds, and each entry of the table of readings.
 
     Attributes:
         index: NVML's; a lost GPU keeps it, even if another has it by now.
@@ -171,8 +163,6 @@ class GpuReading:
         processes: unknown where the list could not be read: never an empty list then. In MIG mode, those of all
             instances.
         ledger: unknown where the memory is.
-        throttle: reasons for lowered clocks now ("power cap", "hot"); empty for none.
-        ecc_corrected, ecc_uncorrected: volatile counts, since the driver was loaded.
         instances: MIG; empty where it is off or not supported.
     """
 
@@ -186,23 +176,6 @@ class GpuReading:
     ledger: Reading[DeviceLedger]
     processes: Reading[tuple[GpuProcess, ...]]
     compute_capability: Reading[tuple[int, int]]
-    utilization_percent: Reading[int]
-    memory_utilization_percent: Reading[int]
-    power_w: Reading[float]
-    power_limit_w: Reading[float]
-    temperature_c: Reading[int]
-    temperature_limit_c: Reading[int]
-    fan_percent: Reading[int]
-    sm_clock_mhz: Reading[int]
-    memory_clock_mhz: Reading[int]
-    pcie_generation: Reading[int]
-    pcie_width: Reading[int]
-    pcie_rx_bytes_per_s: Reading[int]
-    pcie_tx_bytes_per_s: Reading[int]
-    ecc_corrected: Reading[int]
-    ecc_uncorrected: Reading[int]
-    performance_state: Reading[int]
-    throttle: Reading[tuple[str, ...]]
     bus_id: str = ""
     unified: bool = False
     mig: bool = False
@@ -222,26 +195,6 @@ class GpuReading:
             used_bytes=sum(part.used_bytes for part in parts),
             free_bytes=sum(part.free_bytes for part in parts),
         )
-
-
-PLAIN_READINGS = (
-    "power_w",
-    "power_limit_w",
-    "temperature_c",
-    "temperature_limit_c",
-    "fan_percent",
-    "sm_clock_mhz",
-    "memory_clock_mhz",
-    "pcie_generation",
-    "pcie_width",
-    "pcie_rx_bytes_per_s",
-    "pcie_tx_bytes_per_s",
-    "ecc_corrected",
-    "ecc_uncorrected",
-    "performance_state",
-    "throttle",
-)
-"""Attributes of a `GpuReading` that are just what NVML says, neither derived nor shared out among MIG instances."""
 
 
 @dataclass(frozen=True)

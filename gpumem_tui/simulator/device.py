@@ -27,8 +27,9 @@ from gpumem_tui.simulator.streams import Streams
 from gpumem_tui.simulator.timeline import Timeline, TimelineRecorder
 from gpumem_tui.simulator.trace import DeviceMode
 from gpumem_tui.step import Phase
+from gpumem_tui.step.phases import in_backward
 from gpumem_tui.step.sites import SiteFinder
-from gpumem_tui.step.workload import local
+from gpumem_tui.step.walking import local
 
 DEVICE_TYPE = "simgpu"
 
@@ -152,7 +153,7 @@ def simulate(gpu: SimulatedGpu) -> Iterator[torch.device]:
 
     def backward(*args: Any, **kwargs: Any) -> Any:
         result = engine(*args, **kwargs)
-        if torch._C._current_graph_task_id() == -1:
+        if not in_backward():
             gpu.mode.raise_if_full()
         return result
 

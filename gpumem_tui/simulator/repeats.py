@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 
 from gpumem_tui.simulator import autocast
 from gpumem_tui.simulator.blocks import Block
-from gpumem_tui.simulator.storages import in_backward
+from gpumem_tui.step.phases import in_backward
 
 if TYPE_CHECKING:
     from gpumem_tui.simulator.device import SimulatedGpu

@@ -31,9 +31,3 @@ class Workload(Protocol):
     def train_step(self, model: nn.Module, optimizer: torch.optim.Optimizer | None, batch: object) -> None:
         """One full step: forward, backward, optimizer step, gradients dropped."""
         ...
-
-
-def local(tensor: torch.Tensor) -> torch.Tensor:
-    """The part of a tensor that lies on this rank: of a DTensor its shard, of any other the tensor itself."""
-    shard: torch.Tensor = getattr(tensor, "_local_tensor", tensor)
-    return shard

@@ -266,14 +266,14 @@ class Failed:
     """The child could not do what was asked.
 
     Attributes:
-        kind: ``workload``: the user's file or options are wrong; ``torch``: no usable torch in that interpreter;
-            ``trace``: the step cannot be traced; ``device``: the GPU cannot be used.
+        kind: ``workload``: the user's file or options are wrong; ``python``: that interpreter is none;
+            ``torch``: no usable torch in it; ``trace``: the step cannot be traced; ``device``: the GPU cannot be used.
         detail: one clear line.
         peaks: of a step whose memory is no straight line in the batch size, (batch size, highest allocated bytes) at
             two sizes; empty otherwise.
     """
 
-    kind: Literal["workload", "torch", "trace", "device"]
+    kind: Literal["workload", "python", "torch", "trace", "device"]
     detail: str
     peaks: tuple[tuple[int, int], ...] = ()
     event: Literal["failed"] = "failed"

@@ -218,18 +218,18 @@ class GpuMemApp(KeysInOrder[int]):
             screen.load(plan)
 
     async def _search(self, plan: Plan) -> None:
-        from gpumem_tui.options.configuration import configure
-        from gpumem_tui.plan.export import search_values
+        from gpumem_tui.options.configuration import configure, options_of
         from gpumem_tui.tui.search.screen import SearchScreen
 
         try:
-            found = await in_daemon_thread(lambda: configure({**search_values(plan), "python": self._python}))
+            options = options_of(plan, self._python)
+            config = await in_daemon_thread(lambda: configure(options))
         except OptionError as error:
             self.notify(str(error), title="Search", severity="error")
             return
         await self._show("search")
         screen = self._made.get("search")
-        if isinstance(screen, SearchScreen) and not screen.load(*found):
+        if isinstance(screen, SearchScreen) and not screen.load(options.trained, config):
             self.notify("another search is running: cancel it first", title="Search", severity="warning")
 
     def notify(self, message: str, **named: Any) -> None:

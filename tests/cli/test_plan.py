@@ -11,7 +11,7 @@ import sys
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from gpumem_tui.cli.plan import _parsed, plan
 from gpumem_tui.plan.export import command_line
@@ -33,7 +33,6 @@ def parsed(line: str) -> Plan:
     return wanted
 
 
-@settings(deadline=None)
 @given(plans())
 def test_a_plan_survives_its_own_command_line(plan: Plan) -> None:
     line = command_line(plan)

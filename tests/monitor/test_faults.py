@@ -11,8 +11,9 @@ from time import monotonic
 import pytest
 
 from gpumem_tui.memory import GIB, Unknown
+from gpumem_tui.monitor.readings import Reading
 from gpumem_tui.monitor.sampler import Sampler
-from gpumem_tui.monitor.snapshot import DeviceState, HostProcess, LedgerKind, Reading, Snapshot
+from gpumem_tui.monitor.snapshot import DeviceState, HostProcess, LedgerKind, Snapshot
 from tests.monitor.watching import PATIENCE_S, gpu, is_complete, no_processes, until, watching
 from tests.nvml_stub.machine import FakeMachine
 from tests.nvml_stub.scenario import (

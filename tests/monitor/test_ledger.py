@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from gpumem_tui.memory import GIB, MIB, Unknown, Value
 from gpumem_tui.monitor.ledger import HOLDERS, device_ledger
+from gpumem_tui.monitor.readings import Reading
 from gpumem_tui.monitor.snapshot import (
     DeviceLedger,
     GpuProcess,
@@ -17,7 +18,6 @@ from gpumem_tui.monitor.snapshot import (
     LedgerRow,
     Memory,
     ProcessKind,
-    Reading,
 )
 
 _MEMORY = Memory(total_bytes=80 * GIB, reserved_bytes=GIB, used_bytes=30 * GIB, free_bytes=49 * GIB)

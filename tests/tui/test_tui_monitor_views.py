@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
@@ -430,7 +430,6 @@ def test_what_is_wrong_and_the_way_on_fit_everywhere(snapshot: Snapshot | None, 
 
 
 @given(st.text(max_size=30), st.integers(0, 30))
-@settings(max_examples=200)
 def test_fit_gives_exactly_the_width(some: str, cells: int) -> None:
     fitted = fit(some, cells)
     assert cell_len(fitted) == cells

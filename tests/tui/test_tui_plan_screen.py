@@ -12,7 +12,7 @@ from textual.events import MouseScrollDown, MouseScrollUp
 from gpumem_tui.catalog.loader import find_gpu, find_model
 from gpumem_tui.errors import OptionError
 from gpumem_tui.memory import Bucket
-from gpumem_tui.options.configuration import configure
+from gpumem_tui.options.configuration import Options, configure
 from gpumem_tui.plan.answers import answer
 from gpumem_tui.plan.plan import Plan
 from gpumem_tui.plan.store import PlanStore
@@ -300,7 +300,7 @@ async def test_any_size_at_any_moment(tmp_path: Path) -> None:
 
 
 def test_a_plan_that_cannot_be_is_refused_before_the_screen() -> None:
-    _, config = configure({"gpu": "sim:t4-16gb"})
+    config = configure(Options(gpu="sim:t4-16gb"))
     impossible = Plan(find_model("gpt2"), config.workload.recipe, find_gpu("t4-16gb"), batch_size=8, target_batch=4)
     with pytest.raises(OptionError, match="--target-batch: 4 is less than one pass of 8"):
         open_plan(impossible, config)
