@@ -11,7 +11,7 @@ import torch
 
 from gpumem_tui.memory import Bucket
 from gpumem_tui.probe import allocator
-from gpumem_tui.probe.documents import KeptJson, LookedDeviceJson
+from gpumem_tui.probe.documents import KeptPlace, LookedDevice
 from gpumem_tui.probe.history import StepHistory, listed_as_kept
 from gpumem_tui.probe.segments import Segments
 from gpumem_tui.probe.tensors import memory_of
@@ -107,7 +107,7 @@ class HistoryRecorder:
         for notes in self._notes.values():
             notes.add(step_ends=True)
 
-    def result(self) -> list[LookedDeviceJson]:
+    def result(self) -> list[LookedDevice]:
         """What was written down of the step that has just ended."""
         found = []
         for device, history in self._histories():
@@ -117,7 +117,7 @@ class HistoryRecorder:
             found.append(history.result(device, allocator.device_uuid(device)))
         return found
 
-    def kept(self) -> list[KeptJson]:
+    def kept(self) -> list[KeptPlace]:
         """What each of the steps left behind; asked at the end of the last.
 
         Raises:
@@ -126,7 +126,7 @@ class HistoryRecorder:
         found = [row for device, history in self._histories() for row in listed_as_kept(device, history.kept())]
         if "events" in self.unavailable:
             raise RuntimeError(self.unavailable["events"])
-        return sorted(found, key=lambda row: -row["bytes"])
+        return sorted(found, key=lambda row: -row.bytes)
 
     def _histories(self) -> Iterator[tuple[int, StepHistory]]:
         """What was written down by now, by device."""
