@@ -9,9 +9,9 @@ import torch
 from gpumem_tui.memory import Bucket
 from gpumem_tui.probe.documents import KeptPlace, LookedDevice
 from gpumem_tui.probe.history import StepHistory
-from gpumem_tui.probe.tensors import host_memory_of
 from gpumem_tui.probe.wire import CPU
 from gpumem_tui.step import Phase
+from gpumem_tui.step.walking import host_memory_of
 
 
 class BetweenSteps:

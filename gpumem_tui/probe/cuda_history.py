@@ -14,10 +14,10 @@ from gpumem_tui.probe import allocator
 from gpumem_tui.probe.documents import KeptPlace, LookedDevice
 from gpumem_tui.probe.history import StepHistory, listed_as_kept
 from gpumem_tui.probe.segments import Segments
-from gpumem_tui.probe.tensors import memory_of
 from gpumem_tui.step import Phase
 from gpumem_tui.step.cuda_history import HistoryNote, HistoryNotes, in_order, made_at
 from gpumem_tui.step.sites import RunningModules
+from gpumem_tui.step.walking import memory_of
 
 _MOST_EVENTS = 1_000_000
 

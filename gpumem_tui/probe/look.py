@@ -21,11 +21,10 @@ from gpumem_tui.probe.cuda_history import HistoryRecorder
 from gpumem_tui.probe.documents import LookAnswer, LookedDevice
 from gpumem_tui.probe.finding import FoundTraining
 from gpumem_tui.probe.operators import OperatorRecorder
-from gpumem_tui.probe.tensors import memory_of
 from gpumem_tui.step import Phase
 from gpumem_tui.step.phases import PhaseHooks, in_backward, mark_backward
 from gpumem_tui.step.sites import SiteFinder
-from gpumem_tui.step.walking import gradients_of, parameters_of, tensors_in
+from gpumem_tui.step.walking import gradients_of, memory_of, parameters_of, tensors_in
 
 _LONGEST_S = 600.0
 _STEPS = 3

@@ -12,7 +12,7 @@ from torch import nn
 
 from gpumem_tui.probe.documents import TrainedModel, TrainedOptimizer, TrainedParameter, Untrained
 from gpumem_tui.probe.finding import parameters_in
-from gpumem_tui.probe.tensors import memory_of
+from gpumem_tui.step.walking import memory_of
 
 _MOST_PARAMETERS = 20_000
 

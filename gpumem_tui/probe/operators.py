@@ -13,12 +13,11 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 from gpumem_tui.memory import Bucket
 from gpumem_tui.probe.documents import KeptPlace, LookedDevice
 from gpumem_tui.probe.history import StepHistory, listed_as_kept
-from gpumem_tui.probe.tensors import host_memory_of
 from gpumem_tui.probe.wire import CPU
 from gpumem_tui.step import Phase, Site
 from gpumem_tui.step.phases import in_backward
 from gpumem_tui.step.sites import SiteFinder
-from gpumem_tui.step.walking import tensors_in
+from gpumem_tui.step.walking import host_memory_of, tensors_in
 
 _MOST_EVENTS = 1_000_000
 
