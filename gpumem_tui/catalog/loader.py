@@ -20,6 +20,7 @@ from gpumem_tui.catalog.config_file import read_config_file
 from gpumem_tui.catalog.families import FAMILIES
 from gpumem_tui.catalog.huggingface import CONFIGS, HfConfig
 from gpumem_tui.catalog.shapes import CatalogError, Gpu, ModelShape, ShapeError
+from gpumem_tui.catalog.speeds import GpuSpeed
 from gpumem_tui.memory import MIB
 
 if sys.version_info >= (3, 11):
@@ -77,10 +78,36 @@ def multiprocessors_of(total_bytes: int, compute_capability: tuple[int, int]) ->
     alike = {
         gpu.multiprocessors
         for gpu in gpus().values()
-        if gpu.compute_capability == compute_capability
-        and abs(gpu.total_bytes - total_bytes) * 100 <= gpu.total_bytes * _ALIKE_PERCENT
+        if gpu.compute_capability == compute_capability and _about(total_bytes, gpu.total_bytes)
     }
     return alike.pop() if len(alike) == 1 else None
+
+
+def speed_of(title: str, total_bytes: int) -> GpuSpeed | None:
+    """The rates of the catalog's GPU that the driver calls `title`; None for one that is not clearly one of them.
+
+    Names that differ in the memory or the board (``NVIDIA A100-SXM4-80GB``) are the same GPU where its size is; a PCIe
+    card is slower than the module of that name, and not taken for it.
+    """
+    on_card = "pcie" in re.split(r"\W", title.lower())
+    found = {
+        gpu.speed
+        for gpu in gpus().values()
+        if _model_words(gpu.title) == _model_words(title)
+        and _about(total_bytes, gpu.total_bytes)
+        and not (on_card and gpu.speed is not None and "module" in gpu.speed.source)
+    }
+    return found.pop() if len(found) == 1 else None
+
+
+def _model_words(title: str) -> frozenset[str]:
+    """What tells one GPU's name from another's, without its maker, memory and board."""
+    words = re.findall(r"[a-z0-9]+", re.sub(r"\d+ ?GB", "", title).lower())
+    return frozenset(words) - {"nvidia", "geforce", "tesla", "pcie", "sxm", "sxm2", "sxm3", "sxm4", "hbm3", "hbm3e"}
+
+
+def _about(size_bytes: int, other_bytes: int) -> bool:
+    return abs(size_bytes - other_bytes) * 100 <= other_bytes * _ALIKE_PERCENT
 
 
 def find_model(name: str) -> ModelShape:
@@ -184,6 +211,7 @@ class _GpuEntry(msgspec.Struct, forbid_unknown_fields=True):
     multiprocessors: int
     source: str
     reserves_mib: dict[str, int] = {}
+    speed: GpuSpeed | None = None
 
 
 def _tables(file_name: str) -> dict[str, dict[str, object]]:
@@ -209,6 +237,7 @@ def _gpu(name: str, table: Mapping[str, object]) -> Gpu:
         source=entry.source,
         multiprocessors=entry.multiprocessors,
         reserves=tuple((int(driver), mib * MIB) for driver, mib in sorted(entry.reserves_mib.items())),
+        speed=entry.speed,
     )
 
 

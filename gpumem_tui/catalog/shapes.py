@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from gpumem_tui.catalog.families import FAMILIES, Family, FamilyRecord
+from gpumem_tui.catalog.speeds import GpuSpeed
 from gpumem_tui.memory import Range
 
 
@@ -28,6 +29,7 @@ class Gpu:
     `total_bytes` is what the driver (NVML, nvidia-smi) reports; `cuda_total_bytes` what `cudaMemGetInfo` and
     PyTorch's out-of-memory message report. The difference is the driver's own reserve. `multiprocessors` is None where
     their number is not known. `reserves`: where it is known to move with the driver, bytes by its major version.
+    `speed` is None where no rates are known.
     """
 
     name: str
@@ -39,6 +41,7 @@ class Gpu:
     source: str
     multiprocessors: int | None = None
     reserves: tuple[tuple[int, int], ...] = ()
+    speed: GpuSpeed | None = None
 
     @property
     def reserve_bytes(self) -> int:

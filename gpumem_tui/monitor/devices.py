@@ -41,7 +41,10 @@ class RealGpu:
 
     def describe(self, *, shared: bool = False) -> Gpu:
         """As the simulator and the search know GPUs. `shared`: only what the others leave counts as the device's."""
-        from gpumem_tui.catalog.loader import multiprocessors_of  # only here: a trial's process can do without
+        from gpumem_tui.catalog.loader import (
+            multiprocessors_of,
+            speed_of,
+        )  # only here: a trial's process can do without
 
         available = self.total_bytes - self.reserved_bytes - (self.used_bytes if shared else 0)
         return Gpu(
@@ -53,6 +56,7 @@ class RealGpu:
             compute_capability=self.compute_capability,
             source="NVML on this machine",
             multiprocessors=multiprocessors_of(self.total_bytes, self.compute_capability),
+            speed=speed_of(self.name, self.total_bytes),
         )
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from math import log2
 
 from gpumem_tui.catalog.shapes import Gpu, ModelShape
+from gpumem_tui.catalog.speeds import MULTIPROCESSORS_OF_OTHERS
 from gpumem_tui.formula import convnet
 from gpumem_tui.formula.accumulation import accumulation
 from gpumem_tui.formula.changes import BF16_SINCE
@@ -15,7 +16,6 @@ from gpumem_tui.plan.answers import samples, target_of
 from gpumem_tui.plan.curves import Curve, CurveSeries
 from gpumem_tui.plan.measured import MeasuredRate
 from gpumem_tui.plan.plan import Plan
-from gpumem_tui.simulator.profile import MULTIPROCESSORS_OF_OTHERS
 
 SMALLEST_NORMALIZED_BATCH = 16
 """Below it batch norm's statistics are noisy (Wu & He 2018)."""

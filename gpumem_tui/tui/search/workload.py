@@ -89,8 +89,9 @@ def workload_summary(config: SearchConfig) -> str:
     target = "" if config.target_batch is None else f"target {config.target_batch:,}"
     if model is not None:
         size = f"seq {model.seq_len:,}" if model.seq_len else ""
-        parts = (model.name, model.model_type, size, *_recipe_words(recipe), config.strategy, target)
-        return " · ".join(part for part in parts if part)
+        return " · ".join(
+            filter(None, (model.name, model.model_type, size, *_recipe_words(recipe), config.strategy, target))
+        )
     if shape is None:
         ranks = f"{recipe.gpus:,} ranks" if recipe.gpus > 1 else ""
         return " · ".join(filter(None, (short_name(config), ranks, config.strategy, target)))
