@@ -73,7 +73,9 @@ def _verdict(state: CommandPlanState, figures: CommandFigures | None, width: int
 
 def _progress(state: CommandPlanState, elapsed_s: int, width: int) -> ListRow:
     if state.busy:
-        what = f"what-if: {state.running.name}" if state.running is not None else f"running {state.config.workload.noun}"
+        what = (
+            f"what-if: {state.running.name}" if state.running is not None else f"running {state.config.workload.noun}"
+        )
         left = f", {len(state.waiting)} to go" if state.waiting else ""
         said = f" │ {state.said}" if state.said else ""
         return row((fit(f"  {what}{left} · {elapsed_s} s{said}", width), "$primary"))
