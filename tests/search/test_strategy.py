@@ -140,6 +140,13 @@ def test_a_right_prediction_bounds_the_trials(name: Name, largest: int) -> None:
     assert len(tried) <= MOST_TRIALS[name](largest)
 
 
+@pytest.mark.parametrize("name", ["double", "binary"])
+@given(largest=truths, predicted=predictions)
+def test_halving_takes_a_logarithm_of_trials(name: Name, largest: int, predicted: int | None) -> None:
+    tried = explore(StrategySettings(name, predicted, CAPACITY), lambda size: size <= largest)
+    assert len(tried) <= 3 * max(largest + 2, predicted or 32).bit_length() + 2
+
+
 @every_strategy
 def test_a_failure_of_any_kind_bounds_the_search(name: Name) -> None:
     """A size that ran once is believed although a smaller one failed, as an unlucky process may."""
