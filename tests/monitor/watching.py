@@ -8,8 +8,9 @@ from pathlib import Path
 from time import monotonic
 
 from gpumem_tui.memory import Unknown
+from gpumem_tui.monitor.readings import Reading
 from gpumem_tui.monitor.sampler import Sampler
-from gpumem_tui.monitor.snapshot import GpuReading, HostProcess, Reading, Snapshot
+from gpumem_tui.monitor.snapshot import GpuReading, HostProcess, Snapshot
 from tests.waiting import DEADLINE_S
 
 

@@ -20,7 +20,18 @@ from gpumem_tui.plan.answers import answer
 from gpumem_tui.plan.controls import Choice, control_of
 from gpumem_tui.plan.measured import MeasuredRate
 from gpumem_tui.plan.plan import Plan
-from gpumem_tui.plan.state import PlanState, chosen, entered, nudged, opened, paused, redone, replaced, undone
+from gpumem_tui.plan.state import (
+    PlanState,
+    chosen,
+    chosen_by_digit,
+    entered,
+    nudged,
+    opened,
+    paused,
+    redone,
+    replaced,
+    undone,
+)
 from gpumem_tui.plan.store import PlanStore
 from gpumem_tui.plan.tracing import BackgroundTracer, MakeTracer, Pending, PlanTracer, TraceFailed, TraceState
 from gpumem_tui.tui.kit.background import in_daemon_thread
@@ -177,6 +188,10 @@ class PlanScreen(MainScreen):
         """A digit more or less; a number is one step of the history from its first digit to its last."""
         before = paused(self._state) if message.first else self._state
         self._enter(entered(before, message.key, message.value))
+
+    def on_plan_controls_numbered(self, message: PlanControls.Numbered) -> None:
+        """A choice by its place, or why there is none at it."""
+        self._enter(chosen_by_digit(self._state, message.key, message.digit))
 
     def on_plan_controls_abandoned(self, message: PlanControls.Abandoned) -> None:
         """The number typed is not to be."""
