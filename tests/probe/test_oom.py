@@ -5,7 +5,6 @@ from __future__ import annotations
 import builtins
 import sys
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -104,10 +103,16 @@ def test_what_the_allocator_says_is_exact(box: BlackBox, written: list[dict[str,
     assert document["samples"] == [RECORD.as_json()]
 
 
-def test_a_program_that_tries_again_and_again_is_not_slowed(box: BlackBox, written: list[dict[str, Any]]) -> None:
-    for _ in range(100):
-        box.allocation_failed(1, 12345, 80 * GIB, GIB)
-    assert len(written) < 10
+def test_a_program_that_tries_again_and_again_is_not_slowed(
+    box: BlackBox, written: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One document a second, with the newest request."""
+    now_s = 1000.0
+    monkeypatch.setattr("gpumem_tui.probe.oom.time.monotonic", lambda: now_s)
+    for number in range(100):
+        box.allocation_failed(1, number, 80 * GIB, GIB)
+        now_s += 0.03125
+    assert [document["requested_bytes"] for document in written] == [0, 32, 64, 96]
 
 
 def test_the_error_that_follows_adds_its_message(box: BlackBox, written: list[dict[str, Any]]) -> None:
@@ -173,13 +178,20 @@ def test_what_goes_wrong_takes_the_place_of_no_error_of_the_program() -> None:
     def broken() -> Known:
         raise RuntimeError("the probe's own")
 
-    def guarded(work: Callable[[], None]) -> None:
-        with suppress(RuntimeError):
-            work()
+    met, written, errors = [], [], []
 
-    box = BlackBox(broken, lambda document: None, lambda *told: None, guarded)
+    def guarded(work: Callable[[], None]) -> None:
+        try:
+            work()
+        except RuntimeError as error:
+            met.append(str(error))
+
+    box = BlackBox(broken, written.append, lambda *told: errors.append(told), guarded)
     box.allocation_failed(0, 12345, 80 * GIB, GIB)
     box.process_failed(torch.OutOfMemoryError("CUDA out of memory."), None)
+    assert met == ["the probe's own"] * 2
+    assert written == []
+    assert errors == [("OutOfMemoryError", "CUDA out of memory.", "")], "what ended the program is said all the same"
 
 
 # CUDA, of which this stands in for what torch calls

@@ -23,7 +23,8 @@ from gpumem_tui.watch.cleaning import KEEP_S, clean
 from gpumem_tui.watch.reader import Watcher
 from gpumem_tui.watch.records import ProbedProcess
 from gpumem_tui.watch.requests import NoAnswer, request_look
-from tests.attach.loops import DEADLINE_S, NOBODY
+from tests.attach.loops import NOBODY
+from tests.waiting import DEADLINE_S
 from tests.watch.rings import RECORD, RingFile, gone, out_of_memory, this_process
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can look into the folders of others")
