@@ -50,7 +50,6 @@ PROCESS_LOOKS: tuple[Look, ...] = (("█", "$process-1"), ("▓", "$process-2"),
 """In turn for the processes of a GPU whose share is not divided, the largest first: quieter than the buckets."""
 
 UNACCOUNTED_LOOK: Look = ("?", "$other")
-UTILIZATION_COLOUR = "$optimizer"
 
 EIGHTHS = " ▁▂▃▄▅▆▇█"
 

@@ -2,34 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Mapping
 
 from gpumem_tui.memory import GIB, Unknown
 from gpumem_tui.monitor.history import Column, Series
 from gpumem_tui.monitor.snapshot import GpuReading
-from gpumem_tui.tui.kit.areas import Band, Stack, area_column, drawn, eighths
-from gpumem_tui.tui.kit.figures import MUTED, Row, Span, clock, joined, ruled, span_width
-from gpumem_tui.tui.kit.glyphs import EIGHTHS, UTILIZATION_COLOUR
-from gpumem_tui.tui.kit.time_axis import ALLOCATED, CACHED, LABEL_WIDTH, TimeAxis, duration
+from gpumem_tui.tui.kit.chart import ALLOCATED, CACHED, Band, Stack, TimeAxis, area_rows, duration, stacked
+from gpumem_tui.tui.kit.figures import MUTED, Row, clock, ruled, span_width
 
-_AXIS_STEP = 20
+_LABEL_WIDTH = 6
 _PERCENT = 100.0
-
 
 USED = Band("used", "$history-used")
 OTHERS = Band("used", "$history-others")
+_UTILIZATION = Band("util", "$optimizer")
 """Solid, each darker than the one below it; the heading has the numbers."""
 
 
 def axis_of(series: Series) -> TimeAxis:
     """The axis of a GPU's history."""
-    return TimeAxis(series.start_s, series.step_s, len(series.peaks[Column.USED]))
+    return TimeAxis(series.start_s, series.step_s, len(series.peaks[Column.USED]), _LABEL_WIDTH)
 
 
 def chart_columns(width: int) -> int:
     """Columns of buckets in a chart of this width."""
-    return max(1, width - LABEL_WIDTH)
+    return max(1, width - _LABEL_WIDTH)
 
 
 def history_view(
@@ -55,23 +52,17 @@ def history_view(
     total_bytes = _total_bytes(gpu, series)
     strip = 2 if height >= 11 else 1
     rows = height - 2 - strip
-    chart = _areas(series, total_bytes, rows)
-    labels = _labels(total_bytes, rows)
-    lines = [
+    half = f"{total_bytes / GIB / 2:.0f}" if rows >= 5 else ""
+    values = zip(*(series.peaks[each] for each in (Column.USED, Column.RESERVED, Column.ALLOCATED)), strict=True)
+    stacks = (_stack(*each, total_bytes, rows) for each in values)
+    loads = (stacked([(load or 0.0, _UTILIZATION)], _PERCENT, strip) for load in series.means[Column.UTILIZATION])
+    full = "100%" if strip > 1 else ""
+    return [
         _heading(gpu, now, series, width, cursor, focused=focused),
-        *([(fit_label(label), MUTED), *row] for label, row in zip(labels, chart, strict=True)),
+        *area_rows(stacks, rows, f"{total_bytes / GIB:.0f}", middle=half, width=_LABEL_WIDTH),
+        *area_rows(loads, strip, full, bottom="util", width=_LABEL_WIDTH),
+        axis_of(series).row(cursor),
     ]
-    utilization = [None if value is None else value / _PERCENT for value in series.means[Column.UTILIZATION]]
-    for number, row in enumerate(_area(utilization, strip, UTILIZATION_COLOUR)):
-        label = "util" if number == strip - 1 else ("100%" if strip > 1 else "")
-        lines.append([(fit_label(label), MUTED), *row])
-    lines.append(_axis(series, cursor))
-    return lines
-
-
-def fit_label(text: str) -> str:
-    """A label left of the chart."""
-    return f"{text:>{LABEL_WIDTH - 1}} "
 
 
 def _total_bytes(gpu: GpuReading, series: Series) -> float:
@@ -116,64 +107,14 @@ def _values(values: Mapping[Column, float | None], utilization: str = "utilizati
         text = "–" if value is None else f"{value / GIB:.2f}"
         row += [("█", band.colour), (f" {band.title} {text:>6}  ", "")]
     load = values.get(Column.UTILIZATION)
-    row += [("▄", UTILIZATION_COLOUR), (f" {utilization} {'–' if load is None else f'{load:.0f}%':>4}", "")]
+    row += [("▄", _UTILIZATION.colour), (f" {utilization} {'–' if load is None else f'{load:.0f}%':>4}", "")]
     return row
-
-
-def _labels(total_bytes: float, rows: int) -> list[str]:
-    labels = [""] * rows
-    labels[0] = f"{total_bytes / GIB:.0f}"
-    labels[-1] = "0"
-    if rows >= 5:
-        labels[(rows - 1) // 2] = f"{total_bytes / GIB / 2:.0f}"
-    return labels
-
-
-def _areas(series: Series, total_bytes: float, rows: int) -> list[Row]:
-    """The stacked areas from the top row down."""
-    peaks = series.peaks
-    columns = [
-        _column(*values, total_bytes, rows)
-        for values in zip(peaks[Column.USED], peaks[Column.RESERVED], peaks[Column.ALLOCATED], strict=True)
-    ]
-    return drawn(columns)
-
-
-@lru_cache(4096)
-def _column(
-    used: float | None, reserved: float | None, allocated: float | None, total: float, rows: int
-) -> tuple[Span, ...]:
-    """A column of cells from the top down. All but the newest were drawn before."""
-    return area_column(_stack(used, reserved, allocated, total, rows), rows)
 
 
 def _stack(used: float | None, reserved: float | None, allocated: float | None, total: float, rows: int) -> Stack:
     if used is None:
         return ()
     if reserved is None:
-        return ((eighths(used, total, rows), USED),)
-    allocated = min(allocated or 0.0, reserved)
-    edges = ((allocated, ALLOCATED), (min(reserved, used), CACHED), (used, OTHERS))
-    return tuple((eighths(size, total, rows), band) for size, band in edges)
-
-
-def _area(shares: Sequence[float | None], rows: int, colour: str) -> list[Row]:
-    heights = [0 if share is None else max(0, round(min(1.0, share) * rows * 8)) for share in shares]
-    cells = [[(EIGHTHS[max(0, min(8, height - row * 8))], colour) for height in heights] for row in range(rows)]
-    return [joined(row) for row in reversed(cells)]
-
-
-def _axis(series: Series, cursor: int | None) -> Row:
-    """Times ago below the chart, and where the cursor is."""
-    columns = len(series.peaks[Column.USED])
-    line = [" "] * columns
-    for column in range(columns - 1, -1, -_AXIS_STEP):
-        ago_s = (columns - 1 - column) * series.step_s
-        text = "now" if not ago_s else f"−{duration(ago_s)}"
-        start = column - len(text) + 1
-        if start >= 0:
-            line[start : column + 1] = text
-    if cursor is None:
-        return [(" " * LABEL_WIDTH + "".join(line), MUTED)]
-    before, after = "".join(line[:cursor]), "".join(line[cursor + 1 :])
-    return [(" " * LABEL_WIDTH + before, MUTED), ("▲", "bold $primary"), (after, MUTED)]
+        return stacked([(used, USED)], total, rows)
+    edges = ((min(allocated or 0.0, reserved), ALLOCATED), (min(reserved, used), CACHED), (used, OTHERS))
+    return stacked(edges, total, rows)

@@ -11,8 +11,8 @@ from textual.message import Message
 
 from gpumem_tui.monitor.history import Column, Series
 from gpumem_tui.monitor.snapshot import GpuReading
+from gpumem_tui.tui.kit.chart import TimeAxis
 from gpumem_tui.tui.kit.lines import Lines
-from gpumem_tui.tui.kit.time_axis import TimeAxis
 from gpumem_tui.tui.monitor.history import axis_of, history_view
 from gpumem_tui.tui.process.history import ProcessChart, process_history_rows
 

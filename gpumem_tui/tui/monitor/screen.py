@@ -19,10 +19,10 @@ from gpumem_tui.monitor.alerts import Alert, AlertKind, Alerts
 from gpumem_tui.monitor.history import History, values_of
 from gpumem_tui.monitor.snapshot import Source
 from gpumem_tui.tui.kit.background import setter_for
+from gpumem_tui.tui.kit.chart import SPANS_S
 from gpumem_tui.tui.kit.figures import clock
 from gpumem_tui.tui.kit.key_bar import KeyBar
 from gpumem_tui.tui.kit.lines import Lines
-from gpumem_tui.tui.kit.time_axis import SPANS_S
 from gpumem_tui.tui.monitor.entries import charted, count, entry_of, moved
 from gpumem_tui.tui.monitor.feed import HOLD_S, Feed
 from gpumem_tui.tui.monitor.gpu_panel import GpuPanel

@@ -6,7 +6,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Iterator
 from datetime import datetime
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
@@ -32,7 +32,7 @@ from gpumem_tui.tui.search.header import HeaderLine
 from gpumem_tui.tui.search.help import search_help
 from gpumem_tui.tui.search.memory_bar import MemoryBar
 from gpumem_tui.tui.search.panels import LedgerTable, ReasonPanel, VerdictPanel, WorkloadLine, WorkloadPanel
-from gpumem_tui.tui.search.plot import warm
+from gpumem_tui.tui.search.plot import BatchPlot, warm
 from gpumem_tui.tui.search.state import (
     Failure,
     SearchState,
@@ -44,9 +44,6 @@ from gpumem_tui.tui.search.state import (
     started,
 )
 from gpumem_tui.tui.search.trial_log import TrialLog
-
-if TYPE_CHECKING:
-    from gpumem_tui.tui.search.batch_plot import BatchPlot
 
 SMALLEST = (60, 16)
 """Columns and rows below which the screen only says so."""
@@ -136,7 +133,6 @@ class SearchScreen(MainScreen):
         self._ended.set()
         self._began = clock()
         self._drawn: SearchState | None = None
-        self._plot: BatchPlot | None = None
         self._focused_log: TrialLog | OutputPane | None = None
 
     @property
@@ -146,8 +142,8 @@ class SearchScreen(MainScreen):
 
     @property
     def settled(self) -> bool:
-        """All of `state` is on the screen, the chart included."""
-        return self._plot is not None and self._drawn is self._state
+        """All of `state` is on the screen."""
+        return self._drawn is self._state
 
     # What is on it
 
@@ -157,9 +153,9 @@ class SearchScreen(MainScreen):
         yield WorkloadLine()
         with Horizontal(id="panels"):
             yield WorkloadPanel()
-            plot_pane = Vertical(id="plot-pane")
-            plot_pane.border_title = "GiB against batch size"
-            yield plot_pane
+            with Vertical(id="plot-pane") as plot_pane:
+                plot_pane.border_title = "GiB against batch size"
+                yield BatchPlot()
             with VerticalScroll(id="ledger-pane"):
                 yield LedgerTable()
         yield MemoryBar()
@@ -175,24 +171,16 @@ class SearchScreen(MainScreen):
         yield Static(id="too-small")
 
     def on_mount(self) -> None:
-        """Draw what is known without a search; numpy comes after the first frame."""
+        """Draw what is known without a search."""
         self._redraws = self.set_interval(_REDRAW_S, self._redraw_if_dirty, pause=True)
         self.set_interval(_CLOCK_S, self._show_time)
         self._draw()
-        self.call_after_refresh(self._after_first_frame)
+        if self._autostart:
+            self.call_after_refresh(self._start_unless_left)
 
-    def _after_first_frame(self) -> None:
-        self.run_worker(self._mount_plot(), exit_on_error=True)
-        if self._autostart and not self.ending:
+    def _start_unless_left(self) -> None:
+        if not self.ending:
             self.action_start()
-
-    async def _mount_plot(self) -> None:
-        plot = await asyncio.to_thread(_new_plot)
-        panes = self.query("#plot-pane")  # none, if the program has ended meanwhile
-        if panes and not self.ending:
-            await panes.first().mount(plot)
-            self._plot = plot
-            plot.show(self._state)
 
     def on_resize(self, event: Resize) -> None:
         """A tiny terminal gets one line that says what is needed."""
@@ -402,8 +390,7 @@ class SearchScreen(MainScreen):
         self._show_verdict()
         self.set_class(not state.trials, "-no-trials")
         self.set_class(state.running is not None, "-running")
-        if self._plot is not None:
-            self._plot.show(state)
+        self.query_one(BatchPlot).show(state)
         self._drawn = state
 
     @property
@@ -423,10 +410,3 @@ class SearchScreen(MainScreen):
             self._focused_log = wanted
             wanted.focus(scroll_visible=False)
         self.refresh_bindings()
-
-
-def _new_plot() -> BatchPlot:
-    """Import numpy and the chart, off the event loop."""
-    from gpumem_tui.tui.search.batch_plot import BatchPlot
-
-    return BatchPlot()

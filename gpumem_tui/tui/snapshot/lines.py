@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 from gpumem_tui.memory import Bucket, format_bytes, format_count
 from gpumem_tui.snapshots.analysis import Analysis, Part, Point
 from gpumem_tui.snapshots.model import MemorySnapshot
-from gpumem_tui.tui.kit.areas import Band, Stack, area_column, drawn, eighths
+from gpumem_tui.tui.kit.chart import LABEL_WIDTH, Band, Stack, area_rows, by_column, stacked
 from gpumem_tui.tui.kit.figures import MUTED, Row, compact_bytes, fit, span_width
 from gpumem_tui.tui.kit.glyphs import BUCKET_LOOKS, PROGRAM, Look
 from gpumem_tui.tui.kit.help import entry
@@ -20,7 +21,6 @@ PANES = {"lines": "l", "stacks": "s", "segments": "m", "out of memory": "o"}
 SMALLEST = (60, 18)
 """Columns and rows below which the screen only says so."""
 
-_LABEL = 8
 _SIZE = 8
 _MOST_ROWS = 300
 _CACHE = Band(Bucket.CACHE.title, "$history-reserved")
@@ -86,31 +86,19 @@ def verdict_row(analysis: Analysis, width: int) -> ListRow:
 
 def course_rows(analysis: Analysis, width: int, height: int) -> list[ListRow]:
     """A chart of so many lines: allocated by category, above it the cache, below it where the peak is."""
-    columns, rows = max(8, width - _LABEL), max(3, height - 2)
+    columns, rows = max(8, width - LABEL_WIDTH), max(3, height - 2)
     top = max(analysis.peak_reserved_bytes, analysis.peak_allocated_bytes, 1)
     bands = [Band(name, _look(name)[1]) for name in analysis.categories]
-    stacks = [_stack(point, bands, top, rows) for point in _by_column(analysis, columns)]
-    labels = [""] * rows
-    labels[0], labels[-1] = compact_bytes(top), "0"
-    areas = drawn([area_column(stack, rows) for stack in stacks])
-    lines = [row((f"{label:>{_LABEL - 1}} ", MUTED), *area) for label, area in zip(labels, areas, strict=True)]
+    stacks = (_stack(point, bands, top, rows) for point in _by_column(analysis, columns))
+    lines = [row(*line) for line in area_rows(stacks, rows, compact_bytes(top))]
     return [*lines, _mark_row(analysis, columns), _axis_row(analysis, columns)]
 
 
 def _by_column(analysis: Analysis, columns: int) -> list[Point]:
     """The highest point of each column; where nothing happened, what was held before."""
-    found: list[Point | None] = [None] * columns
-    for point in analysis.timeline:
-        column = _column(analysis, point.event, columns)
-        best = found[column]
-        if best is None or point.allocated_bytes >= best.allocated_bytes:
-            found[column] = point
-    filled: list[Point] = []
-    before = analysis.timeline[0]
-    for one in found:
-        before = one or before
-        filled.append(before)
-    return filled
+    points = ((_column(analysis, point.event, columns), point) for point in analysis.timeline)
+    found = by_column(points, columns, lambda point: point.allocated_bytes)
+    return [analysis.timeline[0] if point is None else point for point in found]
 
 
 def _column(analysis: Analysis, event: int, columns: int) -> int:
@@ -118,13 +106,9 @@ def _column(analysis: Analysis, event: int, columns: int) -> int:
 
 
 def _stack(point: Point, bands: Sequence[Band], top: int, rows: int) -> Stack:
-    edges: list[tuple[int, Band]] = []
-    edge = 0
-    for band, size_bytes in zip(bands, point.by_category, strict=True):
-        edge += size_bytes
-        if size_bytes:
-            edges.append((eighths(edge, top, rows), band))
-    return [*edges, (eighths(max(edge, point.reserved_bytes), top, rows), _CACHE)]
+    sums = zip(accumulate(point.by_category), point.by_category, bands, strict=True)
+    edges = [(edge, band) for edge, size_bytes, band in sums if size_bytes]
+    return stacked([*edges, (max(sum(point.by_category), point.reserved_bytes), _CACHE)], top, rows)
 
 
 def _mark_row(analysis: Analysis, columns: int) -> ListRow:
@@ -134,7 +118,7 @@ def _mark_row(analysis: Analysis, columns: int) -> ListRow:
     word = "▲ peak" if peak + 6 <= columns else "peak ▲"
     start = peak if peak + 6 <= columns else max(0, peak - 5)
     line[start : start + len(word)] = word
-    spans: Row = [(" " * _LABEL, "")]
+    spans: Row = [(" " * LABEL_WIDTH, "")]
     failed = {_column(analysis, oom.event, columns) for oom in analysis.ooms}
     for index, character in enumerate(line[:columns]):
         spans.append(("✗", "bold $text-error") if index in failed else (character, "$warning"))
@@ -143,7 +127,7 @@ def _mark_row(analysis: Analysis, columns: int) -> ListRow:
 
 def _axis_row(analysis: Analysis, columns: int) -> ListRow:
     right = f"{format_count(analysis.events)} events"
-    return row((" " * _LABEL + "0" + " " * max(1, columns - 1 - len(right)) + right, MUTED))
+    return row((" " * LABEL_WIDTH + "0" + " " * max(1, columns - 1 - len(right)) + right, MUTED))
 
 
 # What the peak consists of
