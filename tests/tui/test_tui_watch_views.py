@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from gpumem_tui.tui.kit.chart import Band, area_rows, stacked
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from gpumem_tui.memory import GIB, MIB, Bucket, Unknown
+from gpumem_tui.tui.kit.chart import Band, area_rows, stacked
 from gpumem_tui.tui.monitor.entries import Entry, charted, count, entries, entry_of
 from gpumem_tui.tui.monitor.probed_card import probed_card
 from gpumem_tui.tui.monitor.process_details import details_rows
