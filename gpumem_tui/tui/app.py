@@ -28,9 +28,9 @@ from textual.widget import Widget
 
 from gpumem_tui.errors import OptionError
 from gpumem_tui.tui.kit.background import in_daemon_thread
-from gpumem_tui.tui.kit.driver import TerminalDriver
 from gpumem_tui.tui.kit.glyphs import to_ascii
 from gpumem_tui.tui.kit.main_screen import MainScreen
+from gpumem_tui.tui.kit.textual_internals import TerminalDriver
 from gpumem_tui.tui.kit.theme import PALETTE, THEME, THEMES
 
 if TYPE_CHECKING:

@@ -7,6 +7,7 @@ from textual.widgets import Static
 from gpumem_tui.memory import Unknown, Value
 from gpumem_tui.tui.kit.figures import MUTED, Row, compact_bytes, percent, signed
 from gpumem_tui.tui.kit.text import assembled
+from gpumem_tui.tui.kit.textual_internals import forget_height
 from gpumem_tui.tui.search.ledger import LedgerLine, LedgerView, ledger_view
 from gpumem_tui.tui.search.state import SearchState, Stage
 from gpumem_tui.tui.search.verdict import Tone, VerdictView, verdict_view
@@ -36,9 +37,7 @@ class LinesPanel(Static):
         """Replace the text."""
         if lines != self._lines:
             self._lines = lines
-            # Textual 8 counts one change for all that come before it is idle, and remembers heights by that count:
-            # on a slow machine the height would be that of an earlier text.
-            self._layout_updates += 1
+            forget_height(self)
             self.update(assembled(lines))
 
 

@@ -1,4 +1,8 @@
-"""The terminal, for a program that stays open all day and may be stopped and continued by others."""
+"""All that reaches into what Textual does not promise to keep: its terminal driver, and two of its caches.
+
+Written for Textual 8 (checked on 8.2.8), which `pyproject.toml` asks for. `tests/tui/test_tui_textual_internals.py`
+names what a later Textual lacks. None of it has an upstream issue that we know of; each place says what it is for.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +16,20 @@ from time import monotonic
 
 from textual._xterm_parser import XTermParser
 from textual.drivers.linux_driver import LinuxDriver
+from textual.events import Event, Resize
+from textual.screen import Screen
+from textual.widget import Widget
+
+USED: dict[type, tuple[str, ...]] = {
+    XTermParser: ("feed", "tick"),
+    LinuxDriver: (
+        "_app", "_debug", "_writer_thread", "exit_event", "fileno", "process_message", "run_input_thread", "write",
+        "suspend_application_mode", "resume_application_mode",
+    ),
+    Widget: ("_layout_updates",),
+    Screen: ("on_event",),
+}  # fmt: skip
+"""By class of Textual, the names that are used here and might be gone or mean something else in its next version."""
 
 _TICK_S = 0.1
 """An escape key is told from the beginning of a sequence by what does not follow within such a time."""
@@ -84,3 +102,25 @@ class TerminalDriver(LinuxDriver):
         super().resume_application_mode()
         self._gave_back = False
         self._app.call_later(self._app.refresh)
+
+
+class SizedScreen(Screen[None]):
+    """A screen that passes over sizes that are no longer the terminal's.
+
+    Textual 8 lays a screen out anew for each, and tells it of its new size each time: two sizes that wait at once
+    call each other up for ever.
+    """
+
+    async def on_event(self, event: Event) -> None:
+        """All other events."""
+        if not isinstance(event, Resize) or event.size == self.app.size:
+            await super().on_event(event)
+
+
+def forget_height(widget: Widget) -> None:
+    """Have a widget's height worked out from the text that it is given next.
+
+    Textual 8 counts one change for all that come before it is idle, and remembers heights by that count: on a slow
+    machine the height would be that of an earlier text.
+    """
+    widget._layout_updates += 1
