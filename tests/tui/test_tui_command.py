@@ -21,9 +21,8 @@ from gpumem_tui.search.predicting import CommandOutput, TraceStarted
 from gpumem_tui.search.runner import SearchEvent, SearchFinished
 from gpumem_tui.search.verdict import Verdict
 from gpumem_tui.trial.events import Failed
-from gpumem_tui.tui.kit.help_screen import HelpScreen
-from gpumem_tui.tui.kit.output_pane import OutputPane
-from gpumem_tui.tui.kit.printed import KEPT_LINES, Printed, PrintedLine
+from gpumem_tui.tui.kit.dialogs import HelpScreen
+from gpumem_tui.tui.kit.output_pane import KEPT_LINES, OutputPane, Printed, PrintedLine
 from gpumem_tui.tui.search.bar import bar_view
 from gpumem_tui.tui.search.form import EditScreen
 from gpumem_tui.tui.search.ledger import ledger_view

@@ -20,7 +20,7 @@ from gpumem_tui.search.config import SearchConfig
 from gpumem_tui.search.control import Control
 from gpumem_tui.search.runner import SearchEvent
 from gpumem_tui.tui.app import GpuMemApp
-from gpumem_tui.tui.kit.help_screen import HelpScreen
+from gpumem_tui.tui.kit.dialogs import HelpScreen
 from gpumem_tui.tui.search.form import EditScreen
 from gpumem_tui.tui.search.panels import LedgerTable, ReasonPanel, VerdictPanel
 from gpumem_tui.tui.search.screen import SearchFunction, SearchScreen

@@ -12,7 +12,7 @@ from rich.cells import cell_len
 from gpumem_tui.memory import GIB, MIB, Bucket, Unknown
 from gpumem_tui.tui.kit.chart import Band, area_rows, stacked
 from gpumem_tui.tui.monitor.entries import Entry, charted, count, entries, entry_of
-from gpumem_tui.tui.monitor.probed_card import probed_card
+from gpumem_tui.tui.monitor.gpus import probed_card
 from gpumem_tui.tui.monitor.process_details import details_rows
 from gpumem_tui.tui.monitor.processes import table_view
 from gpumem_tui.tui.monitor.ranks import ranks_rows

@@ -1,22 +1,32 @@
-"""The history of the GPU in focus: stacked areas over time, eight steps a cell; the values now or at the cursor."""
+"""The history of one GPU or process: stacked areas over time, and a cursor for the mouse and the arrow keys."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import ClassVar
+
+from textual.binding import Binding, BindingType
+from textual.events import Blur, Focus, Leave, MouseMove
+from textual.message import Message
 
 from gpumem_tui.memory import GIB, Unknown
-from gpumem_tui.monitor.history import Column, Series
+from gpumem_tui.monitor.history import Column, Series, values_of
 from gpumem_tui.monitor.snapshot import GpuReading
-from gpumem_tui.tui.kit.chart import ALLOCATED, CACHED, Band, Stack, TimeAxis, area_rows, duration, stacked
+from gpumem_tui.tui.kit.chart import ALLOCATED, CACHED, SPANS_S, Band, Stack, TimeAxis, area_rows, duration, stacked
 from gpumem_tui.tui.kit.figures import MUTED, Row, clock, ruled, span_width
+from gpumem_tui.tui.kit.lines import Lines
+from gpumem_tui.tui.monitor.entries import charted
+from gpumem_tui.tui.monitor.feed import Feed
+from gpumem_tui.tui.monitor.state import MonitorState
+from gpumem_tui.tui.process.history import ProcessChart, process_history_rows
 
 _LABEL_WIDTH = 6
 _PERCENT = 100.0
 
 USED = Band("used", "$history-used")
 OTHERS = Band("used", "$history-others")
-_UTILIZATION = Band("util", "$optimizer")
 """Solid, each darker than the one below it; the heading has the numbers."""
+_UTILIZATION = Band("util", "$optimizer")
 
 
 def axis_of(series: Series) -> TimeAxis:
@@ -25,7 +35,7 @@ def axis_of(series: Series) -> TimeAxis:
 
 
 def chart_columns(width: int) -> int:
-    """Columns of buckets in a chart of this width."""
+    """Columns of a GPU's history of this width."""
     return max(1, width - _LABEL_WIDTH)
 
 
@@ -118,3 +128,107 @@ def _stack(used: float | None, reserved: float | None, allocated: float | None, 
         return stacked([(used, USED)], total, rows)
     edges = ((min(allocated or 0.0, reserved), ALLOCATED), (min(reserved, used), CACHED), (used, OTHERS))
     return stacked(edges, total, rows)
+
+
+class ChartSpan:
+    """How much time the chart shows: as chosen, else the shortest of the usual spans that is not over yet.
+
+    Args:
+        most_s: the longest that is shown without being chosen. `past_s`: how far back the history reaches already.
+    """
+
+    def __init__(self, most_s: float, past_s: float) -> None:
+        self._spans_s = sorted({*SPANS_S, most_s})
+        self._most_s = most_s
+        self._past_s = past_s
+        self._chosen_s: float | None = None
+        self._shown_s = most_s
+
+    def now_s(self, seen_s: float) -> float:
+        """The span, when the Monitor has looked for `seen_s`."""
+        reaches_s = self._past_s + seen_s
+        fitting_s = min(self._most_s, next((span_s for span_s in self._spans_s if span_s > reaches_s), self._most_s))
+        self._shown_s = fitting_s if self._chosen_s is None else self._chosen_s
+        return self._shown_s
+
+    def step(self, step: int) -> None:
+        """Choose a shorter or a longer one than is shown."""
+        at = self._spans_s.index(self._shown_s) + step
+        self._chosen_s = self._spans_s[max(0, min(at, len(self._spans_s) - 1))]
+
+
+class HistoryChart(Lines, can_focus=True):
+    """Stacked areas. The cursor is a moment: it moves with the picture until that has left it."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("left", "step(-1)", "look back", key_display="← →", tooltip="The values at an earlier moment"),
+        Binding("right", "step(1)", show=False),
+        Binding("shift+left", "step(-10)", show=False),
+        Binding("shift+right", "step(10)", show=False),
+        Binding("escape", "step(0)", show=False),
+    ]
+
+    class Changed(Message):
+        """The cursor or the focus moved: the picture is another one."""
+
+    def __init__(self, span: ChartSpan) -> None:
+        super().__init__()
+        self._span = span
+        self._cursor_s: float | None = None
+        self._axis: TimeAxis | None = None
+
+    def show(self, state: MonitorState, feed: Feed, width: int, height: int) -> None:
+        """Render the history of the process that is charted, or of the GPU in focus."""
+        gpu, snapshot, watched = state.focused, state.snapshot, charted(state)
+        if snapshot is None:
+            return
+        if watched is not None:
+            self._show_process(ProcessChart.of(watched, snapshot.time_s), width, height)
+        elif gpu is not None:
+            span_s = self._span.now_s(feed.seen_s(snapshot))
+            series = feed.series(gpu, chart_columns(width), span_s, snapshot.time_s)
+            self._show_gpu(gpu, values_of(gpu, state.published.figures), series, width, height)
+
+    def _show_gpu(self, gpu: GpuReading, now: Mapping[Column, float], series: Series, width: int, height: int) -> None:
+        self._axis = axis_of(series)
+        cursor = self._axis.column_at(self._cursor_s)
+        self.show_rows(history_view(gpu, now, series, width, height, cursor, focused=self.has_focus))
+
+    def _show_process(self, chart: ProcessChart, width: int, height: int) -> None:
+        self._axis = chart.axis(width)
+        self.show_rows(process_history_rows(chart, width, height, self._cursor_s, focused=self.has_focus))
+
+    def action_step(self, step: int) -> None:
+        """The cursor goes to an earlier or a later bucket; 0 puts it away."""
+        axis = self._axis
+        if axis is None:
+            return
+        here_s = self._cursor_s
+        if here_s is None or axis.column_at(here_s) is None:
+            here_s = axis.last_s
+        moved_s = here_s + step * axis.step_s
+        self._point(None if not step or moved_s > axis.last_s else max(moved_s, axis.start_s))
+
+    def on_mouse_move(self, event: MouseMove) -> None:
+        """The cursor follows the mouse."""
+        offset = event.get_content_offset(self)
+        if self._axis is not None and offset is not None:
+            self._point(self._axis.time_at(offset.x))
+
+    def on_leave(self, event: Leave) -> None:
+        """No mouse, no cursor."""
+        self._point(None)
+
+    def on_focus(self, event: Focus) -> None:
+        """The heading shows who has the keys."""
+        self.post_message(self.Changed())
+
+    def on_blur(self, event: Blur) -> None:
+        """The heading shows who has the keys."""
+        self._point(None)
+        self.post_message(self.Changed())
+
+    def _point(self, time_s: float | None) -> None:
+        if time_s != self._cursor_s:
+            self._cursor_s = time_s
+            self.post_message(self.Changed())

@@ -8,9 +8,8 @@ from math import ceil, log2
 from gpumem_tui.memory import Bucket
 from gpumem_tui.plan.curves import Curve, CurveSeries
 from gpumem_tui.tui.kit.chart import Place, Plot, nice_ceiling, number
-from gpumem_tui.tui.kit.figures import MUTED, Row, Span, fit, fit_right, wrapped
+from gpumem_tui.tui.kit.figures import MUTED, ListRow, Row, Span, fit, fit_right, paragraph, row, wrapped
 from gpumem_tui.tui.kit.glyphs import BUCKET_LOOKS
-from gpumem_tui.tui.kit.rows import ListRow, paragraph, row
 
 SERIES_COLOURS = ("$activations", "$gradients", "$optimizer", "$temporary")
 _LINES = ((90, 19), (60, 13), (0, 9))

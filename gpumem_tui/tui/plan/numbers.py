@@ -10,9 +10,21 @@ from gpumem_tui.plan.answers import Answer, samples
 from gpumem_tui.plan.tracing import Pending, TraceFailed, TraceReady, TraceState
 from gpumem_tui.search.ranges import largest_words, room_words
 from gpumem_tui.search.report import PHASE_WORDS
-from gpumem_tui.tui.kit.figures import ABSENT, MUTED, Row, Span, compact_bytes, fit, joined, proportions, signed
+from gpumem_tui.tui.kit.figures import (
+    ABSENT,
+    MUTED,
+    ListRow,
+    Row,
+    Span,
+    compact_bytes,
+    fit,
+    joined,
+    paragraph,
+    proportions,
+    row,
+    signed,
+)
 from gpumem_tui.tui.kit.glyphs import BUCKET_LOOKS
-from gpumem_tui.tui.kit.rows import ListRow, paragraph, row
 
 PENDING = "…"
 _TITLE_WIDTH = 16

@@ -24,19 +24,15 @@ from gpumem_tui.plan.state import PlanState, chosen, entered, nudged, opened, pa
 from gpumem_tui.plan.store import PlanStore
 from gpumem_tui.plan.tracing import BackgroundTracer, MakeTracer, Pending, PlanTracer, TraceFailed, TraceState
 from gpumem_tui.tui.kit.background import in_daemon_thread
-from gpumem_tui.tui.kit.dialogs import PickScreen, TextScreen
-from gpumem_tui.tui.kit.help_screen import HelpScreen
+from gpumem_tui.tui.kit.dialogs import HelpScreen, PickScreen, TextScreen
 from gpumem_tui.tui.kit.main_screen import MainScreen
 from gpumem_tui.tui.kit.row_list import FixedRows, RowList
-from gpumem_tui.tui.plan.controls_panel import PlanControls
+from gpumem_tui.tui.plan.controls import PlanControls
 from gpumem_tui.tui.plan.explain import control_help, explanation, plan_help
 from gpumem_tui.tui.plan.files import PlanFiles, why_no_search
-from gpumem_tui.tui.plan.header import PANES, header_row
-from gpumem_tui.tui.plan.layout import SMALLEST, layout_classes
+from gpumem_tui.tui.plan.header import PANES, SMALLEST, PaneNames, header_row, layout_classes
 from gpumem_tui.tui.plan.numbers import fact_rows, ledger_rows, verdict_rows
-from gpumem_tui.tui.plan.pane import PlanPane
-from gpumem_tui.tui.plan.panes import PaneRequest
-from gpumem_tui.tui.plan.tabs import PaneNames
+from gpumem_tui.tui.plan.panes import PaneRequest, PlanPane
 
 _ROOMY_FOOTER = 100
 _SWITCH_S = 0.0005
