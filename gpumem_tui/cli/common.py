@@ -11,7 +11,8 @@ from gpumem_tui.memory import Unknown
 
 if TYPE_CHECKING:
     from gpumem_tui.search.config import SearchConfig
-    from gpumem_tui.search.predicting import Predicted
+    from gpumem_tui.search.prediction import Prediction
+    from gpumem_tui.trial.events import Ready
 
 
 def is_terminal() -> bool:
@@ -31,8 +32,10 @@ def complain(message: str, code: int) -> int:
     return code
 
 
-def predict_or_exit(config: SearchConfig, batch_size: int, *, quiet: bool = False) -> Predicted:
-    """Both predictions; where there can be none, the program ends with one line that says why.
+def predict_or_exit(config: SearchConfig, batch_size: int, *, quiet: bool = False) -> tuple[Prediction, Ready | None]:
+    """Both predictions, and what traced; where there can be none, the program ends with one line that says why.
+
+    Without a torch that traces, the closed form answers where there is one: None for what traced.
 
     Args:
         quiet: do not show what a command prints.
@@ -40,15 +43,18 @@ def predict_or_exit(config: SearchConfig, batch_size: int, *, quiet: bool = Fals
     from gpumem_tui.search.control import Unusable
     from gpumem_tui.search.headless import CommandLog
     from gpumem_tui.search.predicting import predict
+    from gpumem_tui.search.prediction import Prediction
     from gpumem_tui.search.process import ChildDied
 
     try:
         predicted = predict(config, batch_size=batch_size, watch=CommandLog(config, quiet=quiet).show)
     except Unusable as error:
+        if error.kind == "torch" and config.workload.shape is not None:
+            return Prediction(config.formula, Unknown(str(error))), None
         raise SystemExit(complain(str(error), error.exit_code)) from error
     except ChildDied as error:
         raise SystemExit(complain(f"tracing failed: {error}", EXIT_FAILED)) from error
     traced, formula = predicted.prediction.traced, predicted.prediction.formula
     if isinstance(traced, Unknown) and isinstance(formula.at(batch_size), Unknown):
         raise SystemExit(complain(traced.reason, EXIT_BAD_INPUT))
-    return predicted
+    return predicted.prediction, predicted.ready

@@ -14,10 +14,9 @@ from gpumem_tui.cli.workload import (
     WORKLOAD_OPTIONS,
     TakesCommand,
     choice,
-    trained_command,
+    configured,
     with_options,
 )
-from gpumem_tui.options.configuration import configure
 from gpumem_tui.search.strategy import MAX_BATCH_SIZE, NAMES
 
 if TYPE_CHECKING:
@@ -40,7 +39,7 @@ def search(as_json: bool, plain: bool, quiet: bool, **values: Any) -> int:
     """
     if as_json and plain:
         raise click.UsageError("--json and --plain: give only one of them")
-    options, config = configure({**values, "command": trained_command()})
+    options, config = configured(values)
     _refuse_sharding(config)
     _refuse_idle_gpus(config)
     _need_batch(config)
@@ -79,12 +78,12 @@ def predict(
 
     if snapshot is not None:
         check_target(snapshot)
-    _, config = configure({**values, "command": trained_command(), "share": True})
+    _, config = configured(values, share=True)
     _refuse_idle_gpus(config)
     size = predicted_size(config, batch_size)
-    predicted = predict_or_exit(config, size, quiet=quiet)
-    show_prediction(config, predicted, size, by, as_json=as_json)
-    return 0 if snapshot is None else write_prediction(predicted.prediction, size, snapshot)
+    prediction, ready = predict_or_exit(config, size, quiet=quiet)
+    show_prediction(config, prediction, ready, size, by, as_json=as_json)
+    return 0 if snapshot is None else write_prediction(prediction, size, snapshot)
 
 
 def predicted_size(config: SearchConfig, given: int | None) -> int:

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from gpumem_tui.cli.numbers import Finite
 from gpumem_tui.formula.recipe import ATTENTIONS, OPTIMIZERS, PRECISIONS, RECOMPUTES, SHARDINGS
 from gpumem_tui.memory import GIB, KIB, MIB
+
+if TYPE_CHECKING:
+    from gpumem_tui.options.workload import WorkloadOptions
+    from gpumem_tui.search.config import SearchConfig
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 _COMMAND = "gpumem_tui.command"
@@ -33,8 +38,36 @@ class TakesCommand(click.Command):
 
 def trained_command() -> tuple[str, ...]:
     """The user's training command of this invocation; empty if none was given."""
-    words: tuple[str, ...] = click.get_current_context().meta.get(_COMMAND, ())
+    context = click.get_current_context(silent=True)
+    words: tuple[str, ...] = () if context is None else context.meta.get(_COMMAND, ())
     return words
+
+
+def configured(values: Mapping[str, object], **set_values: object) -> tuple[WorkloadOptions, SearchConfig]:
+    """What was typed, and the user's training command if there is one, and what is searched by that.
+
+    Args:
+        values: by click's name of each option of `WORKLOAD_OPTIONS` and `DEVICE_OPTIONS`; those that are left out take
+            their defaults.
+        set_values: options that the command itself sets.
+
+    Raises:
+        OptionError: the options are wrong, or do not go together.
+    """
+    import msgspec
+
+    from gpumem_tui.options.configuration import Options, configure
+    from gpumem_tui.options.workload import ModelChanges, WorkloadOptions
+
+    given = {"command": trained_command(), **values, **set_values}
+
+    def named(kind: Any) -> dict[str, object]:
+        return {field.name: given.pop(field.name) for field in fields(kind) if field.name in given}
+
+    trained = {"changes": named(ModelChanges), **named(WorkloadOptions)}
+    options = msgspec.convert({"trained": trained, **named(Options)}, Options)
+    assert not given, f"no option takes {sorted(given)}"
+    return options.trained, configure(options)
 
 
 class Size(click.ParamType[int]):
@@ -82,9 +115,10 @@ def choice(option: str, among: Sequence[str], says: str) -> Callable[[Command], 
 
 
 WORKLOAD_OPTIONS = [
-    click.option("--model", metavar="NAME", help="A model of the catalog (default: gpt2)."),
-    click.option("--config", metavar="CONFIG_JSON", help="A Hugging Face config.json instead."),
+    click.option("--model", metavar="NAME", help="A model of the catalog (default: gpt2), or a config.json."),
+    click.option("--config", metavar="CONFIG_JSON", help="A Hugging Face config.json, or its folder."),
     click.option("--workload", metavar="FILE[:NAME]", help="Your own step: build, make_batch and train_step."),
+    click.option("--dequantize", is_flag=True, help="Train the weights of a quantized config.json unquantized."),
     click.option("--layers", type=AT_LEAST_ONE, help="Change the model: layers."),
     click.option("--hidden", type=AT_LEAST_ONE, help="Width of the residual stream."),
     click.option("--heads", type=AT_LEAST_ONE, help="Attention heads."),

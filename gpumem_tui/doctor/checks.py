@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from gpumem_tui.memory import Unknown
-from gpumem_tui.monitor.snapshot import NO_DRIVER, NO_DRIVER_LOADED, DeviceState, GpuReading, Snapshot
+from gpumem_tui.monitor.nvml import NO_DRIVER, NO_DRIVER_LOADED
+from gpumem_tui.monitor.snapshot import DeviceState, GpuReading, Snapshot
 from gpumem_tui.simulator.profile import too_old
 
 _TORCH_TIMEOUT_S = 120.0
@@ -272,7 +273,7 @@ def torch_check(python: str | None, *, has_gpu: bool) -> Check:
         return Check("torch", bad, f"{interpreter}: {facts['error']}", remedy)
     found = f"{facts['torch']}, Python {facts['python']}"
     if (facts["usable"] or not has_gpu) and (reason := too_old(facts["torch"])):
-        remedy = "upgrade it there, or --python PATH of an environment with a newer one; `run` and `attach` need none"
+        remedy = "upgrade it there, or --python PATH of a newer one; `predict` and `plan` answer by formula without"
         return Check("torch", Status.WARN if facts["usable"] else bad, f"{found}: {reason}", remedy)
     if facts["usable"]:
         return Check("torch", Status.OK, f"{found}, CUDA {facts['cuda']}")

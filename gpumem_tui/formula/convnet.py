@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gpumem_tui.catalog.shapes import ModelShape
-from gpumem_tui.formula.precision import STORAGE
+from gpumem_tui.formula.precision import PRECISION_RECORDS
 from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.formula.rows import FormulaRow, batch_row
 from gpumem_tui.memory import Bucket
@@ -113,7 +113,7 @@ def activation_rows(shape: ModelShape, recipe: Recipe, batch_size: int) -> list[
         convolved += sum(block.convolution_values for block in blocks)
         activated += sum(block.activated_values for block in blocks)
         note = f"C·H·W summed over {len(network.convolutions)} convolutions at their real sizes"
-    width = STORAGE[recipe.precision].compute_bytes
+    width = PRECISION_RECORDS[recipe.precision].compute_bytes
     kept = Bucket.ACTIVATIONS
     return [
         batch_row(kept, "convolution outputs", (batch_size, convolved, width), _SOURCE, note),

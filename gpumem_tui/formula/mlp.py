@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpumem_tui.catalog.shapes import ModelShape
-from gpumem_tui.formula.precision import STORAGE
+from gpumem_tui.formula.precision import PRECISION_RECORDS
 from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.formula.rows import TEXTBOOK, FormulaRow, batch_row
 from gpumem_tui.memory import Bucket
@@ -18,7 +18,7 @@ def activation_rows(shape: ModelShape, recipe: Recipe, batch_size: int) -> list[
         batch_row(
             Bucket.ACTIVATIONS,
             "layer outputs",
-            (batch_size, shape.layers, shape.hidden, STORAGE[recipe.precision].compute_bytes),
+            (batch_size, shape.layers, shape.hidden, PRECISION_RECORDS[recipe.precision].compute_bytes),
             TEXTBOOK,
             "counts the last layer as wide as the others",
         )

@@ -11,7 +11,7 @@ from math import prod
 from types import MappingProxyType
 
 from gpumem_tui.formula.parameters import ParameterTensor
-from gpumem_tui.formula.precision import STORAGE
+from gpumem_tui.formula.precision import PRECISION_RECORDS
 from gpumem_tui.formula.price import Price
 from gpumem_tui.formula.recipe import Optimizer, Recipe
 from gpumem_tui.formula.rows import FormulaRow, fixed_row
@@ -206,7 +206,7 @@ OPTIMIZER_TECHNIQUES: Mapping[Optimizer, OptimizerTechnique] = MappingProxyType(
 def optimizer_row(recipe: Recipe, tensors: Iterable[ParameterTensor]) -> FormulaRow:
     """The optimizer's state over all `tensors`, unsharded."""
     record = OPTIMIZER_RECORDS[recipe.optimizer]
-    state_bytes = record.state_bytes or STORAGE[recipe.precision].state_bytes
+    state_bytes = record.state_bytes or PRECISION_RECORDS[recipe.precision].state_bytes
     factors: tuple[int, ...]
     if record.states is None:
         factors = (sum(factored_values(tensor) for tensor in tensors), state_bytes)

@@ -8,7 +8,8 @@ from itertools import pairwise
 from math import prod
 from types import MappingProxyType
 
-from gpumem_tui.catalog.shapes import Family, ModelShape
+from gpumem_tui.catalog.families import Family
+from gpumem_tui.catalog.shapes import ModelShape
 from gpumem_tui.formula import convnet
 
 _TOKEN_TYPES = 2
@@ -45,7 +46,7 @@ def gathered_parameters(shape: ModelShape) -> int:
     What lies outside the blocks stays gathered while the blocks run; of those there are the one that runs and the one
     fetched ahead.
     """
-    if shape.family == "resnet":
+    if shape.record.has_batch_norm:
         blocks = sorted((_block_parameters(block) for block in convnet.resnet(shape).blocks), reverse=True)
         return count_parameters(shape) - sum(blocks[2:])
     one_block = count_parameters(shape) - count_parameters(replace(shape, layers=shape.layers - 1))

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from gpumem_tui.catalog.shapes import ATTENTION_FAMILIES, LANGUAGE_MODELS, ModelShape
+from gpumem_tui.catalog.shapes import ModelShape
 from gpumem_tui.formula import convnet, mlp, transformer
 from gpumem_tui.formula.extras import NO_EXTRAS, Extras
 from gpumem_tui.formula.head import head_rows
 from gpumem_tui.formula.optimizers import offloaded_row, optimizer_row
 from gpumem_tui.formula.parameters import gathered_parameters, parameter_tensors
-from gpumem_tui.formula.precision import STORAGE
+from gpumem_tui.formula.precision import PRECISION_RECORDS
 from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.formula.rows import TEXTBOOK, FormulaRow, batch_row, fixed_row
 from gpumem_tui.formula.sharding import shard
@@ -153,7 +153,7 @@ def _fewest_exceeding(sizes: Sequence[tuple[Bucket, int]], capacity_bytes: int) 
 def _fixed_rows(shape: ModelShape, recipe: Recipe, extras: Extras) -> list[FormulaRow]:
     tensors = parameter_tensors(shape)
     parameters = sum(tensor.values for tensor in tensors)
-    storage = STORAGE[recipe.precision]
+    storage = PRECISION_RECORDS[recipe.precision]
     rows = [
         fixed_row(
             Bucket.PARAMETERS,
@@ -190,24 +190,22 @@ def _fixed_rows(shape: ModelShape, recipe: Recipe, extras: Extras) -> list[Formu
 
 
 def _activation_rows(shape: ModelShape, recipe: Recipe, batch_size: int, extras: Extras) -> list[FormulaRow]:
-    if shape.family in ATTENTION_FAMILIES:
+    if shape.record.has_attention:
         return transformer.activation_rows(shape, recipe, batch_size, offloaded="offload-activations" in extras)
-    if shape.family == "resnet":
+    if shape.record.has_batch_norm:
         return convnet.activation_rows(shape, recipe, batch_size)
     return mlp.activation_rows(shape, recipe, batch_size)
 
 
 def _batch_data_rows(shape: ModelShape, recipe: Recipe, batch_size: int) -> list[FormulaRow]:
     """Inputs in the dtype of the weights that they meet, or int64 ids; and targets, int64."""
-    width = STORAGE[recipe.precision].parameter_bytes
+    width = PRECISION_RECORDS[recipe.precision].parameter_bytes
     inputs: tuple[int, ...]
     targets: tuple[int, ...] = (batch_size, _ID_BYTES)
-    if shape.family in LANGUAGE_MODELS:
+    if shape.record.inputs == "tokens":
         name, inputs = "token ids", (batch_size, shape.seq_len, _ID_BYTES)
-        targets = inputs
-    elif shape.family == "bert":
-        name, inputs = "token ids", (batch_size, shape.seq_len, _ID_BYTES)
-    elif shape.family == "mlp":
+        targets = inputs if shape.record.predicts_tokens else targets
+    elif shape.record.inputs == "features":
         name, inputs = "features", (batch_size, shape.inputs, width)
     else:
         name, inputs = "images", (batch_size, _COLOURS, shape.image_size, shape.image_size, width)
@@ -222,11 +220,11 @@ def _assumptions(shape: ModelShape, recipe: Recipe, extras: Extras) -> list[str]
         "Every term is counted in full at once; in a real step gradients grow while activations are freed.",
         "Allocator cache, CUDA context, library workspaces and the optimizer step's scratch are not counted.",
     ]
-    if shape.family in ATTENTION_FAMILIES:
+    if shape.record.has_attention:
         assumed += _attention_assumptions(shape, recipe)
-    if shape.family == "resnet":
+    if shape.record.has_batch_norm:
         assumed.append("BatchNorm's running statistics are not counted: they are buffers of a few kilobytes.")
-    if recipe.recompute == "selective" and shape.family not in ATTENTION_FAMILIES:
+    if recipe.recompute == "selective" and not shape.record.has_attention:
         assumed.append("Selective recompute drops attention scores; this network has none.")
     if recipe.precision == "fp32":
         assumed.append("The activation forms are for 16-bit values; in fp32 all but dropout masks count twice.")
@@ -248,10 +246,8 @@ def _attention_assumptions(shape: ModelShape, recipe: Recipe) -> list[str]:
         )
     if recipe.attention == "flash" and recipe.precision == "fp32":
         assumed.append("Flash kernels take 16-bit values only; in fp32 PyTorch's fused kernel is efficient.")
-    if shape.family == "llama":
-        assumed.append("SwiGLU and grouped keys are counted like the paper's GPT blocks: an adaptation.")
-    elif shape.family in ("bert", "vit"):
-        assumed.append("The encoder's blocks are counted like the paper's GPT blocks: an adaptation.")
+    if shape.record.remark:
+        assumed.append(shape.record.remark)
     if not shape.dropout:
         assumed.append("The model has no dropout, so the textbook's masks are not counted.")
     if recipe.recompute == "selective":

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from gpumem_tui.catalog.shapes import LANGUAGE_MODELS, ModelShape
+from gpumem_tui.catalog.shapes import ModelShape
 from gpumem_tui.formula.extras import OFFLOADED_BLOCKS
-from gpumem_tui.formula.precision import MASK_BYTES, STORAGE
+from gpumem_tui.formula.precision import MASK_BYTES, PRECISION_RECORDS
 from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.formula.rows import FormulaRow, batch_row
 from gpumem_tui.memory import Bucket
@@ -57,11 +57,11 @@ def fused(recipe: Recipe) -> bool:
 
 def block_bytes(shape: ModelShape, recipe: Recipe) -> BlockBytes:
     """What one block saves without recompute."""
-    width = STORAGE[recipe.precision].compute_bytes
+    width = PRECISION_RECORDS[recipe.precision].compute_bytes
     queries = shape.heads * shape.attention_width
     keys = shape.kv_heads * shape.attention_width
     # GELU: its input and output. SwiGLU: gate, SiLU of the gate, up, and their product, each an operand.
-    inner = (4 if shape.family == "llama" else 2) * shape.ffn
+    inner = (4 if shape.record.is_gated else 2) * shape.ffn
     dropout = shape.dropout > 0
     # Dropout turns one saved tensor, the softmax, into three: softmax, mask and what attention multiplies.
     scores = 2 * width + MASK_BYTES if dropout else width
@@ -94,7 +94,7 @@ def block_rows(shape: ModelShape, recipe: Recipe, batch_size: int, blocks: int |
     if recipe.recompute == "selective":
         core = _core_rows(shape, saved, batch_size, 1, Bucket.TEMPORARY, ONE_BLOCK)
         return [*_linear_rows(shape, saved, batch_size, blocks), *core]
-    width = STORAGE[recipe.precision].compute_bytes
+    width = PRECISION_RECORDS[recipe.precision].compute_bytes
     return [
         _row(shape, "inputs of the blocks", shape.hidden * width, batch_size, blocks),
         *_linear_rows(shape, saved, batch_size, 1, ONE_BLOCK),
@@ -128,7 +128,7 @@ def _linear_rows(
 
 
 def _row(shape: ModelShape, name: str, per_token: int, batch_size: int, blocks: int, suffix: str = "") -> FormulaRow:
-    swiglu = shape.family == "llama" and name == "feed-forward"
+    swiglu = shape.record.is_gated and name == "feed-forward"
     return batch_row(
         Bucket.ACTIVATIONS,
         name + suffix,
@@ -171,8 +171,8 @@ def _core_rows(
 
 def _outside_row(shape: ModelShape, recipe: Recipe, batch_size: int) -> FormulaRow:
     """What the embedding, the last (BERT: first) normalization and a language model's head save."""
-    width = STORAGE[recipe.precision].compute_bytes
-    tensors = 2 if shape.family in LANGUAGE_MODELS else 1
+    width = PRECISION_RECORDS[recipe.precision].compute_bytes
+    tensors = 2 if shape.record.predicts_tokens else 1
     mask = MASK_BYTES if shape.dropout > 0 else 0
     return batch_row(
         Bucket.ACTIVATIONS,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from gpumem_tui.catalog.shapes import SEQUENCE_FAMILIES, ModelShape
+from gpumem_tui.catalog.shapes import ModelShape
 from gpumem_tui.formula.changes import NotApplicable
 from gpumem_tui.formula.extras import LOSS_CHUNKS, OFFLOADED_BLOCKS
 from gpumem_tui.formula.optimizers import OPTIMIZER_TECHNIQUES
@@ -208,7 +208,7 @@ def _decisions(now: Answer) -> list[Explanation]:
             "tensor and pipeline parallelism are not modelled",
         ),
     ]
-    if plan.shape.family in SEQUENCE_FAMILIES:
+    if plan.shape.record.inputs == "tokens":
         found += [_textbook_parameters(plan.shape), _textbook_activations(plan)]
     return found
 

@@ -8,7 +8,6 @@ from dataclasses import asdict
 from typing import Any
 
 from gpumem_tui.catalog.loader import gpus, models
-from gpumem_tui.errors import OptionError
 from gpumem_tui.formula.predict import DEFAULT_HEADROOM
 from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.memory import Unknown
@@ -32,7 +31,7 @@ def command_line(plan: Plan) -> str | Unknown:
     draft = draft_of(plan)
     if models().get(draft.base.name) != draft.base:
         return Unknown("the model is none of the catalog's: give its configuration with --config")
-    device = _device_option(plan)
+    device = device_option(plan)
     if isinstance(device, Unknown):
         return device
     words = ["gpumem-tui", "plan", "--model", draft.base.name]
@@ -48,28 +47,12 @@ def command_line(plan: Plan) -> str | Unknown:
     return shlex.join(words)
 
 
-def search_values(plan: Plan) -> dict[str, Any]:
-    """What `configuration.configure` needs to search with this plan's settings.
-
-    Raises:
-        OptionError: a model or a GPU that only this plan has.
-    """
-    draft = draft_of(plan)
-    if models().get(draft.base.name) != draft.base:
-        raise OptionError("the model is none of the catalog's: search it with --config")
-    device = _device_option(plan)
-    if isinstance(device, Unknown):
-        raise OptionError(device.reason)
-    shape = {"model": draft.base.name, **draft.changes}
-    wish = {"headroom": plan.headroom, "target_batch": plan.target_batch}
-    return {**shape, **asdict(plan.recipe), "gpu": device, **wish}
-
-
 def _options(values: Iterable[tuple[str, object]]) -> list[str]:
     return [word for name, value in values for word in (f"--{name.replace('_', '-')}", str(value))]
 
 
-def _device_option(plan: Plan) -> str | Unknown:
+def device_option(plan: Plan) -> str | Unknown:
+    """The plan's GPU as `--gpu` takes it, or why it cannot be named."""
     if gpus().get(plan.gpu.name) == plan.gpu:
         return f"sim:{plan.gpu.name}"
     if plan.gpu.name.isdigit():

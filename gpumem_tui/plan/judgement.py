@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from math import log2
 
 from gpumem_tui.catalog.shapes import Gpu, ModelShape
+from gpumem_tui.catalog.speeds import MULTIPROCESSORS_OF_OTHERS
 from gpumem_tui.formula import convnet
 from gpumem_tui.formula.accumulation import accumulation
 from gpumem_tui.formula.changes import BF16_SINCE
-from gpumem_tui.formula.recipe import PRECISIONS
+from gpumem_tui.formula.precision import PRECISION_RECORDS
 from gpumem_tui.plan.answers import samples, target_of
 from gpumem_tui.plan.curves import Curve, CurveSeries
 from gpumem_tui.plan.measured import MeasuredRate
 from gpumem_tui.plan.plan import Plan
-from gpumem_tui.simulator.profile import MULTIPROCESSORS_OF_OTHERS
 
 SMALLEST_NORMALIZED_BATCH = 16
 """Below it batch norm's statistics are noisy (Wu & He 2018)."""
@@ -91,7 +91,7 @@ def _multiprocessors(gpu: Gpu) -> int:
 
 def _output_elements(shape: ModelShape) -> float:
     """Outputs of a typical layer for one sample."""
-    if shape.family == "resnet":
+    if shape.record.has_batch_norm:
         convolutions = convnet.resnet(shape).convolutions
         return sum(convolution.values for convolution in convolutions) / len(convolutions)
     return float((shape.tokens or 1) * shape.hidden)
@@ -202,7 +202,7 @@ def batch_norm(plan: Plan) -> Judgement:
     """Whether batch norm sees enough samples: it sees the micro-batch, whatever accumulation adds up to."""
     source = "Ioffe & Szegedy 2015; Wu & He 2018 (group norm)"
     title = "Batch norm"
-    if plan.shape.family != "resnet":
+    if not plan.shape.record.has_batch_norm:
         text = f"{plan.shape.name} has no batch norm: layer norm does not look across samples."
         return Judgement("batch-norm", title, text, source)
     if plan.batch_size >= SMALLEST_NORMALIZED_BATCH:
@@ -229,20 +229,13 @@ _FORMATS = (
 
 def precision(plan: Plan) -> Judgement:
     """Which format to take on this GPU."""
-    chosen = plan.recipe.precision
     has_bf16 = plan.gpu.compute_capability >= BF16_SINCE
-    advice = {
-        "fp32": "fp32 is safe and slow: mixed precision halves the activations and uses the tensor cores.",
-        "amp-bf16": "amp-bf16: the range of fp32, so no loss scaling; weights and their updates stay in fp32.",
-        "amp-fp16": "amp-fp16: gradients below 6e-8 vanish and above 65,504 overflow, so the loss must be scaled.",
-        "bf16": "bf16 throughout: with 7 mantissa bits an update below 1/256 of a weight is lost.",
-    }
-    assert set(advice) == set(PRECISIONS)
-    text = advice[chosen]
-    warning = not has_bf16 and chosen in ("bf16", "amp-bf16")
+    record = PRECISION_RECORDS[plan.recipe.precision]
+    text = record.advice
+    warning = not has_bf16 and record.computes_in == "bfloat16"
     if warning:
         text += f" {plan.gpu.title} has no bfloat16 arithmetic (compute capability 8.0 and newer do): take amp-fp16."
-    elif has_bf16 and chosen == "amp-fp16":
+    elif has_bf16 and record.scales_loss:
         text += " This GPU has bfloat16, which needs no scaling."
     table = Table(("format", "largest", "smallest", "mantissa bits", "loss scaling"), _FORMATS)
     source = "IEEE 754; Micikevicius et al. 2018; Kalamkar et al. 2019"

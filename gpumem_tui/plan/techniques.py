@@ -214,7 +214,7 @@ def _accumulation_percent(plan: Plan, micro: int) -> float:
 
 
 def _upsets_batch_norm(plan: Plan, micro: int) -> bool:
-    return plan.shape.family == "resnet" and micro < min(plan.batch_size, SMALLEST_NORMALIZED_BATCH)
+    return plan.shape.record.has_batch_norm and micro < min(plan.batch_size, SMALLEST_NORMALIZED_BATCH)
 
 
 # The cheapest combination

@@ -9,7 +9,7 @@ import torch
 from gpumem_tui.memory import Bucket
 from gpumem_tui.probe.documents import KeptJson, LookedDeviceJson
 from gpumem_tui.probe.history import StepHistory
-from gpumem_tui.probe.tensors import memory_of
+from gpumem_tui.probe.tensors import host_memory_of
 from gpumem_tui.probe.wire import CPU
 from gpumem_tui.step import Phase
 
@@ -44,15 +44,15 @@ class BetweenSteps:
     def tag(self, bucket: Bucket, tensors: Iterable[torch.Tensor]) -> None:
         """State what these tensors are."""
         for tensor in tensors:
-            for device, storage in memory_of(tensor):
-                if device == CPU and storage._cdata not in self._numbers:
+            for storage in host_memory_of(tensor):
+                if storage._cdata not in self._numbers:
                     self._numbers[storage._cdata] = self._history.existing(storage.nbytes(), bucket)
 
     def own(self, owned: Iterable[tuple[str, torch.Tensor]]) -> None:
         """State of which modules these tensors are."""
         for module, tensor in owned:
-            for device, storage in memory_of(tensor):
-                if device == CPU and storage._cdata in self._numbers:
+            for storage in host_memory_of(tensor):
+                if storage._cdata in self._numbers:
                     self._history.own(self._numbers[storage._cdata], module)
 
     def end_step(self) -> None:

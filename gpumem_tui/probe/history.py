@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 from gpumem_tui.memory import Bucket
 from gpumem_tui.probe.documents import HeldJson, KeptJson, LookedDeviceJson
 from gpumem_tui.step import Phase, Site
+from gpumem_tui.step.buckets import STEADY_BUCKETS, untagged_bucket
 
 TIMELINE_POINTS = 400
 LISTED_PLACES = 2000
 _BEFORE = -1
-_STEADY = (Bucket.PARAMETERS, Bucket.GRADIENTS, Bucket.OPTIMIZER)
 _Place = tuple[str, Site, bool]
 """A bucket, where in the program, and whether from before the step."""
 
@@ -138,7 +138,11 @@ class StepHistory:
     def _left_of(self, start: int, end: int) -> dict[Site, list[int]]:
         left: dict[Site, list[int]] = defaultdict(list)
         for allocation in self._allocations:
-            if start <= allocation.made < end and allocation.released is None and allocation.bucket not in _STEADY:
+            if (
+                start <= allocation.made < end
+                and allocation.released is None
+                and allocation.bucket not in STEADY_BUCKETS
+            ):
                 left[allocation.site].append(allocation.size_bytes)
         return left
 
@@ -160,11 +164,10 @@ class StepHistory:
         return found, highest
 
     def _bucket(self, allocation: _Allocation) -> Bucket:
-        """What is not tagged is told by when it was made and when it went.
+        """What is not tagged is told by when it was made and when it went, see `untagged_bucket`.
 
-        Made by forward (or again in backward) and gone in a later phase, if at all: an activation. Made before forward
-        and still there when it began: batch data. There before the step, or left by it: unexplained. The rest is
-        temporary.
+        What was there before the step is unexplained. What was made before forward, and was still there when it began,
+        is batch data.
         """
         if allocation.bucket is not None:
             return allocation.bucket
@@ -174,11 +177,13 @@ class StepHistory:
             return Bucket.OTHER if allocation.released is None else Bucket.ACTIVATIONS
         outlived = allocation.released is None or self._phase_at(allocation.released) != allocation.made_in
         phase = self._phases[allocation.made_in][2]
-        if allocation.recomputed or (phase is Phase.FORWARD and outlived):
-            return Bucket.ACTIVATIONS
-        if phase is Phase.BATCH and outlived:
-            return Bucket.BATCH_DATA
-        return Bucket.OTHER if allocation.released is None else Bucket.TEMPORARY
+        return untagged_bucket(
+            phase,
+            outlives_phase=outlived,
+            stays=allocation.released is None,
+            recomputed=allocation.recomputed,
+            is_data=phase is Phase.BATCH and outlived and not allocation.recomputed,
+        )
 
     def _phase_at(self, event: int) -> int:
         return next(number for number in range(len(self._phases) - 1, -1, -1) if self._phases[number][0] <= event)

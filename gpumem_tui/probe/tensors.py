@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
-from typing import Any
-
 import torch
 
 from gpumem_tui.probe.wire import CPU
-
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
-_DEEPEST = 8
+from gpumem_tui.step.walking import PLAIN_TENSORS, parts_of
 
 
 def memory_of(tensor: torch.Tensor) -> list[tuple[int, torch.UntypedStorage]]:
@@ -19,10 +13,7 @@ def memory_of(tensor: torch.Tensor) -> list[tuple[int, torch.UntypedStorage]]:
 
     Nothing for a tensor that holds no memory on a CPU or CUDA device (meta, fake). Nothing is computed or copied.
     """
-    plain = type(tensor) in _PLAIN
-    parts = None if plain else _parts(tensor)
-    if parts is None and tensor.layout is not torch.strided:
-        parts = _sparse_parts(tensor)
+    parts = parts_of(tensor)
     if parts is not None:
         return [memory for part in parts for memory in memory_of(part)]
     if tensor.is_cuda:
@@ -32,48 +23,10 @@ def memory_of(tensor: torch.Tensor) -> list[tuple[int, torch.UntypedStorage]]:
     else:
         return []
     storage = tensor.untyped_storage()
-    if not plain and storage.device.type == "meta":  # a fake tensor claims a device that its storage is not on
-        return []
-    return [(device, storage)]
+    is_fake = type(tensor) not in PLAIN_TENSORS and storage.device.type == "meta"  # and claims to be elsewhere
+    return [] if is_fake else [(device, storage)]
 
 
-def _parts(tensor: torch.Tensor) -> list[torch.Tensor] | None:
-    """The tensors that a wrapper wraps; None for a tensor that is itself the memory."""
-    local = getattr(tensor, "_local_tensor", None)
-    if isinstance(local, torch.Tensor):
-        return [local]
-    flatten = getattr(tensor, "__tensor_flatten__", None)
-    return [getattr(tensor, name) for name in flatten()[0]] if flatten is not None else None
-
-
-def _sparse_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
-    if tensor.layout is torch.sparse_coo:
-        return [tensor._indices(), tensor._values()]
-    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
-        return [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
-    if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
-        return [tensor.ccol_indices(), tensor.row_indices(), tensor.values()]
-    return []
-
-
-def tensors_in(value: Any) -> list[torch.Tensor]:
-    """Every tensor within mappings, lists, tuples, sets and dataclasses, down to a depth that no state has."""
-    found: list[torch.Tensor] = []
-    _collect(value, found, 0)
-    return found
-
-
-def _collect(value: Any, found: list[torch.Tensor], depth: int) -> None:
-    if isinstance(value, torch.Tensor):
-        found.append(value)
-    elif depth == _DEEPEST or value is None or isinstance(value, (int, float, str)):
-        return
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            _collect(item, found, depth + 1)
-    elif isinstance(value, (list, tuple, set)):
-        for item in value:
-            _collect(item, found, depth + 1)
-    elif is_dataclass(value) and not isinstance(value, type):
-        for field in fields(value):
-            _collect(getattr(value, field.name, None), found, depth + 1)
+def host_memory_of(tensor: torch.Tensor) -> list[torch.UntypedStorage]:
+    """The storages behind a tensor that are in host memory."""
+    return [storage for device, storage in memory_of(tensor) if device == CPU]

@@ -33,7 +33,7 @@ class Unusable(Exception):
     @property
     def exit_code(self) -> int:
         """The user's options or files are wrong; or a device or a trace fails."""
-        return EXIT_BAD_INPUT if self.kind in ("workload", "torch") else EXIT_FAILED
+        return EXIT_BAD_INPUT if self.kind in ("workload", "python", "torch") else EXIT_FAILED
 
 
 class Control:
@@ -98,7 +98,7 @@ def converse(request: Request, config: SearchConfig, control: Control) -> Iterat
         else:
             child = _command_process(command, request, config)
     except CannotStart as error:
-        raise Unusable(Failed("torch", str(error))) from error
+        raise Unusable(Failed("python", str(error))) from error
     with control.running(child):
         yield from child.events(control.check, config.timeout_s, lambda: control.paused)
 

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from gpumem_tui.memory import Unknown
 from gpumem_tui.search import report
 from gpumem_tui.search.command import SIDE_EFFECTS
 from gpumem_tui.search.comparison import caveat
@@ -19,15 +20,15 @@ from gpumem_tui.search.prediction import Prediction, Traced
 from gpumem_tui.search.ranges import found_line, range_line
 from gpumem_tui.search.runner import SearchFinished, TrialFinished, TrialProgress, TrialStarted, search
 from gpumem_tui.search.verdict import Verdict
-from gpumem_tui.trial.events import TrialDone
+from gpumem_tui.trial.events import Ready, TrialDone
 
 
 class CommandLog:
     """What a command prints, on stderr and marked as its own, so that stdout is the program's alone."""
 
     def __init__(self, config: SearchConfig, *, quiet: bool) -> None:
-        self._quiet = quiet
-        if config.workload.command is not None and not quiet:
+        self._quiet = quiet or config.workload.hugging_face is not None
+        if config.workload.command is not None and not self._quiet:
             print(f"gpumem-tui: {SIDE_EFFECTS}", file=sys.stderr)
 
     def show(self, event: CommandOutput | TraceStarted) -> None:
@@ -61,28 +62,38 @@ def run(config: SearchConfig, advise: Advise, *, as_json: bool, quiet: bool = Fa
 
 
 def show_prediction(
-    config: SearchConfig, predicted: Predicted, batch_size: int, by: str | None, *, as_json: bool
+    config: SearchConfig,
+    prediction: Prediction,
+    ready: Ready | None,
+    batch_size: int,
+    by: str | None,
+    *,
+    as_json: bool,
 ) -> None:
     """Print the prediction of a batch size.
 
     Args:
+        ready: what traced; None if nothing did.
         by: also list what holds the traced peak, by ``module``, ``operator`` or ``source``.
     """
     if not as_json:
-        for line in _prediction_lines(config, predicted, batch_size, by):
+        for line in _prediction_lines(config, prediction, ready, batch_size, by):
             print(line)
         return
-    body = report.prediction_json(config, predicted.prediction, batch_size)
+    body = report.prediction_json(config, prediction, batch_size)
     if (steps := report.wanted_accumulation(config, batch_size)) is not None:
         body["accumulation"] = report.accumulation_json(steps)
     print(json.dumps(body))
 
 
-def _prediction_lines(config: SearchConfig, predicted: Predicted, batch_size: int, by: str | None) -> Iterator[str]:
-    prediction, traced = predicted.prediction, predicted.prediction.traced
+def _prediction_lines(
+    config: SearchConfig, prediction: Prediction, ready: Ready | None, batch_size: int, by: str | None
+) -> Iterator[str]:
+    traced = prediction.traced
     where = report.device_line(config.device, config.limit_bytes)
-    yield report.workload_line(config.workload)
-    yield f"on {where}, torch {predicted.ready.torch_version}, profile {predicted.ready.profile}"
+    yield report.workload_line(config.workload, traced.parameters if isinstance(traced, Traced) else 0)
+    by_what = "by formula only" if ready is None else f"torch {ready.torch_version}, profile {ready.profile}"
+    yield f"on {where}, {by_what}"
     if config.workload.command is None or config.workload.command.takes_batch:
         yield report.predicted_line(prediction)
     if gap := report.gap_line(prediction):
@@ -132,12 +143,20 @@ def _run(config: SearchConfig, control: Control, log: CommandLog, writer: _Json 
                 verdict = event.verdict
     except Unusable as error:
         _progress("")
-        print(f"gpumem-tui: {error}", file=sys.stderr)
+        print(f"gpumem-tui: {error}{_without_torch(config, error)}", file=sys.stderr)
         return error.exit_code
     _progress("")
     assert verdict is not None, "a search ends with a verdict"
     writer.finished(verdict, prediction, results.get(verdict.max_batch_size))
     return verdict.exit_code
+
+
+def _without_torch(config: SearchConfig, error: Unusable) -> str:
+    """What is known all the same where no step can run for want of torch."""
+    largest = config.formula.max_batch_size
+    if error.kind != "torch" or isinstance(largest, Unknown):
+        return ""
+    return f"; by formula the largest batch is {largest:,}: `gpumem-tui predict` and `plan` answer without torch"
 
 
 class _Json:

@@ -88,7 +88,7 @@ def predicting(
             elif isinstance(event, TraceDone) and ready is not None:
                 traced = Traced.of(ready, event, config.device.gpu, config.limit_bytes, config.allocator)
             elif isinstance(event, Failed):
-                traced, peaks = _untraced(event, config), event.peaks
+                traced, peaks = _untraced(event, config, ready), event.peaks
     except ChildDied as death:
         if ready is None:
             raise _no_python(config, str(death)) from death
@@ -132,7 +132,7 @@ def _tracing_command(
             done = replace(done, only_at=size, not_affine=reason)
         else:
             flat = TraceDone.of(trace, done.seconds, done.assumed, notes=done.notes)
-            done = replace(flat, changes=done.changes, is_sharded=done.is_sharded)
+            done = replace(flat, changes=done.changes, is_sharded=done.is_sharded, parameters=done.parameters)
         return Traced.of(ready, done, config.device.gpu, config.limit_bytes, config.allocator)
 
     found: Traced | Unknown
@@ -192,12 +192,16 @@ def _extrapolated(peaks: Sequence[tuple[int, int]], config: SearchConfig, ready:
 
 def _no_python(config: SearchConfig, death: str) -> Unusable:
     ended = f"{config.python} ended before it had imported torch ({death})"
-    return Unusable(Failed("torch", f"{ended}: give --python the interpreter you train in"))
+    return Unusable(Failed("python", f"{ended}: give --python the interpreter you train in"))
 
 
-def _untraced(event: Failed, config: SearchConfig) -> Unknown:
-    """Why there is no trace, where others still answer: the formula for a catalog model, trials on a real GPU."""
+def _untraced(event: Failed, config: SearchConfig, ready: Ready | None) -> Unknown:
+    """Why there is no trace, where others still answer: the formula for a catalog model, trials on a real GPU.
+
+    A torch too old to simulate a GPU trains on a real one all the same.
+    """
     others = config.workload.shape is not None or not config.device.simulated
-    if event.kind == "trace" or (event.kind == "workload" and others):
+    too_old = event.kind == "torch" and ready is not None
+    if event.kind == "trace" or (event.kind == "workload" and others) or (too_old and not config.device.simulated):
         return Unknown(event.detail)
     raise Unusable(event)

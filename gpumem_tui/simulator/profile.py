@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass, replace
 
 from gpumem_tui.catalog.shapes import Gpu
+from gpumem_tui.catalog.speeds import MULTIPROCESSORS_OF_OTHERS
 from gpumem_tui.memory import KIB, MIB, Range
 
 OLDEST_TORCH = (2, 10)
@@ -15,12 +16,15 @@ OLDEST_TORCH = (2, 10)
 NEWEST_TORCH = (2, 13)
 """The newest version that the simulated GPU was compared with recordings on; it relies on torch's internals."""
 
+_WITH_ANY_TORCH = "with it `run`, `attach`, `watch`, `look` and a search on a real GPU work"
+
 
 def too_old(torch_version: str) -> str:
-    """Why a version of torch cannot simulate a GPU; "" where it can."""
+    """Why a version of torch cannot simulate a GPU, and what it can; "" where it can simulate one."""
     if _minor(torch_version) >= OLDEST_TORCH:
         return ""
-    return f"is too old to simulate a GPU: {'.'.join(map(str, OLDEST_TORCH))} or newer is needed"
+    oldest = ".".join(map(str, OLDEST_TORCH))
+    return f"is too old to simulate a GPU: {oldest} or newer is needed; {_WITH_ANY_TORCH}"
 
 
 def newer_than_checked(torch_version: str) -> str:
@@ -139,9 +143,6 @@ _ASSUMED_CONTEXT = (8, 9)
 _ELSEWHERE = "254 to 656 MiB elsewhere"
 """Where kernels are loaded as they are used (since torch 1.13): the least is pytorch/pytorch#86509's, on a GPU that it
 does not name; the most is what one out-of-memory of an A100 80 GB left to it (torch 2.6 to 2.8)."""
-
-MULTIPROCESSORS_OF_OTHERS = 108
-"""An A100's, assumed for a GPU whose number is not known."""
 
 WARP_SIZE = 32
 THREADS_PER_BLOCK = 1024

@@ -32,10 +32,10 @@ from gpumem_tui.simulator.kernel_memory import KernelMemory
 from gpumem_tui.simulator.parts import CUTS, rows_asked_for
 from gpumem_tui.simulator.shaped import PACK, TAKEN_FROM_VALUES, Shapes, by_assumption, can_be_assumed
 from gpumem_tui.simulator.sparse import SPARSE_PRODUCT, SparseTensors
-from gpumem_tui.simulator.storages import in_backward
 from gpumem_tui.simulator.subclasses import nested_length
 from gpumem_tui.simulator.untraceable import Untraceable, in_words
 from gpumem_tui.simulator.values import UnknownValue, Values
+from gpumem_tui.step.phases import in_backward
 
 if TYPE_CHECKING:
     from gpumem_tui.simulator.device import SimulatedGpu

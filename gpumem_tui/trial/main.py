@@ -88,14 +88,14 @@ def _serve(events_fd: int) -> None:
         remedy = "install torch there, or give --python the interpreter of the environment you train in"
         report(Failed("torch", f"{sys.executable} cannot import torch ({error}): {remedy}"))
         return
+    profile = profile_for(torch.__version__, request.gpu)
+    report(Ready.of(torch.__version__, profile))
     if request.simulated and (reason := too_old(torch.__version__)):
         report(Failed("torch", f"torch {torch.__version__} of {sys.executable} {reason}"))
         return
     from gpumem_tui.simulator.untraceable import Untraceable
     from gpumem_tui.step.workload import WorkloadError
 
-    profile = profile_for(torch.__version__, request.gpu)
-    report(Ready.of(torch.__version__, profile))
     try:
         if request.simulated:
             from gpumem_tui.simulator.device import register

@@ -14,7 +14,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 from rich.segment import Segment
-from textual.app import App, SystemCommand
+from textual.app import SystemCommand
 from textual.binding import Binding, BindingType
 from textual.color import Color
 from textual.command import CommandPalette
@@ -30,7 +30,7 @@ from gpumem_tui.errors import OptionError
 from gpumem_tui.tui.kit.background import in_daemon_thread
 from gpumem_tui.tui.kit.glyphs import to_ascii
 from gpumem_tui.tui.kit.main_screen import MainScreen
-from gpumem_tui.tui.kit.textual_internals import TerminalDriver
+from gpumem_tui.tui.kit.textual_internals import KeysInOrder, TerminalDriver
 from gpumem_tui.tui.kit.theme import PALETTE, THEME, THEMES
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class AsciiFilter(LineFilter):
         return [Segment(to_ascii(text), style, control) for text, style, control in segments]
 
 
-class GpuMemApp(App[int]):
+class GpuMemApp(KeysInOrder[int]):
     """The main screens, one at a time.
 
     Args:
@@ -207,18 +207,18 @@ class GpuMemApp(App[int]):
             screen.load(plan)
 
     async def _search(self, plan: Plan) -> None:
-        from gpumem_tui.options.configuration import configure
-        from gpumem_tui.plan.export import search_values
+        from gpumem_tui.options.configuration import configure, options_of
         from gpumem_tui.tui.search.screen import SearchScreen
 
         try:
-            found = await in_daemon_thread(lambda: configure({**search_values(plan), "python": self._python}))
+            options = options_of(plan, self._python)
+            config = await in_daemon_thread(lambda: configure(options))
         except OptionError as error:
             self.notify(str(error), title="Search", severity="error")
             return
         await self._show("search")
         screen = self._made.get("search")
-        if isinstance(screen, SearchScreen) and not screen.load(*found):
+        if isinstance(screen, SearchScreen) and not screen.load(options.trained, config):
             self.notify("another search is running: cancel it first", title="Search", severity="warning")
 
     def notify(self, message: str, **named: Any) -> None:

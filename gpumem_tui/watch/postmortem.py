@@ -14,7 +14,7 @@ from gpumem_tui.formula.predict import DEFAULT_HEADROOM
 from gpumem_tui.formula.remedies import Remedy
 from gpumem_tui.memory import Breakdown, Bucket, Unknown, Value, format_bytes
 from gpumem_tui.monitor.devices import RealGpu
-from gpumem_tui.monitor.snapshot import Reading
+from gpumem_tui.monitor.readings import Reading
 from gpumem_tui.probe.files import WireError
 from gpumem_tui.probe.wire import CPU
 from gpumem_tui.text import printable

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from gpumem_tui.memory import Unknown, format_bytes
-from gpumem_tui.monitor.snapshot import Reading
+from gpumem_tui.monitor.readings import Reading
 from gpumem_tui.probe.files import Files, default_directory
 from gpumem_tui.probe.folder import Folder, WireError
 from gpumem_tui.probe.wire import (

@@ -143,19 +143,50 @@ def test_allocator_settings_that_pytorch_would_refuse(program: Program) -> None:
     assert "max_split_size_mb must be at least 20" in done.err
 
 
-@pytest.mark.parametrize("version", ["2.4.1", "2.8.0+cu128"])
-@pytest.mark.parametrize("command", ["predict", "search"])
-def test_a_torch_that_is_too_old_is_said(program: Program, tmp_path: Path, version: str, command: str) -> None:
-    (tmp_path / "torch.py").write_text(f"__version__ = {version!r}\n")
-    python = tmp_path / "python"
-    python.write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path} exec {sys.executable} "$@"\n')
+def _python_with_torch(folder: Path, text: str) -> str:
+    """An interpreter whose module torch is `text`."""
+    (folder / "torch.py").write_text(text)
+    python = folder / "python"
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={folder} exec {sys.executable} "$@"\n')
     python.chmod(0o755)
-    size = ["--batch-size", "1"] if command == "predict" else ["--plain"]
-    done = program(command, *size, "--gpu", "sim:t4-16gb", "--python", str(python))
-    assert (done.code, done.err) == (
-        2,
-        f"gpumem-tui: torch {version} of {sys.executable} is too old to simulate a GPU: 2.10 or newer is needed\n",
-    )
+    return str(python)
+
+
+@pytest.mark.parametrize("version", ["2.4.1", "2.8.0+cu128"])
+def test_a_torch_that_is_too_old_is_said(program: Program, tmp_path: Path, version: str) -> None:
+    python = _python_with_torch(tmp_path, f"__version__ = {version!r}\n")
+    done = program("search", "--plain", "--gpu", "sim:t4-16gb", "--python", python)
+    assert done.code == 2
+    old = f"torch {version} of {sys.executable} is too old to simulate a GPU: 2.10 or newer is needed; with it `run`"
+    assert done.err.startswith(f"gpumem-tui: {old}")
+    assert "; by formula the largest batch is " in done.err
+    assert done.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("raise ImportError('no torch here')", "cannot import torch (no torch here)"),
+        ("__version__ = '2.4.1'", "is too old to simulate a GPU"),
+    ],
+)
+@pytest.mark.parametrize(
+    "command",
+    [("predict", "--batch-size", "1"), ("predict", "--batch-size", "1", "--json"), ("plan",), ("plan", "--json")],
+)
+def test_without_a_torch_that_traces_the_formula_answers(
+    program: Program, tmp_path: Path, text: str, why: str, command: tuple[str, ...]
+) -> None:
+    python = _python_with_torch(tmp_path, text)
+    done = program(*command, "--gpu", "sim:t4-16gb", "--python", python)
+    assert (done.code, done.err) == (0, "")
+    assert why in done.out
+    if "--json" in command:
+        body = json.loads(done.out)
+        assert body["formula"]["max_batch_size"] > 0
+        assert why in body["traced"]["unavailable"]
+    else:
+        assert "GiB" in done.out
 
 
 def test_a_torch_that_came_out_later_is_said(program: Program, tmp_path: Path) -> None:

@@ -11,9 +11,10 @@ import sys
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
-from gpumem_tui.cli.plan import _parsed, plan
+from gpumem_tui.cli.plan import _planned, plan
+from gpumem_tui.cli.workload import configured
 from gpumem_tui.plan.export import command_line
 from gpumem_tui.plan.plan import Plan
 from tests.cli.conftest import Program
@@ -29,11 +30,11 @@ def parsed(line: str) -> Plan:
     values = plan.make_context("plan", arguments).params
     for name in ("as_json", "markdown", "no_trace", "what_ifs", "no_what_if", "quiet"):
         values.pop(name)
-    wanted, _ = _parsed(values)
-    return wanted
+    size, extras = values.pop("batch_size"), frozenset(values.pop("extras"))
+    _, config = configured(values, share=True)
+    return _planned(config, size or 1, extras)
 
 
-@settings(deadline=None)
 @given(plans())
 def test_a_plan_survives_its_own_command_line(plan: Plan) -> None:
     line = command_line(plan)

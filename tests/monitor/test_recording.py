@@ -35,7 +35,7 @@ def _record(path: Path, count: int) -> list[Snapshot]:
     return snapshots
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large], deadline=None)
+@settings(suppress_health_check=[HealthCheck.data_too_large])
 @given(snapshots=st.lists(anything(Snapshot), min_size=1, max_size=3))
 def test_any_snapshots_come_back_equal(tmp_path_factory: pytest.TempPathFactory, snapshots: list[Snapshot]) -> None:
     path = tmp_path_factory.mktemp("recording") / "file"
@@ -202,7 +202,7 @@ def test_a_disk_that_is_full_from_the_start_leaves_no_empty_file(tmp_path: Path)
         "from gpumem_tui.monitor.recording import SnapshotRecorder;"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0));"
-        "Recorder(Path(sys.argv[1]))"
+        "SnapshotRecorder(Path(sys.argv[1]))"
     )
     file = tmp_path / "file"
     done = subprocess.run([sys.executable, "-c", code, file], capture_output=True, text=True, check=False)

@@ -8,8 +8,9 @@ from pathlib import Path
 from time import monotonic
 
 from gpumem_tui.memory import Unknown
+from gpumem_tui.monitor.readings import Reading
 from gpumem_tui.monitor.sampler import Sampler
-from gpumem_tui.monitor.snapshot import GpuReading, HostProcess, Reading, Snapshot
+from gpumem_tui.monitor.snapshot import GpuReading, HostProcess, Snapshot
 
 PATIENCE_S = 30.0
 """Far beyond what anything here takes, for a machine that is busy with other tests."""

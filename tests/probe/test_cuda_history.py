@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from gpumem_tui.memory import MIB, Bucket
-from gpumem_tui.probe.cuda_history import HistoryNote, step_history
+from gpumem_tui.probe.cuda_history import step_history
 from gpumem_tui.probe.history import listed_as_kept
 from gpumem_tui.probe.segments import Segments
 from gpumem_tui.step import Phase
+from gpumem_tui.step.cuda_history import HistoryNote
 
 WEIGHT, STATE, SMALL, LARGE = 0, 4096, 1 << 20, 1 << 30
 SEGMENTS = [

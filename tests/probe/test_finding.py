@@ -12,8 +12,9 @@ from torch import nn
 
 from gpumem_tui.probe.finding import Finder, Holdings
 from gpumem_tui.probe.model import describe_models, describe_optimizers, describe_untrained
-from gpumem_tui.probe.tensors import memory_of, tensors_in
+from gpumem_tui.probe.tensors import memory_of
 from gpumem_tui.probe.wire import CPU
+from gpumem_tui.step.walking import tensors_in
 
 FLOAT = 4
 

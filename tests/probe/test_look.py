@@ -50,7 +50,7 @@ def looking():
 
 train(3)
 for number, kind in ((1, "look"), (2, "dance"), (1, "look"), (3, "look")):
-    files.write_document(mine.control, documents.encode_request(documents.Request(number, kind)))
+    files.write_document(mine.control, documents.encode_request(documents.ViewerRequest(number, kind)))
     print(looking(), end=" ")  # it waits for a step's end
     train(1)
     print(torch._C._len_torch_dispatch_stack(), looking(), end=" ")

@@ -32,7 +32,7 @@ from gpumem_tui.probe import documents, files, probe
 probe.INTERVAL_S, probe.SAMPLE_SHARE = 0.0, float("inf")
 train = runpy.run_path(sys.argv[1])["train"]
 mine = files.Files(files.default_directory(), os.getpid(), files.start_ticks())
-files.write_document(mine.control, documents.encode_request(documents.Request(1, "look")))
+files.write_document(mine.control, documents.encode_request(documents.ViewerRequest(1, "look")))
 train(4)
 print(torch._C._len_torch_dispatch_stack(), torch.autograd.backward.__module__)
 """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gpumem_tui.memory import MIB
@@ -76,7 +76,6 @@ class Driver:
         ]
 
 
-@settings(max_examples=200)
 @given(before=ACTIONS, during=ACTIONS)
 def test_every_block_has_the_size_that_the_allocator_gave_it(before: list[int | str], during: list[int | str]) -> None:
     driver = Driver()

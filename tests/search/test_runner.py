@@ -317,11 +317,25 @@ def test_an_interpreter_without_torch_is_named(bare_python: str, tmp_path: Path)
     assert "--python" in str(caught.value)
 
 
+def test_a_torch_too_old_to_simulate_trains_on_a_real_gpu(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("__version__ = '2.8.0'")
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path} exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    simulated = config(MLP, python=str(python))
+    with pytest.raises(Unusable, match="too old to simulate a GPU"):
+        predict(simulated)
+    real = replace(simulated, device=replace(simulated.device, simulated=False))
+    traced = predict(real).prediction.traced
+    assert isinstance(traced, Unknown)
+    assert "2.10 or newer is needed" in traced.reason
+
+
 def test_an_interpreter_that_is_none_is_named(tmp_path: Path) -> None:
     missing = str(tmp_path / "python")
     with pytest.raises(Unusable, match=r"cannot be run \(No such file or directory\)") as caught:
         predict(config(MLP, python=missing))
-    assert caught.value.kind == "torch"
+    assert caught.value.kind == "python"
     assert str(caught.value).startswith(f"--python {missing}: ")
     Path(missing).write_text("")
     with pytest.raises(Unusable, match=r"cannot be run \(Permission denied\)"):

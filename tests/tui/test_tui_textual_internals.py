@@ -8,6 +8,7 @@ import pytest
 from textual._xterm_parser import XTermParser
 from textual.app import App
 from textual.drivers.linux_driver import LinuxDriver
+from textual.events import Key
 from textual.screen import Screen
 from textual.widget import Widget
 
@@ -21,6 +22,8 @@ def made(kind: type) -> object:
         LinuxDriver: lambda: LinuxDriver(App[int]()),
         Widget: Widget,
         Screen: Screen,
+        App: App,
+        Key: lambda: Key("a", "a"),
     }[kind]()
 
 

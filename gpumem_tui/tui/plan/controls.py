@@ -113,6 +113,14 @@ class PlanControls(RowList):
             self.value = value
             self.first = first
 
+    class Numbered(Message):
+        """The choice at the place of a digit is wanted."""
+
+        def __init__(self, key: str, digit: int) -> None:
+            super().__init__()
+            self.key = key
+            self.digit = digit
+
     class Abandoned(Message):
         """What was typed into the control is not to be."""
 
@@ -184,11 +192,16 @@ class PlanControls(RowList):
             self.post_message(self.Abandoned(self.key))
 
     def on_key(self, event: Key) -> None:
-        """Digits type a number into a control that takes one; elsewhere they are the program's keys."""
-        if event.character is not None and event.character in "0123456789" and isinstance(self._control, Number):
-            event.stop()
-            event.prevent_default()
+        """Digits type a number, or pick a choice by its place."""
+        control = self._control
+        if control is None or event.character is None or event.character not in "0123456789":
+            return
+        event.stop()
+        event.prevent_default()
+        if isinstance(control, Number):
             self._type(((self._typed or "") + event.character)[:_MOST_DIGITS])
+        else:
+            self.post_message(self.Numbered(self.key, int(event.character)))
 
     def on_blur(self) -> None:
         """Typing ends where the keys go elsewhere."""

@@ -7,7 +7,7 @@ import shlex
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeVar
 
 from textual import on
 from textual.app import ComposeResult
@@ -28,6 +28,7 @@ from gpumem_tui.tui.search.workload import workload_summary
 from gpumem_tui.workload.command import BATCH, Command, Proposal
 
 Kind = Literal["model", "file", "command"]
+Word = TypeVar("Word", bound=str)
 _KINDS: dict[Kind, str] = {"model": "a model", "file": "a file", "command": "a command"}
 
 _OWN = "own"
@@ -205,8 +206,7 @@ class EditScreen(ModalScreen[Edited | None]):
 
     @property
     def _chosen_kind(self) -> Kind:
-        value = self.query_one("#kind", Select).value
-        return next(kind for kind in _KINDS if kind == value)
+        return self._chosen_of("kind", tuple(_KINDS))
 
     def _read(self) -> Edited:
         """The form's values.
@@ -215,26 +215,25 @@ class EditScreen(ModalScreen[Edited | None]):
             OptionError: they do not go together.
         """
         self._proposal = None
-        values = {select.id: select.value for select in self.query(Select) if select.id is not None}
-        options = self._read_options(values)
-        device = self._read_device(str(values["gpu"]))
+        options = self._read_options()
+        device = self._read_device(str(self._chosen("gpu")))
         config = replace(
             self._config,
-            workload=options.spec(),
+            workload=options.spec(self._config.python),
             device=device,
             limit_bytes=self._limit_bytes(device),
-            strategy=values["strategy"],  # type: ignore[arg-type]  # a Select's value is one of its choices
+            strategy=self._chosen_of("strategy", strategy.NAMES),
         )
         return Edited(options, config)
 
-    def _read_options(self, values: dict[str, Any]) -> WorkloadOptions:
+    def _read_options(self) -> WorkloadOptions:
         match self._chosen_kind:
             case "file":
                 return WorkloadOptions(workload=os.path.expanduser(self._typed("file")))
             case "command":
                 return self._read_command()
             case "model":
-                return self._read_model(values)
+                return self._read_model()
 
     def _read_command(self) -> WorkloadOptions:
         words, ranks = _split(self._typed("command")), self._typed("gpus")
@@ -246,19 +245,31 @@ class EditScreen(ModalScreen[Edited | None]):
             raise OptionError(f"-- COMMAND: write {BATCH} where the batch size goes")
         return WorkloadOptions(command=words, gpus=int(ranks or 1))
 
-    def _read_model(self, values: dict[str, Any]) -> WorkloadOptions:
-        given, model = self._given.options, values["model"]
+    def _read_model(self) -> WorkloadOptions:
+        given, model = self._given.options, str(self._chosen("model"))
         old = next((options for options in (self._options, given) if _kind(options) == "model"), WorkloadOptions())
         typed = self._typed("seq_len")
         seq_len = int(typed) if typed else None
-        recipe = {name: values[name] for name in _RECIPE}
         if model == _OWN:
             old = replace(given, changes=old.changes if old.config else given.changes)
         same = not old.config and model == (old.model or DEFAULT_MODEL)
         if model == _OWN or same:
-            return replace(old, changes=replace(old.changes, seq_len=seq_len), **recipe)
-        changes = ModelChanges(seq_len=seq_len)  # the others were meant for the model that was
-        return replace(old, model=model, config=None, changes=changes, **recipe)
+            old = replace(old, changes=replace(old.changes, seq_len=seq_len))
+        else:  # the other changes were meant for the model that was
+            old = replace(old, model=model, config=None, changes=ModelChanges(seq_len=seq_len))
+        return replace(
+            old,
+            precision=self._chosen_of("precision", PRECISIONS),
+            optimizer=self._chosen_of("optimizer", OPTIMIZERS),
+            recompute=self._chosen_of("recompute", RECOMPUTES),
+            attention=self._chosen_of("attention", ATTENTIONS),
+        )
+
+    def _chosen(self, name: str) -> object:
+        return self.query_one(f"#{name}", Select).value
+
+    def _chosen_of(self, name: str, choices: tuple[Word, ...]) -> Word:
+        return next(choice for choice in choices if choice == self._chosen(name))
 
     def _typed(self, name: str) -> str:
         return self.query_one(f"#{name}", Input).value.strip()
@@ -307,7 +318,7 @@ def _with_proposal(command: Command, proposal: Proposal) -> Command:
 
 def _preview(config: SearchConfig) -> Iterator[str]:
     yield workload_summary(config)
-    if config.workload.shape is None:
+    if config.workload.shape is None and config.workload.hugging_face is None:
         command = config.workload.command
         what = "the file" if command is None else f"it runs in {command.cwd}, and"
         yield f"{what} decides precision, optimizer and the rest"

@@ -1,4 +1,4 @@
-"""What NVML tells, one function a field: a value, or `Unknown` with the reason. A GPU that is lost raises `nvml.Gone`.
+"""One function for each thing that is read by NVML: a value, or `Unknown` with the reason. A lost GPU raises `Gone`.
 
 Imports pynvml: import this module where it is needed, not at a program's start.
 """
@@ -7,23 +7,15 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import pynvml
 
 from gpumem_tui.memory import Unknown, Value
-from gpumem_tui.monitor.nvml import NOT_AVAILABLE, Caller, Fault, declared, number, reading, refused, text
-from gpumem_tui.monitor.snapshot import Memory, Reading
-
-
-def _watts(milliwatts: Reading[int]) -> Reading[float]:
-    return milliwatts if isinstance(milliwatts, Unknown) else milliwatts / 1000
-
-
-def _bytes(kib: Reading[int]) -> Reading[int]:
-    return kib if isinstance(kib, Unknown) else kib * 1024
-
+from gpumem_tui.monitor.backend import Identity, ListedProcess
+from gpumem_tui.monitor.nvml.calls import NOT_AVAILABLE, Caller, NvmlFault, declared, number, reading, refused, text
+from gpumem_tui.monitor.readings import Reading
+from gpumem_tui.monitor.snapshot import Memory
 
 # ---- the system
 
@@ -42,32 +34,33 @@ def cuda_version(call: Caller) -> Reading[str]:
 # ---- one GPU: what does not change
 
 
-@dataclass(frozen=True)
-class Identity:
-    """What names a GPU. `virtualization` is an nvmlGpuVirtualizationMode_t, 0 for a bare GPU."""
+_INTEGRATED = {(3, 2), (5, 3), (6, 2), (7, 2), (8, 7), (10, 1), (11, 0), (12, 1)}
+"""Compute capabilities that only integrated GPUs have: Tegra K1 and X1, TX2, Xavier, Orin, Thor (before and since CUDA
+13) and GB10, by the table at developer.nvidia.com/cuda-gpus. NVML itself does not say whether memory is unified."""
 
-    uuid: str
-    name: str
-    bus_id: str
-    compute_capability: Reading[tuple[int, int]]
-    virtualization: int
+_VIRTUALIZATION_HOSTS = (
+    pynvml.NVML_GPU_VIRTUALIZATION_MODE_HOST_VGPU,
+    pynvml.NVML_GPU_VIRTUALIZATION_MODE_HOST_VSGA,
+)
 
 
 def identity(call: Caller, handle: Any) -> Identity:
     """Read once for each handle.
 
     Raises:
-        Fault: the UUID cannot be read.
+        NvmlFault: the UUID cannot be read.
     """
     name = reading(lambda: text(call("nvmlDeviceGetName", handle)))
     bus_id = reading(lambda: text(call("nvmlDeviceGetPciInfo", handle).busId))
     virtualization = number(call, "nvmlDeviceGetVirtualizationMode", handle)
+    uuid, capability = text(call("nvmlDeviceGetUUID", handle)), compute_capability(call, handle)
     return Identity(
-        uuid=text(call("nvmlDeviceGetUUID", handle)),
+        uuid=uuid,
         name="unnamed GPU" if isinstance(name, Unknown) else name,
         bus_id="" if isinstance(bus_id, Unknown) else bus_id,
-        compute_capability=compute_capability(call, handle),
-        virtualization=virtualization if isinstance(virtualization, int) else 0,
+        compute_capability=capability,
+        integrated=capability in _INTEGRATED,
+        holds_virtual_machines=virtualization in _VIRTUALIZATION_HOSTS,
     )
 
 
@@ -94,7 +87,7 @@ def memory(call: Caller, handle: Any) -> Reading[Memory]:
         try:
             found = call("nvmlDeviceGetMemoryInfo", handle, version=declared("nvmlMemory_v2"))
             return _memory(found, _size(int(found.reserved)))
-        except Fault as fault:
+        except NvmlFault as fault:
             if fault.code not in _NO_SECOND_VERSION:
                 return refused(fault)
             call.missing.add(_MEMORY_V2)
@@ -112,25 +105,17 @@ def _size(size_bytes: int) -> Value:
     return Unknown("not available") if size_bytes in NOT_AVAILABLE else size_bytes
 
 
-@dataclass(frozen=True)
-class Running:
-    """A process as a list of NVML has it."""
-
-    pid: int
-    used_bytes: Value
-
-
-def compute_processes(call: Caller, handle: Any) -> Reading[tuple[Running, ...]]:
+def compute_processes(call: Caller, handle: Any) -> Reading[tuple[ListedProcess, ...]]:
     """Processes with a CUDA context, clients of MPS included."""
     return reading(lambda: _processes(call, "nvmlDeviceGetComputeRunningProcesses", handle))
 
 
-def graphics_processes(call: Caller, handle: Any) -> Reading[tuple[Running, ...]]:
+def graphics_processes(call: Caller, handle: Any) -> Reading[tuple[ListedProcess, ...]]:
     """Processes that draw."""
     return reading(lambda: _processes(call, "nvmlDeviceGetGraphicsRunningProcesses", handle))
 
 
-def _processes(call: Caller, function: str, handle: Any) -> tuple[Running, ...]:
+def _processes(call: Caller, function: str, handle: Any) -> tuple[ListedProcess, ...]:
     kind = declared("c_nvmlProcessInfo_v2_t")
     for version in ("_v3", "_v2"):
         name = function + version
@@ -138,12 +123,12 @@ def _processes(call: Caller, function: str, handle: Any) -> tuple[Running, ...]:
             continue
         try:
             found = _array(call, name, kind, lambda count, infos: (handle, count, infos))
-        except Fault as fault:
+        except NvmlFault as fault:
             if fault.code != pynvml.NVML_ERROR_FUNCTION_NOT_FOUND:
                 raise
         else:
-            return tuple(Running(int(p.pid), _size(int(p.usedGpuMemory))) for p in found)
-    raise Fault(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND, "the driver is too old to list processes")
+            return tuple(ListedProcess(int(p.pid), _size(int(p.usedGpuMemory))) for p in found)
+    raise NvmlFault(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND, "the driver is too old to list processes")
 
 
 def _longer_v3_structs() -> bool:
@@ -173,7 +158,7 @@ def _array(call: Caller, function: str, kind: Any, arguments: Callable[[Any, Any
         if code == pynvml.NVML_SUCCESS:
             return list(infos[: count.value])
         room = 2 * max(room, count.value)
-    raise Fault(pynvml.NVML_ERROR_INSUFFICIENT_SIZE, "the driver gives no end of entries")
+    raise NvmlFault(pynvml.NVML_ERROR_INSUFFICIENT_SIZE, "the driver gives no end of entries")
 
 
 def sm_percents(call: Caller, handle: Any, since_us: int) -> Reading[tuple[Mapping[int, int], int]]:
@@ -188,7 +173,7 @@ def sm_percents(call: Caller, handle: Any, since_us: int) -> Reading[tuple[Mappi
             samples = _array(
                 call, function, kind, lambda count, array: (handle, array, count, ctypes.c_ulonglong(since_us))
             )
-        except Fault as fault:
+        except NvmlFault as fault:
             if fault.code != pynvml.NVML_ERROR_NOT_FOUND:
                 raise
             return {}, since_us
@@ -217,77 +202,48 @@ def utilization(call: Caller, handle: Any) -> Reading[tuple[int, int]]:
     return reading(read)
 
 
-def power_w(call: Caller, handle: Any) -> Reading[float]:
-    """Watts that the board draws."""
-    return _watts(number(call, "nvmlDeviceGetPowerUsage", handle))
+def mig_mode(call: Caller, handle: Any) -> Reading[bool]:
+    """Whether the GPU is divided into instances now."""
+    return reading(lambda: bool(call("nvmlDeviceGetMigMode", handle)[0]))
 
 
-def power_limit_w(call: Caller, handle: Any) -> Reading[float]:
-    """Watts that it may draw at most."""
-    return _watts(number(call, "nvmlDeviceGetEnforcedPowerLimit", handle))
+def mig_places(call: Caller, handle: Any) -> Reading[int]:
+    """Up to how many instances a GPU in MIG mode can have."""
+    return number(call, "nvmlDeviceGetMaxMigDeviceCount", handle)
 
 
-def temperature_c(call: Caller, handle: Any) -> Reading[int]:
-    """Of the chip."""
-    return number(call, "nvmlDeviceGetTemperature", handle, pynvml.NVML_TEMPERATURE_GPU)
+Read = Callable[[Caller, Any], Reading[Any]]
 
 
-def temperature_limit_c(call: Caller, handle: Any) -> Reading[int]:
-    """Where the clocks are lowered."""
-    return number(call, "nvmlDeviceGetTemperatureThreshold", handle, pynvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN)
+def _number(function: str, *arguments: int) -> Read:
+    """A plain number in NVML's own unit."""
+    return lambda call, handle: number(call, function, handle, *arguments)
 
 
-def fan_percent(call: Caller, handle: Any) -> Reading[int]:
-    """Of the fan's full speed."""
-    return number(call, "nvmlDeviceGetFanSpeed", handle)
+def _scaled(scale: Callable[[int], float], function: str, *arguments: int) -> Read:
+    """A number in another unit than NVML's."""
+
+    def read(call: Caller, handle: Any) -> Reading[float]:
+        found = number(call, function, handle, *arguments)
+        return found if isinstance(found, Unknown) else scale(found)
+
+    return read
 
 
-def sm_clock_mhz(call: Caller, handle: Any) -> Reading[int]:
-    """Of the streaming multiprocessors, now."""
-    return number(call, "nvmlDeviceGetClockInfo", handle, pynvml.NVML_CLOCK_SM)
+def _watts(function: str) -> Read:
+    return _scaled(lambda milliwatts: milliwatts / 1000, function)
 
 
-def memory_clock_mhz(call: Caller, handle: Any) -> Reading[int]:
-    """Of the device's memory, now."""
-    return number(call, "nvmlDeviceGetClockInfo", handle, pynvml.NVML_CLOCK_MEM)
+def _pcie_traffic(counter: int) -> Read:
+    """Over the 20 ms that the call takes."""
+    return _scaled(lambda kib: kib * 1024, "nvmlDeviceGetPcieThroughput", counter)
 
 
-def pcie_generation(call: Caller, handle: Any) -> Reading[int]:
-    """The link's, now: an idle GPU lowers it."""
-    return number(call, "nvmlDeviceGetCurrPcieLinkGeneration", handle)
+def _ecc_errors(kind: int) -> Read:
+    return _number("nvmlDeviceGetTotalEccErrors", kind, pynvml.NVML_VOLATILE_ECC)
 
 
-def pcie_width(call: Caller, handle: Any) -> Reading[int]:
-    """The link's lanes, now."""
-    return number(call, "nvmlDeviceGetCurrPcieLinkWidth", handle)
-
-
-def pcie_rx_bytes_per_s(call: Caller, handle: Any) -> Reading[int]:
-    """To the GPU, over the 20 ms that the call takes."""
-    return _bytes(number(call, "nvmlDeviceGetPcieThroughput", handle, pynvml.NVML_PCIE_UTIL_RX_BYTES))
-
-
-def pcie_tx_bytes_per_s(call: Caller, handle: Any) -> Reading[int]:
-    """From the GPU, over the 20 ms that the call takes."""
-    return _bytes(number(call, "nvmlDeviceGetPcieThroughput", handle, pynvml.NVML_PCIE_UTIL_TX_BYTES))
-
-
-def ecc_corrected(call: Caller, handle: Any) -> Reading[int]:
-    """Errors corrected since the driver was loaded."""
-    return _ecc_errors(call, handle, pynvml.NVML_MEMORY_ERROR_TYPE_CORRECTED)
-
-
-def ecc_uncorrected(call: Caller, handle: Any) -> Reading[int]:
-    """Errors that could not be corrected since the driver was loaded."""
-    return _ecc_errors(call, handle, pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED)
-
-
-def _ecc_errors(call: Caller, handle: Any, kind: int) -> Reading[int]:
-    return number(call, "nvmlDeviceGetTotalEccErrors", handle, kind, pynvml.NVML_VOLATILE_ECC)
-
-
-def performance_state(call: Caller, handle: Any) -> Reading[int]:
-    """0 (fastest) to 15."""
+def _performance_state(call: Caller, handle: Any) -> Reading[int]:
     state = number(call, "nvmlDeviceGetPerformanceState", handle)
     return Unknown("not available") if state == pynvml.NVML_PSTATE_UNKNOWN else state
 
@@ -302,14 +258,28 @@ _THROTTLES = {
 }
 
 
-def throttle(call: Caller, handle: Any) -> Reading[tuple[str, ...]]:
-    """Why the clocks are lowered now. Idleness and clocks that a user set are no reasons."""
+def _throttle(call: Caller, handle: Any) -> Reading[tuple[str, ...]]:
     bits = number(call, "nvmlDeviceGetCurrentClocksThrottleReasons", handle)
     if isinstance(bits, Unknown):
         return bits
     return tuple(words for bit, words in _THROTTLES.items() if bits & bit)
 
 
-def mig_mode(call: Caller, handle: Any) -> Reading[bool]:
-    """Whether the GPU is divided into instances now."""
-    return reading(lambda: bool(call("nvmlDeviceGetMigMode", handle)[0]))
+READS: Mapping[str, Read] = {
+    "power_w": _watts("nvmlDeviceGetPowerUsage"),
+    "power_limit_w": _watts("nvmlDeviceGetEnforcedPowerLimit"),
+    "temperature_c": _number("nvmlDeviceGetTemperature", pynvml.NVML_TEMPERATURE_GPU),
+    "temperature_limit_c": _number("nvmlDeviceGetTemperatureThreshold", pynvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN),
+    "fan_percent": _number("nvmlDeviceGetFanSpeed"),
+    "sm_clock_mhz": _number("nvmlDeviceGetClockInfo", pynvml.NVML_CLOCK_SM),
+    "memory_clock_mhz": _number("nvmlDeviceGetClockInfo", pynvml.NVML_CLOCK_MEM),
+    "pcie_generation": _number("nvmlDeviceGetCurrPcieLinkGeneration"),
+    "pcie_width": _number("nvmlDeviceGetCurrPcieLinkWidth"),
+    "pcie_rx_bytes_per_s": _pcie_traffic(pynvml.NVML_PCIE_UTIL_RX_BYTES),
+    "pcie_tx_bytes_per_s": _pcie_traffic(pynvml.NVML_PCIE_UTIL_TX_BYTES),
+    "ecc_corrected": _ecc_errors(pynvml.NVML_MEMORY_ERROR_TYPE_CORRECTED),
+    "ecc_uncorrected": _ecc_errors(pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED),
+    "performance_state": _performance_state,
+    "throttle": _throttle,
+}
+"""How each of the table's readings is fetched that has a call of its own."""

@@ -14,11 +14,11 @@ from typing import Any, TypeVar
 import pynvml
 
 from gpumem_tui.memory import Unknown
-from gpumem_tui.monitor.snapshot import NO_DRIVER, NO_DRIVER_LOADED, Reading
+from gpumem_tui.monitor.backend import Fault, Gone, StartFault
+from gpumem_tui.monitor.nvml import NO_DRIVER, NO_DRIVER_LOADED
+from gpumem_tui.monitor.readings import Reading
 
 T = TypeVar("T")
-
-_PROC = Path("/proc")
 
 NOT_AVAILABLE = (2**64 - 1, 2**32 - 1)
 """NVML's marks for "no figure", by the width of the field."""
@@ -46,26 +46,16 @@ _GONE = {
 }
 
 
-class Fault(Exception):
-    """A call failed. `code` is NVML's (nvmlReturn_t), `reason` what a user can make of it."""
+class NvmlFault(Fault):
+    """A call failed. `code` is NVML's (nvmlReturn_t)."""
 
     def __init__(self, code: int, reason: str) -> None:
         super().__init__(reason)
         self.code = code
-        self.reason = reason
 
 
-class Gone(Fault):
+class NvmlGone(Gone, NvmlFault):
     """The GPU, or the driver under it, does not answer at all."""
-
-
-class StartFault(Exception):
-    """NVML does not start: why in a few words, and how to fix it (empty where the reason says so)."""
-
-    def __init__(self, reason: str, remedy: str = "") -> None:
-        super().__init__(f"{reason}: {remedy}" if remedy else reason)
-        self.reason = reason
-        self.remedy = remedy
 
 
 class Caller:
@@ -83,8 +73,8 @@ class Caller:
         """What pynvml's function of this name returns.
 
         Raises:
-            Gone: the GPU or the driver is lost.
-            Fault: any other error.
+            NvmlGone: the GPU or the driver is lost.
+            NvmlFault: any other error.
         """
         return self._make(function, lambda: getattr(pynvml, function)(*arguments, **options))
 
@@ -92,7 +82,7 @@ class Caller:
         """The code that the C function of this name returns: NVML_SUCCESS or NVML_ERROR_INSUFFICIENT_SIZE.
 
         Raises:
-            Gone, Fault: as above, for any other code.
+            NvmlGone, NvmlFault: as above, for any other code.
         """
 
         def call() -> int:
@@ -116,7 +106,7 @@ class Caller:
             if error.value == pynvml.NVML_ERROR_FUNCTION_NOT_FOUND:
                 self.missing.add(function)
             reason = _REASONS.get(error.value, f"NVML error: {error}")
-            raise (Gone if error.value in _GONE else Fault)(error.value, reason) from error
+            raise (NvmlGone if error.value in _GONE else NvmlFault)(error.value, reason) from error
         except AttributeError as error:
             self.missing.add(function)
             raise not_declared() from error
@@ -129,7 +119,7 @@ class Caller:
         return None if now is None else (now[0], monotonic() - now[1])
 
 
-def start(call: Caller, proc: Path = _PROC) -> None:
+def start(call: Caller, proc: Path) -> None:
     """Load the library and start it. Each success needs a `stop`.
 
     Raises:
@@ -137,7 +127,7 @@ def start(call: Caller, proc: Path = _PROC) -> None:
     """
     try:
         call("nvmlInit")
-    except Fault as fault:
+    except NvmlFault as fault:
         raise _start_fault(fault, proc) from fault
 
 
@@ -149,7 +139,7 @@ def stop(call: Caller) -> None:
         return  # a driver that is gone cannot be shut down, and need not be
 
 
-def _start_fault(fault: Fault, proc: Path) -> StartFault:
+def _start_fault(fault: NvmlFault, proc: Path) -> StartFault:
     if fault.code == pynvml.NVML_ERROR_LIBRARY_NOT_FOUND and (proc / "driver/nvidia/version").exists():
         return StartFault(
             "the NVIDIA driver runs, but its library libnvidia-ml.so.1 is not here",
@@ -184,16 +174,16 @@ def refused(fault: Fault) -> Unknown:
     return Unknown(fault.reason)
 
 
-def not_declared() -> Fault:
+def not_declared() -> NvmlFault:
     """The installed bindings lack a function, a struct or a field of one."""
-    return Fault(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND, "not in this nvidia-ml-py: upgrade it")
+    return NvmlFault(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND, "not in this nvidia-ml-py: upgrade it")
 
 
 def declared(name: str) -> Any:
     """What the bindings declare under a name.
 
     Raises:
-        Fault: they do not.
+        NvmlFault: they do not.
     """
     found = getattr(pynvml, name, None)
     if found is None:
