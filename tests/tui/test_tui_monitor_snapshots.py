@@ -7,7 +7,7 @@ from textual.pilot import Pilot
 
 from gpumem_tui.monitor.snapshot import Snapshot
 from tests.tui import monitor_scene as scene
-from tests.tui.pictures import Compare, stands_still, until
+from tests.tui.pictures import Compare, pressed
 
 SIZES = {"40x10": (40, 10), "80x24": (80, 24), "120x40": (120, 40), "200x60": (200, 60)}
 PROBLEM = "NVIDIA driver and library versions differ: reboot, or reload the driver"
@@ -16,15 +16,11 @@ PROBLEM = "NVIDIA driver and library versions differ: reboot, or reload the driv
 def settled(*keys: str) -> object:
     """Wait until the Monitor is drawn, press keys, and wait until that is drawn too."""
 
-    async def wait(pilot: Pilot[int]) -> None:
-        screen = scene.screen_of(pilot.app)
-        await until(pilot, lambda: screen.feed.latest is screen.feed.source.latest())
-        await stands_still(pilot)
-        for key in keys:
-            await pilot.press(key)
-        await stands_still(pilot)
+    def there(pilot: Pilot[int]) -> bool:
+        feed = scene.screen_of(pilot.app).feed
+        return feed.latest is feed.source.latest()
 
-    return wait
+    return pressed(*keys, there=there)
 
 
 @pytest.mark.parametrize("size", SIZES.values(), ids=SIZES)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,17 +26,10 @@ from gpumem_tui.tui.search.screen import SearchFunction, SearchScreen
 from gpumem_tui.tui.search.state import Stage
 from gpumem_tui.tui.search.trial_log import TrialLog
 from tests.tui import scene
+from tests.tui.pictures import until
 
 CONFIG = scene.config()
 SIZE = (120, 40)
-
-
-async def until(pilot: Pilot[int], holds: Callable[[], bool]) -> None:
-    """Wait for something that a thread brings about."""
-    deadline = time.monotonic() + 30
-    while not holds():
-        assert time.monotonic() < deadline, "it did not come about"
-        await pilot.pause(0.02)
 
 
 def screen_of(pilot: Pilot[int]) -> SearchScreen:

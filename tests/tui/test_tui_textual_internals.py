@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib.metadata import version
 
 import pytest
@@ -17,14 +18,15 @@ from gpumem_tui.tui.kit.textual_internals import USED
 
 def made(kind: type) -> object:
     """One of a kind: some names are of instances only."""
-    return {
+    makers: dict[type, Callable[[], object]] = {
         XTermParser: XTermParser,
         LinuxDriver: lambda: LinuxDriver(App[int]()),
         Widget: Widget,
         Screen: Screen,
         App: App,
         Key: lambda: Key("a", "a"),
-    }[kind]()
+    }
+    return makers[kind]()
 
 
 @pytest.mark.parametrize("kind", USED, ids=lambda kind: kind.__name__)

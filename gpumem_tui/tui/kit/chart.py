@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate, pairwise
-from math import floor, log10
+from math import ceil, floor, log10
 from typing import TypeVar
 
 from gpumem_tui.memory import format_count
@@ -185,17 +185,16 @@ class Plot:
 
     def column_of(self, x: float) -> int:
         """The column in which an x is drawn."""
-        return self._dot(x, 0.0)[0] // _DOTS_ACROSS
+        return round(self._dot(x, 0.0)[0]) // _DOTS_ACROSS
 
     def row_of(self, y: float) -> int:
         """The row in which a y is drawn, counted from the top."""
-        return min(self._top_dots, round((1 - min(1.0, y / self._top)) * self._top_dots)) // _DOTS_DOWN
+        return round(self._dot(0.0, y)[1]) // _DOTS_DOWN
 
     def line(self, points: Sequence[Point], style: str) -> None:
         """Join the points by dots; where lines meet, the later one's colour shows."""
-        for first, second in pairwise(self._dot(x, y) for x, y in points):
-            (x0, y0), (x1, y1) = first, second
-            steps = max(1, abs(x1 - x0), abs(y1 - y0))
+        for (x0, y0), (x1, y1) in pairwise(self._dot(x, y) for x, y in points):
+            steps = max(1, ceil(max(abs(x1 - x0), abs(y1 - y0))))
             for step in range(steps + 1):
                 x, y = round(x0 + (x1 - x0) * step / steps), round(y0 + (y1 - y0) * step / steps)
                 column, row = x // _DOTS_ACROSS, y // _DOTS_DOWN
@@ -242,21 +241,18 @@ class Plot:
             tick = numbers.get(index, "")
             rows.append([(f"{tick:>{width}} ", MUTED), ("┤" if tick else "│", MUTED), *joined(line)])
         rows.append([(" " * width + " └" + "─" * self.columns, MUTED)])
-        line = [" "] * self.columns
+        under = [" "] * self.columns
         for x, label, left in x_labels:
             start = min(self.columns - len(label), max(0, self.column_of(x) - left))
-            if start >= 0 and all(cell == " " for cell in line[max(0, start - 1) : start + len(label) + 1]):
-                line[start : start + len(label)] = label
-        rows.append([(" " * (width + 2) + "".join(line), MUTED)])
+            if start >= 0 and all(cell == " " for cell in under[max(0, start - 1) : start + len(label) + 1]):
+                under[start : start + len(label)] = label
+        rows.append([(" " * (width + 2) + "".join(under), MUTED)])
         return rows
 
-    @property
-    def _top_dots(self) -> int:
-        return self.rows * _DOTS_DOWN - 1
-
-    def _dot(self, x: float, y: float) -> tuple[int, int]:
-        across = self.columns * _DOTS_ACROSS - 1
-        return round(min(1.0, max(0.0, self._x_of(x))) * across), round((1 - min(1.0, y / self._top)) * self._top_dots)
+    def _dot(self, x: float, y: float) -> tuple[float, float]:
+        """Where a point lies, in dots from the left and from the top."""
+        across, down = self.columns * _DOTS_ACROSS - 1, self.rows * _DOTS_DOWN - 1
+        return min(1.0, max(0.0, self._x_of(x))) * across, (1 - min(1.0, y / self._top)) * down
 
 
 def number(value: float) -> str:
