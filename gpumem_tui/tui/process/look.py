@@ -10,8 +10,8 @@ from typing import Literal
 from gpumem_tui.memory import ALLOCATED_BUCKETS, Bucket, format_bytes
 from gpumem_tui.text import printable
 from gpumem_tui.tui.kit.chart import LABEL_WIDTH, Band, Stack, area_rows, stacked
-from gpumem_tui.tui.kit.figures import MUTED, Row, Span, compact_bytes, fit, proportions, ruled, span_width
-from gpumem_tui.tui.kit.glyphs import BUCKET_LOOKS
+from gpumem_tui.tui.kit.figures import MUTED, Row, Span, compact_bytes, fit, joined, ruled, span_width
+from gpumem_tui.tui.kit.shares import bucket_cells
 from gpumem_tui.tui.process.probed import seconds
 from gpumem_tui.watch.documents import LookAnswer, LookedDevice
 from gpumem_tui.watch.records import device_name
@@ -184,10 +184,7 @@ def _size_row(sizes: dict[Bucket, int], name: str, peak_bytes: int, width: int) 
     bar_width = max(8, min(40, width // 4))
     shown = [bucket for bucket in ALLOCATED_BUCKETS if sizes.get(bucket)]
     filled = max(len(shown), round(share * bar_width))
-    cells = proportions([sizes[bucket] for bucket in shown], min(bar_width, filled))
-    bar: Row = [
-        (BUCKET_LOOKS[bucket][0] * count, BUCKET_LOOKS[bucket][1]) for bucket, count in zip(shown, cells, strict=True)
-    ]
+    bar = joined(bucket_cells(sizes, min(bar_width, filled)))
     row: Row = [
         (f"{format_bytes(total):>{_SIZE_WIDTH}}", "bold"),
         (f"{share:>{_SHARE_WIDTH}.1%}  ", MUTED),

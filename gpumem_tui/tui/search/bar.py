@@ -10,9 +10,10 @@ from textual.widget import Widget
 
 from gpumem_tui.memory import ALLOCATED_BUCKETS, Breakdown, Bucket, Ledger, Unknown
 from gpumem_tui.trial.events import Outcome, Sample
-from gpumem_tui.tui.kit.figures import Row, compact_bytes, proportions, wrapped
+from gpumem_tui.tui.kit.figures import compact_bytes, joined, wrapped
 from gpumem_tui.tui.kit.glyphs import BAR_ORDER, BUCKET_LOOKS
 from gpumem_tui.tui.kit.lines import assembled
+from gpumem_tui.tui.kit.shares import bucket_cells
 from gpumem_tui.tui.search.state import RunningTrial, SearchState
 
 _ENDINGS: dict[Outcome, str] = {"fit": "ended", "oom": "ran out of memory", "error": "failed"}
@@ -127,14 +128,10 @@ class MemoryBar(Widget):
         """The bar at the widget's size."""
         width = self.size.width
         shown = [(bucket, self._view.segments[bucket]) for bucket in BAR_ORDER if self._view.segments.get(bucket)]
-        cells = proportions([size_bytes for _, size_bytes in shown], width)
-        bar: Row = [
-            (BUCKET_LOOKS[bucket][0] * count, BUCKET_LOOKS[bucket][1])
-            for (bucket, _), count in zip(shown, cells, strict=True)
-        ]
+        bar = joined(bucket_cells(self._view.segments, width))
         legend = [
             [
-                (BUCKET_LOOKS[bucket][0], BUCKET_LOOKS[bucket][1]),
+                BUCKET_LOOKS[bucket],
                 (f" {bucket.title:<{_LEGEND_TITLE_WIDTH}}", ""),
                 (f"{compact_bytes(size_bytes):>{_LEGEND_VALUE_WIDTH}}", "bold"),
             ]
