@@ -185,15 +185,15 @@ class Plot:
 
     def column_of(self, x: float) -> int:
         """The column in which an x is drawn."""
-        return round(self._dot(x, 0.0)[0]) // _DOTS_ACROSS
+        return round(self._across(x)) // _DOTS_ACROSS
 
     def row_of(self, y: float) -> int:
         """The row in which a y is drawn, counted from the top."""
-        return round(self._dot(0.0, y)[1]) // _DOTS_DOWN
+        return round(self._down(y)) // _DOTS_DOWN
 
     def line(self, points: Sequence[Point], style: str) -> None:
         """Join the points by dots; where lines meet, the later one's colour shows."""
-        for (x0, y0), (x1, y1) in pairwise(self._dot(x, y) for x, y in points):
+        for (x0, y0), (x1, y1) in pairwise((self._across(x), self._down(y)) for x, y in points):
             steps = max(1, ceil(max(abs(x1 - x0), abs(y1 - y0))))
             for step in range(steps + 1):
                 x, y = round(x0 + (x1 - x0) * step / steps), round(y0 + (y1 - y0) * step / steps)
@@ -249,10 +249,13 @@ class Plot:
         rows.append([(" " * (width + 2) + "".join(under), MUTED)])
         return rows
 
-    def _dot(self, x: float, y: float) -> tuple[float, float]:
-        """Where a point lies, in dots from the left and from the top."""
-        across, down = self.columns * _DOTS_ACROSS - 1, self.rows * _DOTS_DOWN - 1
-        return min(1.0, max(0.0, self._x_of(x))) * across, (1 - min(1.0, y / self._top)) * down
+    def _across(self, x: float) -> float:
+        """Where an x lies, in dots from the left."""
+        return min(1.0, max(0.0, self._x_of(x))) * (self.columns * _DOTS_ACROSS - 1)
+
+    def _down(self, y: float) -> float:
+        """Where a y lies, in dots from the top."""
+        return (1 - min(1.0, y / self._top)) * (self.rows * _DOTS_DOWN - 1)
 
 
 def number(value: float) -> str:

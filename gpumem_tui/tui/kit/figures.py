@@ -158,6 +158,16 @@ def ruled(left: list[Span], right: list[Span], width: int) -> list[Span]:
     return [*left, (line, RULE), *right]
 
 
+def header_line(program: str, facts: Sequence[Span], right: Row, width: int) -> Row:
+    """A screen's first line: the program, the facts that there is room for beside what stands right."""
+    left: Row = [(program, "bold $primary")]
+    for number, fact in enumerate(facts):
+        lead = " · " if number else "  "
+        if span_width(left) + len(lead) + cell_len(fact[0]) + span_width(right) + 1 <= width:
+            left += [(lead, MUTED), fact]
+    return [*left, (" " * max(0, width - span_width(left) - span_width(right)), ""), *right]
+
+
 def age(seconds: float) -> str:
     """A duration in at most 6 characters, in its largest units, so that it seldom changes.
 

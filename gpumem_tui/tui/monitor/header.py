@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from gpumem_tui.memory import GIB, Unknown
 from gpumem_tui.monitor.alerts import Alert, AlertKind, Severity
 from gpumem_tui.monitor.snapshot import Snapshot
-from gpumem_tui.tui.kit.figures import MUTED, Row, fit, span_width
+from gpumem_tui.tui.kit.figures import MUTED, Row, fit, header_line, span_width
 from gpumem_tui.tui.kit.glyphs import PROGRAM
 from gpumem_tui.tui.monitor.state import MonitorState
 
@@ -16,19 +16,14 @@ from gpumem_tui.tui.monitor.state import MonitorState
 def header_row(state: MonitorState, width: int, clock: Callable[[float], str], notices: Sequence[str]) -> Row:
     """What matters least is dropped where the line is too short. `notices` come first; empty ones say nothing."""
     snapshot = state.snapshot
-    left: Row = [(PROGRAM, "bold $primary")]
     right: Row = [(" PAUSED ", "bold $background on $warning"), (" ", "")] if state.paused else []
     right += [(" AT PEAK ", "bold $background on $activations"), (" ", "")] if state.at_peak else []
     if snapshot is not None:
         right.append((clock(snapshot.time_s), MUTED))
     facts = [notice for notice in notices if notice]
     facts += _facts(snapshot) if snapshot is not None else []
-    for number, fact in enumerate(facts):
-        lead = "  " if number == 0 else " · "
-        if span_width(left) + len(lead) + len(fact) + span_width(right) + 1 > width:
-            continue
-        left += [(lead, MUTED), (fact, "bold" if number == 0 else MUTED)]
-    return [*left, (" " * max(0, width - span_width(left) - span_width(right)), ""), *right]
+    styled = [(fact, MUTED if number else "bold") for number, fact in enumerate(facts)]
+    return header_line(PROGRAM, styled, right, width)
 
 
 def lasting_last(alerts: Sequence[Alert]) -> list[Alert]:

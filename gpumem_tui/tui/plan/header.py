@@ -9,7 +9,7 @@ from gpumem_tui.formula.parameters import count_parameters
 from gpumem_tui.memory import format_count
 from gpumem_tui.plan.answers import Answer
 from gpumem_tui.plan.tracing import Pending, TraceReady, TraceState
-from gpumem_tui.tui.kit.figures import MUTED, ListRow, Row, Span, row, span_width
+from gpumem_tui.tui.kit.figures import MUTED, ListRow, Row, Span, header_line, row
 from gpumem_tui.tui.kit.glyphs import PROGRAM
 from gpumem_tui.tui.kit.row_list import CURSOR, FixedRows
 from gpumem_tui.tui.plan.numbers import PENDING
@@ -57,17 +57,13 @@ def header_row(answer: Answer, traced: TraceState, name: str, time: str, width: 
     """
     plan = answer.plan
     gpus = f"{plan.recipe.gpus:,} × " if plan.recipe.gpus > 1 else ""
-    left: Row = [(PROGRAM, "bold $primary")]
     verdict = ("! last plan that can be", "bold $text-error") if stale else _verdict(answer, traced)
     right: Row = [verdict, ("  ", ""), (time, MUTED), (" ", "")]
     facts = [plan.shape.name, f"{gpus}{plan.gpu.title}", f"{format_count(count_parameters(plan.shape))} parameters"]
     if name:
         facts.insert(0, name)
-    for index, fact in enumerate(facts):
-        lead = " · " if index else "  "
-        if span_width(left) + len(lead) + len(fact) + span_width(right) + 1 <= width:
-            left += [(lead, MUTED), (fact, "bold" if index == 0 else "")]
-    return row(*left, (" " * max(1, width - span_width(left) - span_width(right)), ""), *right)
+    styled = [(fact, "" if index else "bold") for index, fact in enumerate(facts)]
+    return row(*header_line(PROGRAM, styled, right, width))
 
 
 def _verdict(answer: Answer, traced: TraceState) -> Span:
