@@ -63,8 +63,9 @@ def history_view(
     strip = 2 if height >= 11 else 1
     rows = height - 2 - strip
     half = f"{total_bytes / GIB / 2:.0f}" if rows >= 5 else ""
-    values = zip(*(series.peaks[each] for each in (Column.USED, Column.RESERVED, Column.ALLOCATED)), strict=True)
-    stacks = (_stack(*each, total_bytes, rows) for each in values)
+    peaks = series.peaks
+    values = zip(peaks[Column.USED], peaks[Column.RESERVED], peaks[Column.ALLOCATED], strict=True)
+    stacks = (_stack(used, reserved, allocated, total_bytes, rows) for used, reserved, allocated in values)
     loads = (stacked([(load or 0.0, _UTILIZATION)], _PERCENT, strip) for load in series.means[Column.UTILIZATION])
     full = "100%" if strip > 1 else ""
     return [
