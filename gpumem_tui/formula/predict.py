@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from gpumem_tui.catalog.shapes import ModelShape
-from gpumem_tui.formula import convnet, mlp, transformer
+from gpumem_tui.formula import adapters, convnet, mlp, transformer
 from gpumem_tui.formula.extras import NO_EXTRAS, Extras
 from gpumem_tui.formula.head import head_rows
 from gpumem_tui.formula.optimizers import offloaded_row, optimizer_row
-from gpumem_tui.formula.parameters import gathered_parameters, parameter_tensors
+from gpumem_tui.formula.parameters import ParameterTensor, gathered_parameters
 from gpumem_tui.formula.precision import PRECISION_RECORDS
 from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.formula.rows import TEXTBOOK, FormulaRow, batch_row, fixed_row
@@ -71,7 +71,7 @@ def predict(shape: ModelShape, recipe: Recipe, batch_size: int, extras: Extras =
         extras: techniques beyond the recipe; those that mean nothing for this network change nothing.
 
     Raises:
-        ValueError: a negative batch size, or fewer than one GPU.
+        ValueError: a negative batch size, fewer than one GPU, or adapters that this network cannot have.
     """
     if batch_size < 0:
         raise ValueError(f"batch size must not be negative, it is {batch_size}")
@@ -151,25 +151,19 @@ def _fewest_exceeding(sizes: Sequence[tuple[Bucket, int]], capacity_bytes: int) 
 
 
 def _fixed_rows(shape: ModelShape, recipe: Recipe, extras: Extras) -> list[FormulaRow]:
-    tensors = parameter_tensors(shape)
-    parameters = sum(tensor.values for tensor in tensors)
+    weights = adapters.weights(shape, recipe)
+    trained = _values(weights.trained)
     storage = PRECISION_RECORDS[recipe.precision]
     rows = [
-        fixed_row(
-            Bucket.PARAMETERS,
-            "parameters",
-            (parameters, storage.parameter_bytes),
-            storage.source,
-            "counted from the architecture",
-        ),
-        fixed_row(Bucket.GRADIENTS, "gradients", (parameters, storage.gradient_bytes), storage.source, storage.note),
-        offloaded_row(recipe) if "offload-optimizer" in extras else optimizer_row(recipe, tensors),
+        *_parameter_rows(shape, recipe),
+        fixed_row(Bucket.GRADIENTS, "gradients", (trained, storage.gradient_bytes), storage.source, storage.note),
+        offloaded_row(recipe) if "offload-optimizer" in extras else optimizer_row(recipe, weights.trained),
     ]
     if storage.working_copy_bytes:
         copy = fixed_row(
             Bucket.ACTIVATIONS,
             "16-bit working copy of the parameters",
-            (parameters, storage.working_copy_bytes),
+            (trained + _values(weights.frozen), storage.working_copy_bytes),
             storage.source,
             "made by forward and kept for backward, so with the activations, though the batch does not change it, and "
             "whole on every GPU however the weights are sharded; weights that only meet fp32 operations, such as "
@@ -178,15 +172,33 @@ def _fixed_rows(shape: ModelShape, recipe: Recipe, extras: Extras) -> list[Formu
         rows.append(copy)
     rows = [shard(row, recipe) for row in rows]
     if recipe.sharding == "zero3" and recipe.gpus > 1:
-        gathered = fixed_row(
-            Bucket.TEMPORARY,
-            "gathered parameters",
-            (gathered_parameters(shape), storage.parameter_bytes),
-            "PyTorch FSDP2",
-            "whole on every GPU while needed: all outside the blocks, the block that runs and the one fetched ahead",
-        )
-        rows.append(gathered)
+        rows.append(_gathered_row(shape, recipe))
+    if (unpacked := adapters.dequantization_row(shape, recipe)) is not None:
+        rows.append(unpacked)
     return rows
+
+
+def _parameter_rows(shape: ModelShape, recipe: Recipe) -> list[FormulaRow]:
+    if recipe.has_adapters:
+        return adapters.parameter_rows(shape, recipe)
+    storage = PRECISION_RECORDS[recipe.precision]
+    factors = adapters.trained_parameters(shape, recipe), storage.parameter_bytes
+    return [fixed_row(Bucket.PARAMETERS, "parameters", factors, storage.source, "counted from the architecture")]
+
+
+def _gathered_row(shape: ModelShape, recipe: Recipe) -> FormulaRow:
+    width = PRECISION_RECORDS[recipe.precision].parameter_bytes
+    return fixed_row(
+        Bucket.TEMPORARY,
+        "gathered parameters",
+        (adapters.gathered_bytes(shape, recipe),) if recipe.has_adapters else (gathered_parameters(shape), width),
+        "PyTorch FSDP2",
+        "whole on every GPU while needed: all outside the blocks, the block that runs and the one fetched ahead",
+    )
+
+
+def _values(tensors: Sequence[ParameterTensor]) -> int:
+    return sum(tensor.values for tensor in tensors)
 
 
 def _activation_rows(shape: ModelShape, recipe: Recipe, batch_size: int, extras: Extras) -> list[FormulaRow]:
@@ -232,6 +244,8 @@ def _assumptions(shape: ModelShape, recipe: Recipe, extras: Extras) -> list[str]
         assumed.append("Data parallel: each GPU holds everything; communication buckets are not counted.")
     elif recipe.gpus > 1:
         assumed.append("Sharded: communication buffers and gradients on their way are not counted.")
+    if recipe.has_adapters:
+        assumed.append("No dropout before the adapters; the network's own weights are frozen, and have no gradient.")
     if extras:
         assumed.append(f"Formula only, never traced: {', '.join(sorted(extras))}.")
     return assumed
