@@ -79,7 +79,8 @@ def adapt(
     for name in adapted:
         layer = model.get_submodule(name)
         outputs, inputs = layer.out_features, layer.in_features
-        assert isinstance(outputs, int) and isinstance(inputs, int), "adapters are for linear layers"
+        assert isinstance(outputs, int), f"{name} is no linear layer"
+        assert isinstance(inputs, int), f"{name} is no linear layer"
         model.set_submodule(name, LoraLinear(layer, inputs, outputs, rank))
 
 

@@ -119,7 +119,7 @@ def _scales_shape(small: Tensor, shared: Tensor, mean: Tensor) -> Tensor:
     schema="(Tensor codes, Tensor scales, int[] shape, ScalarType dtype) -> Tensor",
 )
 def _unpack(codes: Tensor, scales: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """The matrix of `shape` in `dtype`: one operator, as bitsandbytes' kernel is, so that a trace sees its result only."""
+    """The matrix of `shape` in `dtype`: one operator, as bitsandbytes' kernel is, so a trace sees its result only."""
     if codes.dtype != torch.uint8:
         return codes.to(dtype).mul_(scales.to(dtype).view(-1, 1))
     weights = torch.empty(list(shape), dtype=dtype, device=codes.device)
