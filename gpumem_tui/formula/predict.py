@@ -163,6 +163,8 @@ def max_batch_size(
     total_bytes: int,
     headroom: float = DEFAULT_HEADROOM,
     extras: Extras = NO_EXTRAS,
+    *,
+    beside_bytes: int = 0,
 ) -> int:
     """The least over the moments of a step of floor((M·(1 − headroom) − fixed) / bytes per sample); 0 for none.
 
@@ -170,11 +172,12 @@ def max_batch_size(
         total_bytes: M, the memory of one GPU.
         headroom: share of it to leave free.
         extras: techniques beyond the recipe.
+        beside_bytes: what the allocator cannot have of it: the driver's reserve, the CUDA context, workspaces.
 
     Raises:
         ValueError: a headroom that is no share of the card.
     """
-    usable = usable_bytes(total_bytes, headroom)
+    usable = usable_bytes(total_bytes, headroom) - beside_bytes
     moments = by_moment(shape, recipe, extras).values()
     return max(0, min((usable - one.fixed_bytes) // one.sample_bytes for one in moments))
 
@@ -187,9 +190,10 @@ def largest_obstacle(prediction: FormulaPrediction, capacity_bytes: int, capacit
     Args:
         capacity: what the message calls the bytes there are.
     """
-    if prediction.peak_bytes <= capacity_bytes:
+    if prediction.needed_bytes <= capacity_bytes:
         return None
-    sizes = sorted(prediction.breakdown.buckets.items(), key=lambda item: -item[1])
+    needed_by = {**prediction.breakdown.buckets, Bucket.CACHE: prediction.cache_bytes}
+    sizes = sorted(needed_by.items(), key=lambda item: -item[1])
     chosen = _fewest_exceeding(sizes, capacity_bytes)
     *others, last = (bucket.title for bucket, _ in chosen)
     needed = format_bytes(sum(size_bytes for _, size_bytes in chosen))

@@ -17,6 +17,7 @@ from gpumem_tui.memory import Breakdown, Range, Unknown
 from gpumem_tui.plan.plan import Plan
 from gpumem_tui.search.prediction import Fit, KnownUnknown, Traced
 from gpumem_tui.simulator.finder import BatchFinder
+from gpumem_tui.simulator.profile import beside_allocator_bytes
 from gpumem_tui.step import Phase
 
 
@@ -26,7 +27,8 @@ class Answer:
 
     Attributes:
         prediction: its rows, buckets and peak at the plan's batch size, on one GPU.
-        usable_bytes: of the GPU, with the plan's headroom left free.
+        usable_bytes: what the allocator can take of the GPU, with the plan's headroom left free: the driver's reserve,
+            the CUDA context and workspaces are known to need the rest.
         max_batch_size: the largest batch on one GPU that stays within `usable_bytes`; 0 for none.
         accumulation: passes per optimizer step, and the global batch they make, in samples.
         global_batch_tokens: the same in tokens; 0 for a network without a sequence.
@@ -54,11 +56,11 @@ class Answer:
     @property
     def spare_bytes(self) -> int:
         """What is left within `usable_bytes`; negative: what is missing."""
-        return self.usable_bytes - self.peak_bytes
+        return self.usable_bytes - self.prediction.needed_bytes
 
     @property
     def fits(self) -> bool:
-        """Whether the peak stays within `usable_bytes`."""
+        """Whether the step stays within `usable_bytes`, the allocator's cache with it."""
         return self.spare_bytes >= 0
 
 
@@ -137,7 +139,18 @@ def predicted(plan: Plan, batch_size: int | None = None) -> FormulaPrediction:
 
 def largest_batch(plan: Plan) -> int:
     """The largest batch on one GPU by the closed form; 0 for none."""
-    return max_batch_size(plan.shape, plan.recipe, plan.gpu.total_bytes, plan.headroom, plan.extras)
+    beside_bytes = beside_allocator_bytes(plan.gpu)
+    shape, recipe, total_bytes = plan.shape, plan.recipe, plan.gpu.total_bytes
+    return max_batch_size(shape, recipe, total_bytes, plan.headroom, plan.extras, beside_bytes=beside_bytes)
+
+
+def usable_of(plan: Plan) -> int:
+    """What the allocator can take of the plan's GPU, with the headroom left free.
+
+    Raises:
+        ValueError: a headroom that is no share of the GPU.
+    """
+    return max(0, usable_bytes(plan.gpu.total_bytes, plan.headroom) - beside_allocator_bytes(plan.gpu))
 
 
 def target_of(plan: Plan) -> int:
@@ -161,7 +174,7 @@ def answer(plan: Plan) -> Answer:
         ValueError: a number that no plan can have (a batch size, GPUs or target below 1, a headroom that is no share).
     """
     prediction = predicted(plan)
-    usable = usable_bytes(plan.gpu.total_bytes, plan.headroom)
+    usable = usable_of(plan)
     steps = accumulation(target_of(plan), plan.batch_size, plan.recipe.gpus)
     return Answer(
         plan=plan,

@@ -22,6 +22,7 @@ from gpumem_tui.plan.techniques import Combination, Technique, cheapest_combinat
 from gpumem_tui.search import report
 from gpumem_tui.search.config import Device, SearchConfig
 from gpumem_tui.search.prediction import Formula, Prediction, Traced
+from gpumem_tui.simulator.profile import beside_allocator_bytes
 from gpumem_tui.workload.spec import WorkloadSpec
 
 # Command line
@@ -91,7 +92,8 @@ def plan_json(plan: Plan, traced: Traced | Unknown, device: Device | None = None
         traced = on_gpu(plan, traced)
     config = SearchConfig(WorkloadSpec(plan.recipe, shape=plan.shape), device or Device(plan.gpu, simulated=True))
     now, judged = answer(plan), techniques(plan)
-    formula = Formula(config.workload, plan.gpu.total_bytes, plan.headroom, plan.extras)
+    beside_bytes = beside_allocator_bytes(plan.gpu)
+    formula = Formula(config.workload, plan.gpu.total_bytes, plan.headroom, plan.extras, beside_bytes)
     body = report.prediction_json(config, Prediction(formula, traced), plan.batch_size)
     body["workload"]["extras"] = sorted(plan.extras)
     command = command_line(plan)

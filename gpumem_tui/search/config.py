@@ -71,7 +71,7 @@ class SearchConfig:
     @property
     def formula(self) -> Formula:
         """The closed form of what is searched."""
-        return Formula(self.workload, self.room.total_bytes, self.headroom)
+        return Formula(self.workload, self.room.total_bytes, self.headroom, beside_bytes=self.room.beside_bytes)
 
     @property
     def where(self) -> str:

@@ -95,6 +95,8 @@ def formula_json(formula: Formula, batch_size: int) -> dict[str, Any]:
     return {
         "buckets": prediction.breakdown.as_json(_FORMULA_BUCKETS),
         "peak_bytes": prediction.peak_bytes,
+        "moment": prediction.moment.value,
+        "cache_bytes": prediction.cache_bytes,
         "max_batch_size": formula.max_batch_size,
         "headroom": formula.headroom,
         "rows": [
