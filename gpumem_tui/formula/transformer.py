@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from gpumem_tui.catalog.shapes import LANGUAGE_MODELS, ModelShape
+from gpumem_tui.catalog.shapes import LANGUAGE_MODELS, Gpu, ModelShape
 from gpumem_tui.formula.extras import OFFLOADED_BLOCKS
 from gpumem_tui.formula.precision import MASK_BYTES, STORAGE
 from gpumem_tui.formula.recipe import Recipe
@@ -23,6 +23,7 @@ ADAPTED = "adapted from Korthikanti et al. 2022"
 FUSED_SOURCE = "Dao et al. 2022"
 _LOGSUMEXP_BYTES = 4
 _FP32_BYTES = 4
+_BF16_ATTENTION_SINCE = (8, 0)
 ONE_BLOCK = ", one block while recomputed"
 """Suffix of the rows that only one block at a time needs."""
 
@@ -58,9 +59,20 @@ class BlockBytes:
 def fused(recipe: Recipe) -> bool:
     """Whether attention never writes its scores to memory.
 
-    True for ``auto``: PyTorch's own choice is such a kernel on any GPU of the catalog.
+    True for ``auto``: PyTorch's own choice is such a kernel but where `as_run_on` says otherwise.
     """
     return recipe.attention != "math"
+
+
+def as_run_on(recipe: Recipe, gpu: Gpu) -> Recipe:
+    """The recipe with the attention that PyTorch's own choice comes to on a GPU.
+
+    Before compute capability 8.0 no fused kernel takes bfloat16 (sdp_utils.cpp): the scores are written.
+    """
+    bf16 = recipe.precision in ("bf16", "amp-bf16")
+    if recipe.attention == "auto" and bf16 and gpu.compute_capability < _BF16_ATTENTION_SINCE:
+        return replace(recipe, attention="math")
+    return recipe
 
 
 def block_bytes(shape: ModelShape, recipe: Recipe) -> BlockBytes:

@@ -8,12 +8,11 @@ from dataclasses import dataclass, replace
 from gpumem_tui.catalog.loader import gpus, models
 from gpumem_tui.catalog.shapes import ModelShape, ShapeError
 from gpumem_tui.formula.parameters import count_parameters
-from gpumem_tui.formula.predict import terms
 from gpumem_tui.formula.recipe import RECOMPUTES
 from gpumem_tui.formula.rows import Moment
 from gpumem_tui.formula.transformer import fused
 from gpumem_tui.memory import GIB, Bucket
-from gpumem_tui.plan.answers import largest_batch
+from gpumem_tui.plan.answers import largest_batch, terms_of
 from gpumem_tui.plan.plan import Plan
 
 _SHORTEST = 128
@@ -163,11 +162,7 @@ def activations_by_recompute(plan: Plan) -> Curve | None:
 
 
 def _activation_bytes(plan: Plan) -> int:
-    rows = [
-        row
-        for row in terms(plan.shape, plan.recipe, plan.batch_size, plan.extras)
-        if row.bucket is Bucket.ACTIVATIONS and row.grows_with_batch
-    ]
+    rows = [row for row in terms_of(plan) if row.bucket is Bucket.ACTIVATIONS and row.grows_with_batch]
     return max(sum(row.size_bytes for row in rows if moment in row.moments) for moment in Moment)
 
 

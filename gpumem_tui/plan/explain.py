@@ -11,12 +11,11 @@ from gpumem_tui.formula.changes import NotApplicable
 from gpumem_tui.formula.extras import LOSS_CHUNKS, OFFLOADED_BLOCKS
 from gpumem_tui.formula.optimizers import OPTIMIZER_TECHNIQUES
 from gpumem_tui.formula.parameters import count_parameters, textbook_parameters
-from gpumem_tui.formula.predict import by_moment, terms
 from gpumem_tui.formula.price import COST_ORDER
 from gpumem_tui.formula.rows import FormulaRow
 from gpumem_tui.formula.transformer import ONE_BLOCK, PAPER, THE_FIRST_BLOCK
 from gpumem_tui.memory import format_bytes
-from gpumem_tui.plan.answers import Answer, answer, samples
+from gpumem_tui.plan.answers import Answer, answer, moments_of, samples, terms_of
 from gpumem_tui.plan.judgement import judgements
 from gpumem_tui.plan.plan import Plan
 from gpumem_tui.plan.techniques import Technique, techniques
@@ -65,7 +64,7 @@ def explanations(plan: Plan) -> Mapping[str, Explanation]:
     """
     now, judged = answer(plan), techniques(plan)
     found = [
-        *(_row(row) for row in terms(plan.shape, plan.recipe, plan.batch_size, plan.extras)),
+        *(_row(row) for row in terms_of(plan)),
         *_decisions(now),
         *(_technique(now, technique) for technique in judged.helping),
         *(_inapplicable(entry) for entry in judged.not_applicable),
@@ -169,7 +168,7 @@ def _decisions(now: Answer) -> list[Explanation]:
     plan, prediction, steps = now.plan, now.prediction, now.accumulation
     gpus, total = plan.recipe.gpus, plan.gpu.total_bytes
     share = f"{1 - plan.headroom:g}"
-    moments = by_moment(plan.shape, plan.recipe, plan.extras)
+    moments = moments_of(plan)
     bound = min(moments, key=lambda one: (now.usable_bytes - moments[one].fixed_bytes) // moments[one].sample_bytes)
     tight = moments[bound]
     found = [

@@ -13,9 +13,11 @@ from gpumem_tui.formula.predict import DEFAULT_HEADROOM
 from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.memory import Unknown
 from gpumem_tui.plan.answers import answer, on_gpu
+from gpumem_tui.plan.by_gpu import LargestOnGpu, largest_by_gpu
 from gpumem_tui.plan.curves import Curve, curves
 from gpumem_tui.plan.draft import draft_of
 from gpumem_tui.plan.judgement import judgements, throughput
+from gpumem_tui.plan.lacking import lacking
 from gpumem_tui.plan.plan import Plan
 from gpumem_tui.plan.step_memory import memory_over_step
 from gpumem_tui.plan.techniques import Combination, Technique, cheapest_combination, techniques
@@ -106,6 +108,8 @@ def plan_json(plan: Plan, traced: Traced | Unknown, device: Device | None = None
             "target_batch": plan.target_batch,
             "global_batch_tokens": now.global_batch_tokens or None,
         },
+        "notes": list(lacking(plan)),
+        "gpus": [_on_gpu_json(row) for row in largest_by_gpu(plan, traced if isinstance(traced, Traced) else None)],
         "techniques": [_technique_json(technique) for technique in judged.helping],
         "not_applicable": [{"name": entry.name, "reason": entry.reason} for entry in judged.not_applicable],
         "combination": _combination_json(cheapest_combination(plan)),
@@ -120,6 +124,19 @@ def all_curves(plan: Plan, traced: Traced | Unknown) -> tuple[Curve, ...]:
     """The curves of the closed form, memory over a step (traced where there is a trace) and throughput."""
     over_step = memory_over_step(plan, traced if isinstance(traced, Traced) else None)
     return (*curves(plan), over_step, throughput(plan))
+
+
+def _on_gpu_json(row: LargestOnGpu) -> dict[str, Any]:
+    return {
+        "name": row.gpu.name,
+        "title": row.gpu.title,
+        "total_bytes": row.gpu.total_bytes,
+        "formula_max_batch_size": row.formula,
+        "traced_max_batch_size": row.traced if isinstance(row.traced, int) else None,
+        "unavailable": row.traced.reason if isinstance(row.traced, Unknown) else None,
+        "same_architecture": row.same_architecture,
+        "notes": list(row.lacks),
+    }
 
 
 def _technique_json(technique: Technique) -> dict[str, Any]:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from gpumem_tui.formula.predict import terms
 from gpumem_tui.formula.rows import ALWAYS, Moment
 from gpumem_tui.memory import ALLOCATED_BUCKETS, GIB, Bucket
-from gpumem_tui.plan.answers import on_gpu
+from gpumem_tui.plan.answers import on_gpu, terms_of
 from gpumem_tui.plan.curves import Curve, CurveMark, CurveSeries
 from gpumem_tui.plan.plan import Plan
 from gpumem_tui.search.prediction import Traced
@@ -93,7 +92,7 @@ _PHASES = {
 
 def _schematic(plan: Plan) -> tuple[list[tuple[float, Totals]], list[CurveMark]]:
     """One point a moment; the optimizer's state is there from the first update on."""
-    rows = terms(plan.shape, plan.recipe, plan.batch_size, plan.extras)
+    rows = terms_of(plan)
     moments: list[tuple[float, Totals]] = []
     marks = []
     for step in _STEPS:

@@ -8,6 +8,7 @@ from functools import lru_cache
 from itertools import product
 from operator import add
 
+from gpumem_tui.catalog.shapes import Gpu
 from gpumem_tui.formula.accumulation import Accumulation, accumulation
 from gpumem_tui.formula.changes import (
     MOST_TIMES_HALVED,
@@ -23,6 +24,7 @@ from gpumem_tui.formula.changes import (
 from gpumem_tui.formula.optimizers import OPTIMIZER_RECORDS
 from gpumem_tui.formula.predict import by_moment
 from gpumem_tui.formula.price import Price
+from gpumem_tui.formula.transformer import as_run_on
 from gpumem_tui.memory import Unknown, format_bytes
 from gpumem_tui.plan.answers import largest_batch, predicted, setup_of, target_of, usable_of, with_setup
 from gpumem_tui.plan.judgement import SMALLEST_NORMALIZED_BATCH, busy_share
@@ -257,12 +259,12 @@ def _cheapest_at(plan: Plan, gpus: int, times_halved: int, *, traceable: bool) -
         start = _all_applied(setup_of(plan), base)
         start_price = sum((change.price for change in base), Price())
         fixed = [
-            (price, chosen, _one_sample(new)[0])
+            (price, chosen, _one_sample(new, plan.gpu)[0])
             for price, chosen, new in _sets(start, [by_axis[axis] for axis in _FIXED_AXES])
             if new.recipe.gpus == gpus and conflict(new.recipe) is None
         ]
         per_sample = [
-            (price, chosen, _one_sample(new)[1])
+            (price, chosen, _one_sample(new, plan.gpu)[1])
             for price, chosen, new in _sets(start, [by_axis[axis] for axis in _PER_GPU_AXES])
         ]
         least = [min(sizes) for sizes in zip(*(one for _, _, one in per_sample), strict=True)]
@@ -312,9 +314,9 @@ def _all_applied(setup: Setup, chosen: tuple[Change, ...]) -> Setup:
 
 
 @lru_cache(4096)
-def _one_sample(setup: Setup) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _one_sample(setup: Setup, gpu: Gpu) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Fixed bytes at each moment, and bytes of each sample."""
-    moments = by_moment(setup.shape, setup.recipe, setup.extras).values()
+    moments = by_moment(setup.shape, as_run_on(setup.recipe, gpu), setup.extras).values()
     return tuple(one.fixed_bytes for one in moments), tuple(one.sample_bytes for one in moments)
 
 

@@ -8,7 +8,7 @@ from typing import Literal
 
 from gpumem_tui.catalog.shapes import Gpu
 from gpumem_tui.formula.extras import NO_EXTRAS, Extras
-from gpumem_tui.formula.predict import DEFAULT_HEADROOM, FormulaPrediction, max_batch_size, predict
+from gpumem_tui.formula.predict import DEFAULT_HEADROOM, FormulaPrediction, max_batch_size, predict, usable_bytes
 from gpumem_tui.memory import Range, Unknown
 from gpumem_tui.simulator.finder import BatchFinder, Level
 from gpumem_tui.simulator.replay import UNLIMITED_BYTES, AffineTrace, NotAffine, Replay, replay
@@ -264,6 +264,14 @@ class Prediction:
 
     formula: Formula
     traced: Traced | Unknown
+
+    @property
+    def with_headroom(self) -> int | Unknown:
+        """The traced largest batch that leaves the formula's headroom free, or why there is none."""
+        if isinstance(self.traced, Unknown):
+            return self.traced
+        free_bytes = self.formula.total_bytes - usable_bytes(self.formula.total_bytes, self.formula.headroom)
+        return self.traced.max_batch_size_leaving(free_bytes)
 
     @property
     def best_max_batch_size(self) -> int | None:

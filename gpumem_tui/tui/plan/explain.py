@@ -19,16 +19,15 @@ Text = tuple[str, list[Row]]
 
 _TRACE_ONLY: Mapping[str, str] = {
     Bucket.CACHE.value: "Reserved from the device, not allocated at the peak: the caching allocator keeps freed blocks "
-    "and rounds segments up. The closed form leaves it to the headroom.",
+    "and rounds segments up. The closed form estimates what of it lies in pieces that nothing fits into.",
     Bucket.CONTEXT.value: "What CUDA, its kernels and libraries take for themselves before the first tensor. Measured "
     "on one architecture and assumed for the others.",
     Bucket.DRIVER_RESERVED.value: "Of the device's total, never given to CUDA.",
     Bucket.OTHER.value: "Allocated but not attributed: slack of blocks that are not split.",
     Bucket.TEMPORARY.value: "What lives within one phase: workspaces, gradients on their way, communication buffers.",
-    "moment": "The two columns are of two moments, so that activations and temporary differ most. Traced: the buckets "
-    "when most is allocated, which is outside forward and backward here. Formula: every row in full at once, as at the "
-    "turn from forward to backward.",
-    "free": "What is left of the device. By the closed form: within the usable share; by the trace: of all of it, with "
+    "moment": "The two columns are of two moments, so that the buckets differ most: each column is when most is "
+    "allocated by its own reckoning.",
+    "free": "What is left of the device. By the closed form: of the usable bytes; by the trace: of all of it, with "
     "cached segments counted as used.",
 }
 _ALSO: Mapping[str, tuple[str, ...]] = {

@@ -63,7 +63,7 @@ class PlanPane(Vertical):
 
     def plan_of(self, key: str) -> Plan | None:
         """The plan that a row of the pane stands for; None where it stands for none."""
-        return None if self._content.help is None else self._content.help.plan_of(key)
+        return None if self._shown is None else self._content.plan_of(key, self._shown.plan)
 
     async def _work(self) -> None:
         try:
