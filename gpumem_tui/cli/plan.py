@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gpumem_tui.cli.common import is_terminal, predict_or_exit
+from gpumem_tui.cli.goals import GOAL_OPTIONS, GOALS, goals_from, refuse_goals
 from gpumem_tui.cli.search import predicted_size
 from gpumem_tui.cli.workload import (
     AT_LEAST_ONE,
@@ -40,6 +41,7 @@ _OF_A_SEARCH = frozenset({"limit_bytes", "share"})
 @click.option(
     "--extra", "extras", type=click.Choice(EXTRAS), multiple=True, help="A technique that only the formula knows."
 )
+@with_options(GOAL_OPTIONS)
 @click.option(
     "--what-if", "what_ifs", type=click.Choice(NAMES), multiple=True,
     help="Of a command: run it with this change only, not with all that apply.",
@@ -91,6 +93,7 @@ def _parsed(values: dict[str, Any]) -> tuple[Plan, SearchConfig]:
 
     batch_size, target_batch = values.pop("batch_size") or 1, values.pop("target_batch")
     extras = frozenset(values.pop("extras"))
+    asked = {name: values.pop(name) for name in GOALS}
     _, config = configured(values, share=True)
     shape, recipe = config.workload.shape, config.workload.recipe
     if shape is None:
@@ -99,7 +102,8 @@ def _parsed(values: dict[str, Any]) -> tuple[Plan, SearchConfig]:
         reason = why_not(extra, shape, recipe)
         if reason is not None:
             raise click.UsageError(f"--extra {extra}: {reason}")
-    wanted = Plan(shape, recipe, config.device.gpu, batch_size, config.headroom, target_batch, extras)
+    goals = goals_from(asked, has_tokens=bool(shape.seq_len))
+    wanted = Plan(shape, recipe, config.device.gpu, batch_size, config.headroom, target_batch, extras, goals)
     check(wanted)
     return wanted, config
 
@@ -108,6 +112,7 @@ def _plan_command(values: dict[str, Any], *, as_json: bool, on_screen: bool) -> 
     """The plan of a command: on the screen, as JSON or as Markdown."""
     if values.pop("no_trace"):
         raise click.UsageError("--no-trace: nothing but a trace knows a command")
+    refuse_goals(values)
     if extras := values.pop("extras"):
         raise click.UsageError(f"--extra {extras[0]}: is for models of the catalog; of a command see --what-if")
     what_ifs, none, quiet = values.pop("what_ifs"), values.pop("no_what_if"), values.pop("quiet")

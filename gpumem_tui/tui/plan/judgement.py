@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from gpumem_tui.plan.advice_text import Judgement, Table
 from gpumem_tui.plan.curves import Curve
-from gpumem_tui.plan.judgement import Judgement, Table
 from gpumem_tui.tui.kit.figures import MUTED
 from gpumem_tui.tui.kit.rows import ListRow, paragraph, row
 from gpumem_tui.tui.plan.curves import open_curve
