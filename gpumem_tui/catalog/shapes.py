@@ -10,6 +10,10 @@ from gpumem_tui.catalog.speeds import GpuSpeed
 from gpumem_tui.memory import Range
 
 
+class CatalogError(ValueError):
+    """A name that the catalog does not have, or a description that cannot be read: one line for the user."""
+
+
 class ShapeError(ValueError):
     """A shape that cannot exist. `option` is the command-line option to change, the message says how."""
 

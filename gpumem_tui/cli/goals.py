@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -64,36 +65,25 @@ GOAL_OPTIONS = [
 ]  # fmt: skip
 
 
-GOALS = ("tokens", "price", "batch_multiple", "reference_batch", "reference_rate", "norms")
-"""Their names in code."""
+def goals_from(values: dict[str, Any]) -> Goals:
+    """What was typed of `GOAL_OPTIONS`, taken out of `values`; `Goals.check` says whether it can be."""
+    from gpumem_tui.plan.goals import Goals
+
+    return Goals(**{field.name: values.pop(field.name) for field in fields(Goals)})
 
 
-def refuse_goals(values: dict[str, Any]) -> None:
-    """Take them out of what was typed with a command, whose step has no formula.
+def refuse_goals(goals: Goals) -> None:
+    """Of what only a trace knows no speed is known, and no batch advice is given.
 
     Raises:
         UsageError: one was given.
     """
-    options = dict(zip(GOALS, ("--tokens", "--price", "--batch-multiple", "--reference-batch", "--reference-rate",
-                               "--gradient-norm"), strict=True))  # fmt: skip
-    context = click.get_current_context()
-    for name, option in options.items():
-        values.pop(name)
-        if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
-            raise click.UsageError(f"{option}: is for models of the catalog; a command's step has no formula")
-
-
-def goals_from(values: dict[str, Any], *, has_tokens: bool) -> Goals:
-    """What was typed of `GOAL_OPTIONS`, taken out of `values`.
-
-    Raises:
-        OptionError: numbers that cannot be, or one without the other.
-    """
     from gpumem_tui.plan.goals import Goals
 
-    goals = Goals(**{name: values.pop(name) for name in GOALS})
-    goals.check(has_tokens=has_tokens)
-    return goals
+    for field in fields(Goals):
+        if getattr(goals, field.name) != field.default:
+            option = "gradient-norm" if field.name == "norms" else field.name.replace("_", "-")
+            raise click.UsageError(f"--{option}: is for models with a closed form; leave it out")
 
 
 @click.command("noise-scale", short_help="The critical batch size, from gradient norms at two batch sizes.")

@@ -115,9 +115,10 @@ def choice(option: str, among: Sequence[str], says: str) -> Callable[[Command], 
 
 
 WORKLOAD_OPTIONS = [
-    click.option("--model", metavar="NAME", help="A model of the catalog (default: gpt2)."),
-    click.option("--config", metavar="CONFIG_JSON", help="A Hugging Face config.json instead."),
+    click.option("--model", metavar="NAME", help="A model of the catalog (default: gpt2), or a config.json."),
+    click.option("--config", metavar="CONFIG_JSON", help="A Hugging Face config.json, or its folder."),
     click.option("--workload", metavar="FILE[:NAME]", help="Your own step: build, make_batch and train_step."),
+    click.option("--dequantize", is_flag=True, help="Train the weights of a quantized config.json unquantized."),
     click.option("--layers", type=AT_LEAST_ONE, help="Change the model: layers."),
     click.option("--hidden", type=AT_LEAST_ONE, help="Width of the residual stream."),
     click.option("--heads", type=AT_LEAST_ONE, help="Attention heads."),

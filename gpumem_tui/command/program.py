@@ -222,6 +222,10 @@ class Program:
         allocated, reserved = self.memory.max_memory_allocated(), self.memory.max_memory_reserved()
         return max(self._peaks[0], allocated), max(self._peaks[1], reserved)
 
+    def parameters(self) -> int:
+        """The values in all parameters of the models that were called, as their tensors count them."""
+        return sum({id(p): p.numel() for module in self._roots for p in module.parameters()}.values())
+
     def note(self, text: str) -> None:
         """Something to be known of the result; said once."""
         self._notes[text] = None

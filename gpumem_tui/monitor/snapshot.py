@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
-from gpumem_tui.memory import Unknown, Value
+from gpumem_tui.memory import Ledger, Unknown, Value
 from gpumem_tui.monitor.readings import Reading, Telemetry
 
 NOT_LOOKED_UP_YET = Unknown("not looked up yet")
@@ -76,53 +76,6 @@ class GpuProcess:
     instance: str = ""
 
 
-class LedgerKind(Enum):
-    """What a row of a device's ledger is. The value is the key used in JSON."""
-
-    DRIVER_RESERVED = "driver_reserved"
-    PROCESS = "process"
-    UNACCOUNTED = "unaccounted"
-    """In use by NVML's count, but by no process that it lists; `note` says by whom it may be."""
-    FREE = "free"
-
-
-@dataclass(frozen=True)
-class LedgerRow:
-    """One row. `process`: whose it is, for a process row."""
-
-    kind: LedgerKind
-    size_bytes: Value
-    process: GpuProcess | None = None
-    note: str = ""
-
-
-@dataclass(frozen=True)
-class DeviceLedger:
-    """A device's memory, row by row: driver reserved, each process (largest first), unaccounted, free.
-
-    Raises:
-        ValueError: the known rows exceed the device, or all are known and do not sum to it.
-    """
-
-    total_bytes: int
-    rows: tuple[LedgerRow, ...]
-
-    def __post_init__(self) -> None:
-        known = [row.size_bytes for row in self.rows if isinstance(row.size_bytes, int)]
-        complete = len(known) == len(self.rows)
-        if sum(known) > self.total_bytes or (complete and sum(known) != self.total_bytes):
-            raise ValueError(f"ledger rows sum to {sum(known)} bytes on a device of {self.total_bytes}")
-
-    def size_bytes(self, kind: LedgerKind) -> Value:
-        """The rows of a kind together; unknown if none of them is known.
-
-        What a process of unknown size holds is unaccounted, so that the kinds sum to the device all the same.
-        """
-        sizes = [row.size_bytes for row in self.rows if row.kind is kind]
-        known = [size for size in sizes if isinstance(size, int)]
-        return sum(known) if known or not sizes else sizes[0]
-
-
 @dataclass(frozen=True)
 class Memory:
     """A device's memory as NVML counts it.
@@ -147,7 +100,7 @@ class Instance:
     name: str
     memory: Reading[Memory]
     processes: Reading[tuple[GpuProcess, ...]]
-    ledger: Reading[DeviceLedger]
+    ledger: Reading[Ledger[GpuProcess]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,7 +115,8 @@ class GpuReading(Telemetry):
         unified: an integrated GPU whose memory is the host's.
         processes: unknown where the list could not be read: never an empty list then. In MIG mode, those of all
             instances.
-        ledger: unknown where the memory is.
+        ledger: driver reserved, each process (largest first), unaccounted, free; unknown where the memory is. Of what
+            is unaccounted, a row's note says by whom it may be held.
         instances: MIG; empty where it is off or not supported.
     """
 
@@ -173,7 +127,7 @@ class GpuReading(Telemetry):
     state_reason: str
     age_s: float
     memory: Reading[Memory]
-    ledger: Reading[DeviceLedger]
+    ledger: Reading[Ledger[GpuProcess]]
     processes: Reading[tuple[GpuProcess, ...]]
     compute_capability: Reading[tuple[int, int]]
     bus_id: str = ""

@@ -75,8 +75,8 @@ def configure(options: Options) -> SearchConfig:
     Raises:
         OptionError: the options are wrong, or do not go together.
     """
-    workload = options.trained.spec()
     python = _interpreter(options.python) or sys.executable
+    workload = options.trained.spec(python)
     gpus = list_gpus()
     if not isinstance(gpus, Unknown):
         gpus = visible_gpus(gpus, os.environ.get("CUDA_VISIBLE_DEVICES"))

@@ -128,7 +128,7 @@ def command_plan_markdown(plan: CommandPlan) -> str:
     answers = CommandAnswers(plan)
     where = report.device_line(plan.config.device, plan.config.limit_bytes)
     parts = [
-        f"# Plan: {report.workload_line(plan.config.workload)}",
+        f"# Plan: {report.workload_line(plan.config.workload, plan.base.parameters)}",
         f"On {where}; torch {plan.predicted.ready.torch_version}, "
         f"profile {plan.base.profile}, traced in {plan.base.seconds:.0f} s",
         f"## Memory at {plan.size}",

@@ -27,8 +27,8 @@ class CommandLog:
     """What a command prints, on stderr and marked as its own, so that stdout is the program's alone."""
 
     def __init__(self, config: SearchConfig, *, quiet: bool) -> None:
-        self._quiet = quiet
-        if config.workload.command is not None and not quiet:
+        self._quiet = quiet or config.workload.hugging_face is not None
+        if config.workload.command is not None and not self._quiet:
             print(f"gpumem-tui: {SIDE_EFFECTS}", file=sys.stderr)
 
     def show(self, event: CommandOutput | TraceStarted) -> None:
@@ -91,7 +91,7 @@ def _prediction_lines(
 ) -> Iterator[str]:
     traced = prediction.traced
     where = report.device_line(config.device, config.limit_bytes)
-    yield report.workload_line(config.workload)
+    yield report.workload_line(config.workload, traced.parameters if isinstance(traced, Traced) else 0)
     by_what = "by formula only" if ready is None else f"torch {ready.torch_version}, profile {ready.profile}"
     yield f"on {where}, {by_what}"
     if config.workload.command is None or config.workload.command.takes_batch:

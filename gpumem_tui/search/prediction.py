@@ -50,6 +50,8 @@ class Formula:
 
 
 def _no_formula(workload: WorkloadSpec) -> str:
+    if workload.hugging_face is not None:
+        return workload.hugging_face.no_formula
     return "no formula for a command" if workload.command is not None else "no formula for a workload file"
 
 
@@ -79,7 +81,7 @@ class Traced:
         assumed: operators whose kernels' scratch is not known and counted as none: (operator, times, why).
         only_at: the one batch size this is about, where memory depends on the batch in ways that no line through
             traces predicts, and `not_affine` says so; 0: it answers for every size.
-        changes, is_sharded: as `TraceDone` has them.
+        changes, is_sharded, parameters: as `TraceDone` has them.
         finder: of this very trace, where it is shared with other GPUs'; what it found for one spares work on the next.
     """
 
@@ -96,6 +98,7 @@ class Traced:
     notes: tuple[str, ...] = ()
     changes: tuple[tuple[str, str], ...] = ()
     is_sharded: bool = False
+    parameters: int = 0
     settings: AllocatorSettings = field(default_factory=AllocatorSettings)
     total_range: Range | None = None
     context_range: Range | None = None
@@ -121,6 +124,7 @@ class Traced:
             notes=done.notes,
             changes=done.changes,
             is_sharded=done.is_sharded,
+            parameters=done.parameters,
             settings=settings,
             total_range=gpu.cuda_total_range,
             context_range=ready.context_range,

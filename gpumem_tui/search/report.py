@@ -59,6 +59,10 @@ def workload_json(workload: WorkloadSpec, batch_size: int | None = None) -> dict
             body["batch_size"] = batch_size
     if batch_size is not None:
         body["batch_size"] = batch_size
+    if workload.hugging_face is not None:
+        model = workload.hugging_face
+        body.update(model_type=model.model_type, architecture=model.architecture, seq_len=model.seq_len)
+        body.update(asdict(workload.recipe))
     if workload.shape is not None:
         body["parameters"] = count_parameters(workload.shape)
         body["shape"] = {
@@ -119,6 +123,7 @@ def traced_json(traced: Traced | Unknown, batch_size: int) -> dict[str, Any]:
         "peak_reserved_bytes": replay.peak_reserved_bytes,
         "device_used_bytes": traced.device_used_bytes(batch_size),
         "max_batch_size": largest if isinstance(largest, int) else None,
+        "parameters": traced.parameters or None,
         "profile": traced.profile,
         **range_json(
             traced.fit(batch_size),
@@ -239,9 +244,15 @@ def accumulation_json(steps: Accumulation) -> dict[str, int]:
 # Plain lines
 
 
-def workload_line(workload: WorkloadSpec) -> str:
-    """The workload in one line."""
-    shape, recipe = workload.shape, workload.recipe
+def workload_line(workload: WorkloadSpec, parameters: int = 0) -> str:
+    """The workload in one line. `parameters`: as a trace has counted them, where there is no closed form."""
+    shape, recipe, model = workload.shape, workload.recipe, workload.hugging_face
+    if model is not None:
+        kind = model.architecture or model.model_type
+        counted = f"{parameters:,} parameters" if parameters else ""
+        size = f"sequence length {model.seq_len:,}" if model.seq_len else ""
+        how = (recipe.precision, recipe.optimizer, f"recompute {recipe.recompute}", f"attention {recipe.attention}")
+        return " · ".join(part for part in (model.name, kind, counted, size, *how) if part)
     if workload.command is not None:
         ranks = f" · rank 0 of {recipe.gpus}" if recipe.gpus > 1 else ""
         return f"{workload.name}{ranks}"

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from gpumem_tui.simulator.torch_internals import original, replace
+
 
 def know_other_shards(module: Any) -> None:
     """From now on other ranks have states of what this rank has nothing of.
@@ -14,7 +16,7 @@ def know_other_shards(module: Any) -> None:
     Args:
         module: `torch.distributed.fsdp._optim_utils`.
     """
-    map_keys, gather = module._map_param_key_to_optim_keys, module._allgather_state_info
+    map_keys, gather = original(module, "_map_param_key_to_optim_keys"), original(module, "_allgather_state_info")
 
     def map_all_keys(
         state_dict: Any, group: Any, params: Any, names: Any, managed: Any, merge_keys: bool = False
@@ -35,5 +37,5 @@ def know_other_shards(module: Any) -> None:
                 of_rank.update(dict.fromkeys(empty, module.StateInfo({}, known.scalar_tensors, known.non_tensors)))
         return gathered
 
-    module._map_param_key_to_optim_keys = map_all_keys
-    module._allgather_state_info = gather_all
+    replace(module, "_map_param_key_to_optim_keys", map_all_keys)
+    replace(module, "_allgather_state_info", gather_all)

@@ -20,6 +20,7 @@ from torch.utils import _pytree as pytree
 
 from gpumem_tui.simulator import autocast
 from gpumem_tui.simulator.blocks import Block
+from gpumem_tui.simulator.torch_internals import Replacements
 from gpumem_tui.step.phases import in_backward
 
 if TYPE_CHECKING:
@@ -124,11 +125,8 @@ class Repeats:
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Observe and answer within the context."""
-        kind: Any = nn.Module
-        autograd: Any = torch.autograd
-        call, engine = kind.__call__, autograd._engine_run_backward
 
-        def answered(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        def answered(call: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             if self._depth or threading.get_ident() != self._thread or in_backward():
                 return call(module, *args, **kwargs)
             self._depth += 1
@@ -137,21 +135,20 @@ class Repeats:
             finally:
                 self._depth -= 1
 
-        def run_backward(*args: Any, **kwargs: Any) -> Any:
+        def run_backward(engine: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             result = engine(*args, **kwargs)
             if not in_backward():
                 self._after_backward()
             return result
 
-        kind.__call__ = answered
-        autograd._engine_run_backward = run_backward
-        autocast.observers.append(self)
-        try:
-            yield
-        finally:
-            kind.__call__ = call
-            autograd._engine_run_backward = engine
-            autocast.observers.remove(self)
+        with Replacements() as replacements:
+            replacements.wrap(nn.Module, "__call__", answered)
+            replacements.wrap(torch.autograd, "_engine_run_backward", run_backward)
+            autocast.observers.append(self)
+            try:
+                yield
+            finally:
+                autocast.observers.remove(self)
 
     def clearing(self) -> None:
         """Autocast is about to forget its copies of weights."""

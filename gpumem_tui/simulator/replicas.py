@@ -10,6 +10,7 @@ from torch.nn.parallel import distributed as ddp_module
 
 from gpumem_tui.memory import Bucket
 from gpumem_tui.simulator.device import backend
+from gpumem_tui.simulator.torch_internals import original, replace
 
 c10d: Any = torch.distributed
 
@@ -39,8 +40,7 @@ class _Communication:
 def replicate_alone() -> None:
     """From now on a DistributedDataParallel waits for nobody."""
     ddp: Any = DistributedDataParallel
-    modules: Any = ddp_module
-    construct = ddp.__init__
+    construct = original(ddp, "__init__")
 
     def construct_alone(self: Any, *args: Any, **kwargs: Any) -> None:
         construct(self, *args, **kwargs)
@@ -59,7 +59,7 @@ def replicate_alone() -> None:
         if kind == c10d.BuiltinCommHookType.FP16_COMPRESS:
             self._communication.hook = fp16_compress_hook
 
-    ddp.__init__ = construct_alone
-    ddp.register_comm_hook = register_comm_hook
-    ddp._register_builtin_comm_hook = register_builtin
-    modules._verify_param_shape_across_processes = lambda *_, **__: None
+    replace(ddp, "__init__", construct_alone)
+    replace(ddp, "register_comm_hook", register_comm_hook)
+    replace(ddp, "_register_builtin_comm_hook", register_builtin)
+    replace(ddp_module, "_verify_param_shape_across_processes", lambda *_, **__: None)

@@ -11,6 +11,8 @@ from torch import nn
 class WorkloadError(Exception):
     """A workload that cannot be run as asked; the message is one line naming the option or file to change."""
 
+    says_where = True
+
 
 class Workload(Protocol):
     """Something to train. The functions of a workload file have the same names and parameters."""

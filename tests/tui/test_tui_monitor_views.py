@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from gpumem_tui.memory import GIB, MIB, Unknown
+from gpumem_tui.memory import GIB, MIB, Bucket, Ledger, LedgerRow, Unknown
 from gpumem_tui.monitor.alerts import Alert, AlertKind, Severity
 from gpumem_tui.monitor.history import Column
-from gpumem_tui.monitor.snapshot import DeviceLedger, GpuProcess, LedgerKind, LedgerRow, ProcessKind, Snapshot
+from gpumem_tui.monitor.snapshot import GpuProcess, ProcessKind, Snapshot
 from gpumem_tui.tui.kit.figures import Row, age, fit
 from gpumem_tui.tui.kit.shares import bar, legend
 from gpumem_tui.tui.monitor.entries import entries, entry_of, moved
@@ -188,12 +188,12 @@ def test_unaccounted_memory_stands_with_its_reason() -> None:
 
 def test_a_share_of_unknown_size_is_a_dash_with_its_reason() -> None:
     hidden = replace(scene.process(100, 0), used_bytes=Unknown("not available on this driver"))
-    rows = (
-        LedgerRow(LedgerKind.PROCESS, hidden.used_bytes, hidden),
-        LedgerRow(LedgerKind.FREE, 70 * GIB),
-        LedgerRow(LedgerKind.UNACCOUNTED, Unknown("a process's memory is not available")),
+    rows: tuple[LedgerRow[GpuProcess], ...] = (
+        LedgerRow(Bucket.PROCESS, hidden.used_bytes, hidden),
+        LedgerRow(Bucket.FREE, 70 * GIB),
+        LedgerRow(Bucket.UNACCOUNTED, Unknown("a process's memory is not available")),
     )
-    gpu = replace(scene.gpu(0, []), ledger=DeviceLedger(80 * GIB, rows))
+    gpu = replace(scene.gpu(0, []), ledger=Ledger(80 * GIB, rows))
     said = "\n".join(text(row) for row in legend(shares(gpu, {}), 100, 6))
     assert "–" in said
     assert "not available on this driver" in said

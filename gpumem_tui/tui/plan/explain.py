@@ -17,19 +17,11 @@ from gpumem_tui.tui.kit.help import entry, heading
 Text = tuple[str, list[Row]]
 """A title and its lines."""
 
-_TRACE_ONLY: Mapping[str, str] = {
-    Bucket.CACHE.value: "Reserved from the device, not allocated at the peak: the caching allocator keeps freed blocks "
-    "and rounds segments up. The closed form leaves it to the headroom.",
-    Bucket.CONTEXT.value: "What CUDA, its kernels and libraries take for themselves before the first tensor. Measured "
-    "on one architecture and assumed for the others.",
-    Bucket.DRIVER_RESERVED.value: "Of the device's total, never given to CUDA.",
-    Bucket.OTHER.value: "Allocated but not attributed: slack of blocks that are not split.",
-    Bucket.TEMPORARY.value: "What lives within one phase: workspaces, gradients on their way, communication buffers.",
+_BESIDE_FORMULA: Mapping[str, str] = {
+    **{bucket.value: bucket.explanation for bucket in Bucket if bucket.explanation},
     "moment": "The two columns are of two moments, so that activations and temporary differ most. Traced: the buckets "
     "when most is allocated, which is outside forward and backward here. Formula: every row in full at once, as at the "
     "turn from forward to backward.",
-    "free": "What is left of the device. By the closed form: within the usable share; by the trace: of all of it, with "
-    "cached segments counted as used.",
 }
 _ALSO: Mapping[str, tuple[str, ...]] = {
     Bucket.PARAMETERS.value: ("textbook-parameters",),
@@ -78,8 +70,8 @@ def explanation(plan: Plan, key: str) -> Text | None:
     names = [row.name for row in answer(plan).prediction.rows if row.bucket.value == key]
     texts = [known[name] for name in (*names, key, *_ALSO.get(key, ())) if name in known]
     lines = [line for text in texts for line in _explained(text, headed=len(texts) > 1)]
-    if key in _TRACE_ONLY:
-        lines = [[(_TRACE_ONLY[key], "")], [], *lines]
+    if key in _BESIDE_FORMULA:
+        lines = [[(_BESIDE_FORMULA[key], "")], [], *lines]
     if not lines:
         return None
     title = texts[0].title if len(texts) == 1 or key not in _titles() else _titles()[key]

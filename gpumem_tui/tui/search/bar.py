@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from gpumem_tui.memory import ALLOCATED_BUCKETS, Breakdown, Bucket, Unknown
+from gpumem_tui.memory import ALLOCATED_BUCKETS, Breakdown, Bucket, Ledger, Unknown
 from gpumem_tui.trial.events import Outcome, Sample
 from gpumem_tui.tui.kit.figures import compact_bytes
 from gpumem_tui.tui.search.state import RunningTrial, SearchState
@@ -81,14 +81,16 @@ def _live(sample: Sample | None) -> tuple[Breakdown, int]:
 
 def _bar(state: SearchState, title: str, allocated: Breakdown, reserved_bytes: int, context_bytes: int) -> BarView:
     gpu = state.config.device.gpu
-    free_bytes = gpu.cuda_total_bytes - reserved_bytes - context_bytes
-    segments = {
-        **{bucket: allocated[bucket] for bucket in ALLOCATED_BUCKETS},
-        Bucket.CACHE: reserved_bytes - allocated.total_bytes,
-        Bucket.CONTEXT: context_bytes,
-        Bucket.DRIVER_RESERVED: gpu.total_bytes - gpu.cuda_total_bytes,
-        Bucket.FREE: max(0, free_bytes),
-    }
-    if free_bytes < 0:
-        title += f" · {compact_bytes(-free_bytes)} more than the device has"
+    ledger: Ledger[None] = Ledger.of_step(
+        allocated,
+        allocated_bytes=allocated.total_bytes,
+        reserved_bytes=reserved_bytes,
+        used_bytes=reserved_bytes + context_bytes,
+        cuda_total_bytes=gpu.cuda_total_bytes,
+        total_bytes=gpu.total_bytes,
+    )
+    segments = ledger.known()
+    if segments[Bucket.FREE] < 0:
+        title += f" · {compact_bytes(-segments[Bucket.FREE])} more than the device has"
+        segments[Bucket.FREE] = 0
     return BarView(title, segments)

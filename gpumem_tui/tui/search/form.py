@@ -219,7 +219,7 @@ class EditScreen(ModalScreen[Edited | None]):
         device = self._read_device(str(self._chosen("gpu")))
         config = replace(
             self._config,
-            workload=options.spec(),
+            workload=options.spec(self._config.python),
             device=device,
             limit_bytes=self._limit_bytes(device),
             strategy=self._chosen_of("strategy", strategy.NAMES),
@@ -318,7 +318,7 @@ def _with_proposal(command: Command, proposal: Proposal) -> Command:
 
 def _preview(config: SearchConfig) -> Iterator[str]:
     yield workload_summary(config)
-    if config.workload.shape is None:
+    if config.workload.shape is None and config.workload.hugging_face is None:
         command = config.workload.command
         what = "the file" if command is None else f"it runs in {command.cwd}, and"
         yield f"{what} decides precision, optimizer and the rest"

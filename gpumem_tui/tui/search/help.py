@@ -26,15 +26,6 @@ _OUTPUT_KEYS = (
 _BEFORE_OUTPUT = 5
 """Where they stand among the others."""
 
-_MEANINGS = {
-    Bucket.ACTIVATIONS: "kept by forward for backward",
-    Bucket.TEMPORARY: "workspaces, copies, what lives within one phase",
-    Bucket.OTHER: "allocated but not attributed, and slack of blocks",
-    Bucket.CACHE: "reserved from the device, not allocated now",
-    Bucket.CONTEXT: "what CUDA and its libraries take for themselves",
-    Bucket.DRIVER_RESERVED: "of the device's total, never given to CUDA",
-}
-
 
 def search_help(tried_title: str, *, is_command: bool = False) -> list[Row]:
     """The lines of the help.
@@ -71,4 +62,4 @@ def search_help(tried_title: str, *, is_command: bool = False) -> list[Row]:
 
 def _bucket(bucket: Bucket) -> Row:
     pattern, colour = BUCKET_LOOKS[bucket]
-    return [(pattern * 2, colour), (f" {bucket.title:<17}", ""), (_MEANINGS.get(bucket, ""), MUTED)]
+    return [(pattern * 2, colour), (f" {bucket.title:<17}", ""), (bucket.meaning, MUTED)]
