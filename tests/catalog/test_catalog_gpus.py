@@ -96,8 +96,10 @@ class TestSpeed:
 
     @pytest.mark.parametrize(
         ("title", "gib", "half"),
-        [("NVIDIA A100-SXM4-80GB", 80, 312.0), ("NVIDIA A100-SXM4-40GB", 40, 312.0), ("NVIDIA A100 80GB PCIe", 80, None),
-         ("NVIDIA H100 80GB HBM3", 79.65, 989.4), ("NVIDIA H100 PCIe", 79.65, None), ("Tesla T4", 15, 65.0),
+        [("NVIDIA A100-SXM4-80GB", 80, 312.0), ("NVIDIA A100-SXM4-40GB", 40, 312.0),
+         ("NVIDIA A100 80GB PCIe", 80, None), ("NVIDIA H100 80GB HBM3", 79.65, 989.4),
+         ("NVIDIA H100 PCIe", 79.65, None),
+         ("Tesla T4", 15, 65.0),
          ("NVIDIA GeForce RTX 4090", 23.99, 165.2), ("NVIDIA GeForce RTX 4070 Ti", 11.99, None),
          ("NVIDIA GeForce RTX 4090 Laptop GPU", 16, None), ("Tesla V100-SXM2-16GB", 16, 125.0)],
     )  # fmt: skip
