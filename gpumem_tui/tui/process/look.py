@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from typing import Literal
 
 from gpumem_tui.memory import ALLOCATED_BUCKETS, Bucket, format_bytes
+from gpumem_tui.probe.documents import LookAnswer, LookedDevice
 from gpumem_tui.text import printable
 from gpumem_tui.tui.kit.areas import Band, Stack, area_column, drawn, eighths
 from gpumem_tui.tui.kit.figures import MUTED, Row, Span, compact_bytes, fit, proportions, ruled, span_width
 from gpumem_tui.tui.kit.glyphs import BUCKET_LOOKS
 from gpumem_tui.tui.process.probed import seconds
-from gpumem_tui.watch.documents import LookAnswer, LookedDevice
 from gpumem_tui.watch.records import device_name
 from gpumem_tui.watch.report import kept_place
 
