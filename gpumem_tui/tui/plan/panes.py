@@ -11,11 +11,13 @@ from textual.app import ComposeResult
 from textual.containers import Vertical
 from textual.message import Message
 
+from gpumem_tui.plan.advice_text import Judgement, Table
 from gpumem_tui.plan.answers import TracedAnswer, answer
 from gpumem_tui.plan.curves import Curve, curves
-from gpumem_tui.plan.judgement import Judgement, Table, judgements, throughput
+from gpumem_tui.plan.judgement import judgements
 from gpumem_tui.plan.measured import MeasuredRate, rates_for
 from gpumem_tui.plan.plan import Plan
+from gpumem_tui.plan.speed import throughput
 from gpumem_tui.plan.step_memory import memory_over_step
 from gpumem_tui.plan.techniques import Combination, cheapest_combination, techniques
 from gpumem_tui.plan.tracing import TraceReady, TraceState

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shlex
 import shutil
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import ClassVar, TypeVar
 
 from textual import on
 from textual.app import ComposeResult
@@ -19,37 +21,48 @@ from textual.widgets import Button, Input, Label, Select, Static
 
 from gpumem_tui.catalog.loader import DEFAULT_MODEL, gpus, models
 from gpumem_tui.errors import OptionError
-from gpumem_tui.formula.recipe import ATTENTIONS, OPTIMIZERS, PRECISIONS, RECOMPUTES
+from gpumem_tui.formula.predict import DEFAULT_HEADROOM
+from gpumem_tui.formula.recipe import ATTENTIONS, OPTIMIZERS, PRECISIONS, RECOMPUTES, SHARDINGS
 from gpumem_tui.memory import Unknown
-from gpumem_tui.options.workload import ModelChanges, WorkloadOptions, simulated_device
+from gpumem_tui.monitor.devices import RealGpu, list_gpus
+from gpumem_tui.options.configuration import Options, check_searchable, interpreter, limit_from
+from gpumem_tui.options.typed import rows_from
+from gpumem_tui.options.workload import (
+    ModelChanges,
+    WorkloadOptions,
+    choose_device,
+    share_limit_bytes,
+    simulated_device,
+    visible_gpus,
+)
 from gpumem_tui.search import strategy
 from gpumem_tui.search.config import Device, SearchConfig
+from gpumem_tui.tui.kit.background import in_daemon_thread
+from gpumem_tui.tui.search.form_fields import (
+    FIELD_OF_OPTION,
+    FIELDS,
+    KINDS,
+    NO,
+    SHAPE_FIELDS,
+    YES,
+    ChoiceField,
+    FormField,
+    Kind,
+    belongs,
+    size_text,
+)
 from gpumem_tui.tui.search.workload import workload_summary
 from gpumem_tui.workload.command import BATCH, Command, Proposal
 
-Kind = Literal["model", "file", "command"]
 Word = TypeVar("Word", bound=str)
-_KINDS: dict[Kind, str] = {"model": "a model", "file": "a file", "command": "a command"}
-
+EXAMPLE = f"python train.py --batch-size {BATCH}"
+OPTION_OF_FIELD = {field.name: field.option for field in FIELDS}
+_DEFAULTS = Options()
 _OWN = "own"
 """The value of a model or a GPU that is in no catalog: a configuration file's, the machine's."""
-
 _SIMULATED = "sim:"
-_RECIPE = ("precision", "optimizer", "recompute", "attention")
-_FIELD_OF_OPTION = {
-    "--seq-len": "seq_len", "--gpu": "gpu", "--gpus": "gpus", "--workload": "file", "-- COMMAND": "command",
-}  # fmt: skip
-_LABELS = {
-    "kind": "Train", "model": "Model", "file": "File", "command": "Command", "gpus": "Ranks", "gpu": "GPU",
-    "precision": "Precision", "optimizer": "Optimizer", "recompute": "Recompute", "attention": "Attention",
-    "seq_len": "Sequence", "strategy": "Strategy",
-}  # fmt: skip
-_LONG = ("file", "command")
-"""Fields as wide as the form, with what is wrong below them."""
-_FIELDS_OF: dict[Kind, tuple[str, ...]] = {
-    "model": ("model", *_RECIPE, "seq_len"), "file": ("file",), "command": ("command", "gpus"),
-}  # fmt: skip
-_EXAMPLE = f"python train.py --batch-size {BATCH}"
+_RESTRICT = {"count": "[0-9]*", "number": "[0-9.]*", "text": ".*"}
+_LONGEST = {"count": 8, "number": 10, "text": 0}
 
 
 @dataclass(frozen=True)
@@ -81,6 +94,10 @@ class EditScreen(ModalScreen[Edited | None]):
         self._config = now.config
         self._given = given
         self._good: Edited | None = now
+        self._gpus: tuple[RealGpu, ...] = ()
+        self._limit = size_text(now.config.limit_bytes)
+        own = given.options.config is not None and now.options.config == given.options.config
+        self._model = _OWN if own else now.options.model or DEFAULT_MODEL
         self._proposal: Proposal | None = None
 
     def compose(self) -> ComposeResult:
@@ -88,15 +105,16 @@ class EditScreen(ModalScreen[Edited | None]):
         with VerticalScroll(id="form", can_focus=False) as form:
             form.border_title = "Workload"
             form.border_subtitle = "tab next · enter opens · ctrl+s applies · esc leaves"
-            for name, label in _LABELS.items():
-                with Horizontal(classes="field -long" if name in _LONG else "field", id=f"{name}-field"):
-                    yield Label(label)
-                    yield self._control(name)
-                    if name not in _LONG:
-                        yield Static(id=f"{name}-error", classes="error", markup=False)
-                if name in _LONG:
-                    yield Static(id=f"{name}-error", classes="error below", markup=False)
-                if name == "command":
+            for field in FIELDS:
+                error = Static(id=f"{field.name}-error", classes="error", markup=False)
+                with Horizontal(classes="field -long" if field.is_long else "field", id=f"{field.name}-field"):
+                    yield Label(field.label)
+                    yield self._control(field)
+                    if not field.is_long:
+                        yield error
+                if field.is_long:
+                    yield error.add_class("below")
+                if field.name == "command":
                     yield Button("", id="proposal", compact=True)
             with Vertical(id="foot"):
                 yield Static(id="preview")
@@ -108,6 +126,33 @@ class EditScreen(ModalScreen[Edited | None]):
         """The preview of what is set now, and the cursor where it is said what to train."""
         self._check()
         self.query_one(f"#{self._chosen_kind}").focus()
+        self.run_worker(self._list_gpus())
+
+    async def _list_gpus(self) -> None:
+        """The GPUs of this machine are offered as soon as the driver has named them."""
+        found = await in_daemon_thread(list_gpus)
+        if isinstance(found, Unknown) or not self.is_mounted:
+            return
+        self._gpus = visible_gpus(found, os.environ.get("CUDA_VISIBLE_DEVICES"))
+        select = self.query_one("#gpu", ChoiceField)
+        before = self._chosen("gpu")
+        with self.prevent(Select.Changed):
+            select.set_options([(label, key) for key, label in self._gpu_choices()])
+            select.value = str(before)
+
+    @on(Select.Changed, "#model")
+    def _model_changed(self) -> None:
+        """The changes of its shape were meant for the model that was; the sequence length may be for this one too."""
+        if self._chosen("model") != self._model:
+            self._model = str(self._chosen("model"))
+            for name in SHAPE_FIELDS:
+                if name != "seq_len":
+                    self.query_one(f"#{name}", Input).value = ""
+
+    @on(ChoiceField.Refused)
+    def _refused(self, message: ChoiceField.Refused) -> None:
+        """Beside the choice, until something changes."""
+        self.query_one(f"#{message.field.id}-error", Static).update(message.reason)
 
     @on(Select.Changed)
     @on(Input.Changed)
@@ -135,49 +180,80 @@ class EditScreen(ModalScreen[Edited | None]):
             field.value = _with_proposal(command, proposal).text
             field.focus()
 
-    def _control(self, name: str) -> Select[str] | Input:
-        options, given = self._options, self._given.options
-        numbers: dict[str, Any] = {"restrict": "[0-9]*", "max_length": 8}
-        match name:
-            case "seq_len":
-                return self._input(name, str(options.changes.seq_len or ""), "the model's own", **numbers)
-            case "gpus":
-                return self._input(name, str(options.gpus) if options.gpus > 1 else "", "the launcher's", **numbers)
-            case "file":
-                return self._input(name, options.workload or given.workload or "", "train.py")
-            case "command":
-                return self._input(name, Command(options.command or given.command, "").text, _EXAMPLE)
-        choices, value = self._choices(name)
-        return Select([(label, key) for key, label in choices], value=value, allow_blank=False, id=name, compact=True)
+    def _control(self, field: FormField) -> ChoiceField | Input:
+        if field.holds == "choice":
+            choices, value = self._choices(field)
+            options = [(label, key) for key, label in choices]
+            return ChoiceField(options, value=value, allow_blank=False, id=field.name, compact=True)
+        return Input(
+            self._text(field.name),
+            placeholder=field.empty,
+            id=field.name,
+            compact=True,
+            select_on_focus=False,
+            restrict=_RESTRICT[field.holds],
+            max_length=_LONGEST[field.holds],
+        )
 
-    @staticmethod
-    def _input(name: str, value: str, placeholder: str, **limits: Any) -> Input:
-        return Input(value, placeholder=placeholder, id=name, compact=True, select_on_focus=False, **limits)
+    def _text(self, name: str) -> str:
+        """What a field that is typed into begins with."""
+        options, given, config = self._options, self._given.options, self._config
+        if name in SHAPE_FIELDS:
+            return _shown(getattr(options.changes, name))
+        texts = {
+            "config": options.config or "",
+            "file": options.workload or given.workload or "",
+            "command": Command(options.command or given.command, "").text,
+            "gpus": _shown(options.gpus, unless=1),
+            "ramp_step": _shown(config.ramp_step),
+            "target_batch": _shown(config.target_batch),
+            "headroom": _shown(config.headroom, unless=DEFAULT_HEADROOM),
+            "limit": self._limit,
+            "steps": _shown(config.steps, unless=_DEFAULTS.steps),
+            "timeout": _shown(config.timeout_s, unless=_DEFAULTS.timeout_s),
+            "python": config.python if config.python != sys.executable else "",
+            "assumed_rows": " ".join(f"{place}={share:g}" if place else f"{share:g}" for place, share in
+                                     options.assumed_rows),
+        }  # fmt: skip
+        return texts[name]
 
-    def _choices(self, name: str) -> tuple[list[tuple[str, str]], str]:
+    def _choices(self, field: FormField) -> tuple[list[tuple[str, str]], str]:
         """(value, label) pairs, and the value that is set."""
         options, config = self._options, self._config
-        if name == "kind":
-            return list(_KINDS.items()), _kind(options)
-        if name == "model":
-            own = self._given.options.config
-            listed = [(_OWN, os.path.basename(own))] if own is not None else []
-            listed += [(model, model) for model in models()]
-            return listed, _OWN if options.config else options.model or DEFAULT_MODEL
-        if name == "gpu":
-            device = self._given.config.device
-            offered = [] if device.simulated else [(_OWN, device.gpu.title)]
-            offered += [(f"{_SIMULATED}{gpu}", f"{_SIMULATED}{gpu}") for gpu in gpus()]
-            return offered, f"{_SIMULATED}{config.device.gpu.name}" if config.device.simulated else _OWN
-        names: dict[str, tuple[str, ...]] = {
-            "precision": PRECISIONS,
-            "optimizer": OPTIMIZERS,
-            "recompute": RECOMPUTES,
-            "attention": ATTENTIONS,
-            "strategy": strategy.NAMES,
-        }
-        value = config.strategy if name == "strategy" else getattr(options, name)
-        return [(choice, choice) for choice in names[name]], value
+        match field.name:
+            case "kind":
+                return list(KINDS.items()), self._kind(options)
+            case "model":
+                return self._model_choices(), self._model
+            case "gpu":
+                set_now = f"{_SIMULATED}{config.device.gpu.name}" if config.device.simulated else _OWN
+                return self._gpu_choices(), set_now
+            case "strategy":
+                value: str = config.strategy
+            case "share":
+                value = YES if config.device.others_bytes else NO
+            case "dequantize":
+                value = YES if options.dequantize else NO
+            case name:
+                value = getattr(options, name)
+        return [(choice, choice) for choice in field.among], value
+
+    def _model_choices(self) -> list[tuple[str, str]]:
+        own = self._given.options.config
+        listed = [(_OWN, os.path.basename(own))] if own is not None else []
+        return [*listed, *((model, model) for model in models())]
+
+    def _gpu_choices(self) -> list[tuple[str, str]]:
+        device = self._given.config.device
+        here = [] if device.simulated else [(_OWN, device.gpu.title)]
+        here += [(str(gpu.index), f"{gpu.index}: {gpu.name}") for gpu in self._gpus if gpu.uuid != device.uuid]
+        return [*here, *((f"{_SIMULATED}{gpu}", f"{_SIMULATED}{gpu}") for gpu in gpus())]
+
+    def _kind(self, options: WorkloadOptions) -> Kind:
+        """A configuration that the program was started with stands among the models."""
+        if options.config is not None and options.config != self._given.options.config:
+            return "config"
+        return _kind(options)
 
     # Checking
 
@@ -189,13 +265,15 @@ class EditScreen(ModalScreen[Edited | None]):
         except OptionError as error:
             self._good = None
             option, _, said = str(error).partition(": ")
-            errors[_FIELD_OF_OPTION.get(option, kind)] = said or option
-        for name in _LABELS:
-            belongs = all(name not in fields for fields in _FIELDS_OF.values()) or name in _FIELDS_OF[kind]
-            said = errors.get(name, "")
-            self.query_one(f"#{name}-field").display = belongs
-            self.query_one(f"#{name}-error", Static).update(said)
-            self.query_one(f"#{name}-error").display = belongs and (bool(said) or name not in _LONG)
+            wrong = FIELD_OF_OPTION.get(option) or FIELD_OF_OPTION.get(option.split(" ")[0], kind)
+            errors[wrong] = said or option
+        shape = models().get(str(self._chosen("model"))) if kind == "model" else None
+        for field in FIELDS:
+            typed = "" if field.holds == "choice" else self._typed(field.name)
+            shown, said = belongs(field, kind, shape, typed), errors.get(field.name, "")
+            self.query_one(f"#{field.name}-field").display = shown
+            self.query_one(f"#{field.name}-error", Static).update(said)
+            self.query_one(f"#{field.name}-error").display = shown and (bool(said) or not field.is_long)
         button = self.query_one("#proposal", Button)
         button.display = self._proposal is not None
         if self._proposal is not None:
@@ -206,7 +284,7 @@ class EditScreen(ModalScreen[Edited | None]):
 
     @property
     def _chosen_kind(self) -> Kind:
-        return self._chosen_of("kind", tuple(_KINDS))
+        return self._chosen_of("kind", tuple(KINDS))
 
     def _read(self) -> Edited:
         """The form's values.
@@ -217,23 +295,66 @@ class EditScreen(ModalScreen[Edited | None]):
         self._proposal = None
         options = self._read_options()
         device = self._read_device(str(self._chosen("gpu")))
+        python = self._read_python()
         config = replace(
             self._config,
-            workload=options.spec(self._config.python),
+            workload=options.spec(python),
             device=device,
             limit_bytes=self._limit_bytes(device),
             strategy=self._chosen_of("strategy", strategy.NAMES),
+            python=python,
+            ramp_step=self._count("ramp_step", 1),
+            target_batch=self._count("target_batch", 1),
+            headroom=self._number("headroom", DEFAULT_HEADROOM, 0, 0.99),
+            steps=self._count("steps", 1, 10_000) or _DEFAULTS.steps,
+            timeout_s=self._number("timeout", _DEFAULTS.timeout_s, 1, 1e6),
         )
+        check_searchable(config.workload)
         return Edited(options, config)
+
+    def _read_python(self) -> str:
+        """As it was where nothing else was typed; else a program that can be run."""
+        typed = self._typed("python")
+        if typed == self._text("python"):
+            return self._config.python
+        return interpreter(os.path.expanduser(typed) or None) or sys.executable
+
+    def _count(self, name: str, least: int, most: int = 1_000_000_000) -> int | None:
+        """A whole number of a range; None for an empty field."""
+        typed = self._typed(name)
+        if typed and not least <= int(typed) <= most:
+            raise OptionError(f"{OPTION_OF_FIELD[name]}: must be from {least:,} to {most:,}, not {int(typed):,}")
+        return int(typed) if typed else None
+
+    def _number(self, name: str, default: float, least: float, most: float) -> float:
+        typed = self._typed(name)
+        try:
+            found = float(typed) if typed else default
+        except ValueError:
+            found = math.nan
+        if not least <= found <= most:
+            raise OptionError(f"{OPTION_OF_FIELD[name]}: must be a number from {least:g} to {most:g}, not {typed}")
+        return found
 
     def _read_options(self) -> WorkloadOptions:
         match self._chosen_kind:
             case "file":
-                return WorkloadOptions(workload=os.path.expanduser(self._typed("file")))
+                path = os.path.expanduser(self._typed("file"))
+                return WorkloadOptions(workload=path, assumed_rows=self._assumed_rows())
             case "command":
                 return self._read_command()
+            case "config":
+                path = os.path.expanduser(self._typed("config"))
+                dequantize = self._chosen("dequantize") == YES
+                return self._with_recipe(WorkloadOptions(config=path, dequantize=dequantize))
             case "model":
-                return self._read_model()
+                return self._with_recipe(self._read_model())
+
+    def _assumed_rows(self) -> tuple[tuple[str, float], ...]:
+        try:
+            return tuple(rows_from(word) for word in self._typed("assumed_rows").split())
+        except ValueError as error:
+            raise OptionError(f"--assume-rows: {error}") from error
 
     def _read_command(self) -> WorkloadOptions:
         words, ranks = _split(self._typed("command")), self._typed("gpus")
@@ -243,26 +364,29 @@ class EditScreen(ModalScreen[Edited | None]):
         if not command.takes_batch:
             self._proposal = command.proposal
             raise OptionError(f"-- COMMAND: write {BATCH} where the batch size goes")
-        return WorkloadOptions(command=words, gpus=int(ranks or 1))
+        return WorkloadOptions(command=words, gpus=int(ranks or 1), assumed_rows=self._assumed_rows())
 
     def _read_model(self) -> WorkloadOptions:
-        given, model = self._given.options, str(self._chosen("model"))
-        old = next((options for options in (self._options, given) if _kind(options) == "model"), WorkloadOptions())
-        typed = self._typed("seq_len")
-        seq_len = int(typed) if typed else None
+        model = str(self._chosen("model"))
         if model == _OWN:
-            old = replace(given, changes=old.changes if old.config else given.changes)
-        same = not old.config and model == (old.model or DEFAULT_MODEL)
-        if model == _OWN or same:
-            old = replace(old, changes=replace(old.changes, seq_len=seq_len))
-        else:  # the other changes were meant for the model that was
-            old = replace(old, model=model, config=None, changes=ModelChanges(seq_len=seq_len))
+            return WorkloadOptions(config=self._given.options.config, dequantize=self._given.options.dequantize)
+        old = self._options if self._kind(self._options) == "model" else WorkloadOptions()
+        keeps_default = old.model is None and old.config is None and model == DEFAULT_MODEL
+        return WorkloadOptions(model=None if keeps_default else model)
+
+    def _with_recipe(self, options: WorkloadOptions) -> WorkloadOptions:
+        """What is said of a network besides which it is."""
+        ranks = self._typed("gpus")
+        changes = ModelChanges(**{name: self._count(name, 1) for name in SHAPE_FIELDS})
         return replace(
-            old,
+            options,
+            changes=changes,
             precision=self._chosen_of("precision", PRECISIONS),
             optimizer=self._chosen_of("optimizer", OPTIMIZERS),
             recompute=self._chosen_of("recompute", RECOMPUTES),
             attention=self._chosen_of("attention", ATTENTIONS),
+            sharding=self._chosen_of("sharding", SHARDINGS),
+            gpus=int(ranks or 1),
         )
 
     def _chosen(self, name: str) -> object:
@@ -275,7 +399,11 @@ class EditScreen(ModalScreen[Edited | None]):
         return self.query_one(f"#{name}", Input).value.strip()
 
     def _limit_bytes(self, device: Device) -> int | None:
-        """The cap that came with the device, which may protect others on it; else the present one where it is one."""
+        """What was typed; where nothing was, the cap that came with the device, which may protect others on it, else
+        the present one where it is one."""
+        typed = self._typed("limit")
+        if typed != self._limit:
+            return limit_from(typed, device.gpu.total_bytes) if typed else share_limit_bytes(device)
         for config in (self._config, self._given.config):
             if config.device is device:
                 return config.limit_bytes
@@ -283,10 +411,21 @@ class EditScreen(ModalScreen[Edited | None]):
         return limit_bytes if limit_bytes is not None and limit_bytes < device.gpu.total_bytes else None
 
     def _read_device(self, wanted: str) -> Device:
+        share = self._chosen("share") == YES
         for device in (self._config.device, self._given.config.device):
             if wanted == (f"{_SIMULATED}{device.gpu.name}" if device.simulated else _OWN):
-                return device
+                known = any(gpu.uuid == device.uuid for gpu in self._gpus)
+                if device.simulated or not known or share == bool(device.others_bytes):
+                    return device
+                return choose_device(device.uuid, self._gpus, share=share)
+        if not wanted.startswith(_SIMULATED):
+            return choose_device(wanted, self._gpus, share=share)
         return simulated_device(wanted.removeprefix(_SIMULATED))
+
+
+def _shown(value: float | None, unless: float | None = None) -> str:
+    """A number as it is typed; nothing for the one that an empty field means."""
+    return "" if value is None or value == unless else f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _kind(options: WorkloadOptions) -> Kind:
@@ -304,7 +443,7 @@ def _split(line: str) -> tuple[str, ...]:
     except ValueError as error:
         raise OptionError(f"-- COMMAND: {str(error).lower()}; check quotes and backslashes") from error
     if not words:
-        raise OptionError(f"-- COMMAND: type what starts your training, such as {_EXAMPLE}")
+        raise OptionError(f"-- COMMAND: type what starts your training, such as {EXAMPLE}")
     return words
 
 
