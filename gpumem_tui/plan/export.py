@@ -18,7 +18,7 @@ from gpumem_tui.plan.judgement import judgements, throughput
 from gpumem_tui.plan.plan import Plan
 from gpumem_tui.plan.step_memory import memory_over_step
 from gpumem_tui.plan.techniques import Combination, Technique, cheapest_combination, techniques
-from gpumem_tui.search import report
+from gpumem_tui.search import json_report
 from gpumem_tui.search.config import Device, SearchConfig
 from gpumem_tui.search.prediction import Formula, Prediction, Traced
 from gpumem_tui.workload.spec import WorkloadSpec
@@ -75,7 +75,7 @@ def plan_json(plan: Plan, traced: Traced | Unknown, device: Device | None = None
     config = SearchConfig(WorkloadSpec(plan.recipe, shape=plan.shape), device or Device(plan.gpu, simulated=True))
     now, judged = answer(plan), techniques(plan)
     formula = Formula(config.workload, plan.gpu.total_bytes, plan.headroom, plan.extras)
-    body = report.prediction_json(config, Prediction(formula, traced), plan.batch_size)
+    body = json_report.prediction_json(config, Prediction(formula, traced), plan.batch_size)
     body["workload"]["extras"] = sorted(plan.extras)
     command = command_line(plan)
     return {
@@ -83,7 +83,7 @@ def plan_json(plan: Plan, traced: Traced | Unknown, device: Device | None = None
         "fits": now.fits,
         "spare_bytes": now.spare_bytes,
         "accumulation": {
-            **report.accumulation_json(now.accumulation),
+            **json_report.accumulation_json(now.accumulation),
             "target_batch": plan.target_batch,
             "global_batch_tokens": now.global_batch_tokens or None,
         },
@@ -126,7 +126,7 @@ def _combination_json(found: Combination | Unknown) -> dict[str, Any]:
         "batch_size": found.plan.batch_size,
         "peak_bytes": found.peak_bytes,
         "max_batch_size": found.max_batch_size,
-        "accumulation": report.accumulation_json(found.accumulation),
+        "accumulation": json_report.accumulation_json(found.accumulation),
         "formula_only": found.formula_only,
         "command": command if isinstance(command, str) else None,
     }

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from textual.app import App
 from textual.pilot import Pilot
+
+Before = Callable[[Pilot[int]], Awaitable[None]]
+"""What is done, and waited for, before a screen is looked at."""
 
 SIZES = {"80x24": (80, 24), "120x40": (120, 40), "200x60": (200, 60)}
 
@@ -39,7 +42,7 @@ async def stands_still(pilot: Pilot[int]) -> None:
 
 def pressed(
     *keys: str, there: Callable[[Pilot[int]], bool], then: Callable[[Pilot[int]], None] = lambda pilot: None
-) -> object:
+) -> Before:
     """For `run_before`: wait until `there` and all of it is drawn, press keys, do `then`, and wait for its picture."""
 
     async def wait(pilot: Pilot[int]) -> None:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from gpumem_tui.memory import GIB, MIB, Bucket, Unknown
+from gpumem_tui.probe.documents import KeptPlace
 from gpumem_tui.tui.kit.chart import Band, area_rows, stacked
 from gpumem_tui.tui.monitor.entries import Entry, charted, count, entries, entry_of
 from gpumem_tui.tui.monitor.gpus import probed_card
@@ -22,7 +23,6 @@ from gpumem_tui.tui.process.history import ProcessChart, process_history_rows
 from gpumem_tui.tui.process.look import place_page, step_page
 from gpumem_tui.tui.process.post_mortem import ended_rows, post_mortem_rows
 from gpumem_tui.tui.process.probed import age_text, probed_rows, seconds
-from gpumem_tui.watch.documents import KeptPlace
 from gpumem_tui.watch.growth import Growth
 from gpumem_tui.watch.jobs import Job, job_of
 from gpumem_tui.watch.published import Published, WatchedProcess

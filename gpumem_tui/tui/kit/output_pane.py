@@ -143,6 +143,14 @@ class OutputPane(ScrollView, can_focus=True):
         super().watch_scroll_y(old_value, new_value)
         self._follows = self.is_vertical_scroll_end
 
+    def action_scroll_home(self) -> None:
+        """Without an animation, which the next line would stop."""
+        self.scroll_home(animate=False, force=True, immediate=True, x_axis=False)
+
+    def action_scroll_end(self) -> None:
+        """Follow the end at once: a line that comes during an animation would stop it short of that."""
+        self.scroll_end(animate=False, force=True, immediate=True, x_axis=False)
+
     def render_line(self, y: int) -> Strip:
         """A row of what is scrolled to."""
         row = self.scroll_offset.y + y

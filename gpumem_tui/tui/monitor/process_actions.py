@@ -21,9 +21,9 @@ from gpumem_tui.tui.monitor.state import MonitorState
 if TYPE_CHECKING:
     from gpumem_tui.attach.target import Target
     from gpumem_tui.plan.plan import Plan
+    from gpumem_tui.probe.documents import LookAnswer
     from gpumem_tui.tui.kit.pages import PagesScreen, Report
     from gpumem_tui.tui.process.dialogs import DetailsScreen, Ending
-    from gpumem_tui.watch.documents import LookAnswer
     from gpumem_tui.watch.published import Placed, WatchedProcess
     from gpumem_tui.watch.records import ProbedProcess
 

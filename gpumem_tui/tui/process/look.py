@@ -8,12 +8,12 @@ from itertools import accumulate
 from typing import Literal
 
 from gpumem_tui.memory import ALLOCATED_BUCKETS, Bucket, format_bytes
+from gpumem_tui.probe.documents import LookAnswer, LookedDevice
 from gpumem_tui.text import printable
 from gpumem_tui.tui.kit.chart import LABEL_WIDTH, Band, Stack, area_rows, stacked
 from gpumem_tui.tui.kit.figures import MUTED, Row, Span, compact_bytes, fit, joined, ruled, span_width
 from gpumem_tui.tui.kit.shares import bucket_cells
 from gpumem_tui.tui.process.probed import seconds
-from gpumem_tui.watch.documents import LookAnswer, LookedDevice
 from gpumem_tui.watch.records import device_name
 from gpumem_tui.watch.report import kept_place
 

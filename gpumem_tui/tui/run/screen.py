@@ -26,7 +26,7 @@ from gpumem_tui.tui.monitor.screen import MonitorScreen
 
 if TYPE_CHECKING:
     from gpumem_tui.monitor.snapshot import Source
-    from gpumem_tui.watch.documents import Exit
+    from gpumem_tui.probe.documents import Exit
     from gpumem_tui.watch.terminal_command import TerminalCommand
 
 
