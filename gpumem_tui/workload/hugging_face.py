@@ -132,7 +132,8 @@ def _build(transformers: Any, config: Any, record: PrecisionRecord, device: torc
     for attention in _TRIED_ATTENTION:
         try:
             with _uninitialized(), torch.device(device):
-                model: nn.Module = kind._from_config(config, attn_implementation=attention, dtype=dtype)
+                model = kind._from_config(config, attn_implementation=attention, dtype=dtype)
+                model.tie_weights()  # a part of what is left out
         except (ValueError, ImportError) as error:
             refusal = error
         except (RuntimeError, TypeError, AttributeError, KeyError, AssertionError, ZeroDivisionError) as error:
@@ -141,7 +142,8 @@ def _build(transformers: Any, config: Any, record: PrecisionRecord, device: torc
             refusal = error
             break
         else:
-            return model.to(device).train()
+            found: nn.Module = model.to(device).train()
+            return found
     assert refusal is not None
     raise WorkloadError(f"--config: {kind.__name__} cannot be built: {_first_line(refusal)}") from refusal
 
@@ -239,7 +241,8 @@ def _train(
 
     with nullcontext() if attention == "auto" else sdpa_kernel(KERNELS[attention]):
         for _ in range(MOST_STEPS):
-            loss = loss_of(make_batch())
+            batch = make_batch()  # stays through the step, as a data loader's does in its loop
+            loss = loss_of(batch)
             if scaler is None:
                 loss.backward()
                 optimizer.step()

@@ -72,6 +72,11 @@ class WorkloadSpec:
             return self.command.text
         return self.shape.name if self.shape is not None else str(self.file)
 
+    @property
+    def noun(self) -> str:
+        """What a sentence calls it where it is run: a command, or a model that this program wrote one for."""
+        return "the command" if self.hugging_face is None else "the model"
+
     def batch_words(self, batch_size: int) -> str:
         """A batch size as a person says it; of a command whose line does not tell its own, that it is its own."""
         if self.command is not None and not self.command.says_batch:
