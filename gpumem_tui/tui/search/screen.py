@@ -27,7 +27,8 @@ from gpumem_tui.tui.kit.help_screen import HelpScreen
 from gpumem_tui.tui.kit.main_screen import MainScreen
 from gpumem_tui.tui.kit.output_pane import OutputPane
 from gpumem_tui.tui.kit.printed import Printed
-from gpumem_tui.tui.search.form import Edited, EditScreen
+from gpumem_tui.tui.search.form import EditScreen
+from gpumem_tui.tui.search.form_values import Edited
 from gpumem_tui.tui.search.header import HeaderLine
 from gpumem_tui.tui.search.help import search_help
 from gpumem_tui.tui.search.memory_bar import MemoryBar
