@@ -1,4 +1,4 @@
-"""The vocabulary every producer and every panel shares: the ledger's rows, breakdowns, unknown values.
+"""The vocabulary every producer and every panel shares: buckets, ledgers, breakdowns, unknown values.
 
 Imports nothing of ours and nothing beyond the standard library, so the viewer, the child processes and a user's
 training process can all speak it.
@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from types import MappingProxyType
-from typing import Union
+from typing import Generic, TypeVar, Union
 
 KIB = 1024
 MIB = 1024**2
@@ -18,51 +18,85 @@ GIB = 1024**3
 
 
 class Bucket(Enum):
-    """One row of the ledger. The value is the key used in JSON; definition order is the order on the screen."""
+    """One kind of row of a ledger: of a device, of a process or of a step. Definition order is the order on the screen.
 
-    DRIVER_RESERVED = "driver_reserved"
-    OTHER_PROCESSES = "other_processes"
-    CONTEXT = "context"
-    CACHE = "cache"
-    PARAMETERS = "parameters"
-    GRADIENTS = "gradients"
-    OPTIMIZER = "optimizer"
-    ACTIVATIONS = "activations"
-    BATCH_DATA = "batch_data"
-    TEMPORARY = "temporary"
-    OTHER = "other"
-    FREE = "free"
+    Each is one entry: its key in JSON, which is the value; its title, and a shorter one where there is less room; the
+    pattern and the colour of the theme that it is drawn with; what it is in a few words, empty where the title says it;
+    what there is to explain about it beside the formula; whether it is part of what the caching allocator calls
+    *allocated*.
+    """
 
-    @property
-    def title(self) -> str:
-        """The bucket's name as a person reads it."""
-        return _TITLES[self]
+    DRIVER_RESERVED = (
+        "driver_reserved", "driver reserved", "driver", "▪", "cache", "of the device's total, never given to CUDA",
+        "Of the device's total, never given to CUDA.",
+    )  # fmt: skip
+    OTHER_PROCESSES = "other_processes", "other processes", "other processes", "◆", "cache"
+    PROCESS = "process", "process", "process", "█", "process-1", "what the driver says this process holds"
+    UNACCOUNTED = (
+        "unaccounted", "unaccounted", "unaccounted", "?", "other", "in use, but by no process that the driver lists",
+    )  # fmt: skip
+    CONTEXT = (
+        "context", "CUDA context", "CUDA context", "═", "cache", "what CUDA and its libraries take for themselves",
+        "What CUDA, its kernels and libraries take for themselves before the first tensor. Measured on one "
+        "architecture and assumed for the others.",
+    )  # fmt: skip
+    CACHE = (
+        "cache", "allocator cache", "cache", "░", "cache", "reserved from the device, not allocated now",
+        "Reserved from the device, not allocated at the peak: the caching allocator keeps freed blocks and rounds "
+        "segments up. The closed form leaves it to the headroom.",
+    )  # fmt: skip
+    PARAMETERS = "parameters", "parameters", "parameters", "█", "parameters", "", "", True
+    GRADIENTS = "gradients", "gradients", "gradients", "▓", "gradients", "", "", True
+    OPTIMIZER = "optimizer", "optimizer state", "optimizer", "▒", "optimizer", "", "", True
+    ACTIVATIONS = (
+        "activations", "activations", "activations", "▚", "activations", "kept by forward for backward", "", True,
+    )  # fmt: skip
+    BATCH_DATA = "batch_data", "batch data", "batch data", "┃", "batch-data", "", "", True
+    TEMPORARY = (
+        "temporary", "temporary", "temporary", "╱", "temporary", "workspaces, copies, what lives within one phase",
+        "What lives within one phase: workspaces, gradients on their way, communication buffers.", True,
+    )  # fmt: skip
+    OTHER = (
+        "other", "other allocated", "other", "╳", "other", "allocated but not attributed, and slack of blocks",
+        "Allocated but not attributed: slack of blocks that are not split.", True,
+    )  # fmt: skip
+    FREE = (
+        "free", "free", "free", "·", "free", "what CUDA can still give",
+        "What is left of the device. By the closed form: within the usable share; by the trace: of all of it, with "
+        "cached segments counted as used.",
+    )  # fmt: skip
+
+    _value_: str
+    title: str
+    short_title: str
+    pattern: str
+    colour: str
+    meaning: str
+    explanation: str
+    is_allocated: bool
+
+    def __new__(
+        cls,
+        key: str,
+        title: str = "",
+        short_title: str = "",
+        pattern: str = "",
+        colour: str = "",
+        meaning: str = "",
+        explanation: str = "",
+        is_allocated: bool = False,
+    ) -> Bucket:
+        """Python makes a member of an entry by this. (The defaults are for mypy, which takes a look-up for a call.)"""
+        self = object.__new__(cls)
+        self._value_ = key
+        self.title, self.short_title = title, short_title
+        self.pattern, self.colour = pattern, colour
+        self.meaning, self.explanation = meaning, explanation
+        self.is_allocated = is_allocated
+        return self
 
 
-_TITLES = {
-    Bucket.DRIVER_RESERVED: "driver reserved",
-    Bucket.OTHER_PROCESSES: "other processes",
-    Bucket.CONTEXT: "CUDA context",
-    Bucket.CACHE: "allocator cache",
-    Bucket.PARAMETERS: "parameters",
-    Bucket.GRADIENTS: "gradients",
-    Bucket.OPTIMIZER: "optimizer state",
-    Bucket.ACTIVATIONS: "activations",
-    Bucket.BATCH_DATA: "batch data",
-    Bucket.TEMPORARY: "temporary",
-    Bucket.OTHER: "other allocated",
-    Bucket.FREE: "free",
-}
-
-ALLOCATED_BUCKETS = (
-    Bucket.PARAMETERS,
-    Bucket.GRADIENTS,
-    Bucket.OPTIMIZER,
-    Bucket.ACTIVATIONS,
-    Bucket.BATCH_DATA,
-    Bucket.TEMPORARY,
-    Bucket.OTHER,
-)
+ALLOCATED_BUCKETS = tuple(bucket for bucket in Bucket if bucket.is_allocated)
 """The buckets whose sum is what the caching allocator calls *allocated*."""
 
 
@@ -116,7 +150,7 @@ class Range:
 
 @dataclass(frozen=True)
 class Breakdown:
-    """How the allocated bytes divide into buckets at one moment. A bucket that is absent holds 0 bytes."""
+    """The allocated part of a ledger: how the bytes divide into buckets at one moment. One that is absent holds 0."""
 
     buckets: Mapping[Bucket, int]
 
@@ -148,6 +182,79 @@ class Breakdown:
             ValueError: a key that is no bucket of allocated memory, or a negative size.
         """
         return cls({Bucket(key): size_bytes for key, size_bytes in values.items()})
+
+
+OwnerT = TypeVar("OwnerT")
+
+
+@dataclass(frozen=True)
+class LedgerRow(Generic[OwnerT]):
+    """One row. `process`: whose it is, for a process row; `note`: what there is to say about it."""
+
+    kind: Bucket
+    size_bytes: Value
+    process: OwnerT | None = None
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Ledger(Generic[OwnerT]):
+    """A device's memory, row by row. More than the device has is a negative free row.
+
+    Raises:
+        ValueError: the known rows exceed the device, or all are known and do not sum to it.
+    """
+
+    total_bytes: int
+    rows: tuple[LedgerRow[OwnerT], ...]
+
+    def __post_init__(self) -> None:
+        known = [row.size_bytes for row in self.rows if isinstance(row.size_bytes, int)]
+        complete = len(known) == len(self.rows)
+        if sum(known) > self.total_bytes or (complete and sum(known) != self.total_bytes):
+            raise ValueError(f"ledger rows sum to {sum(known)} bytes on a device of {self.total_bytes}")
+
+    def size_bytes(self, kind: Bucket) -> Value:
+        """The rows of a kind together; unknown if none of them is known.
+
+        What a process of unknown size holds is unaccounted, so that the kinds sum to the device all the same.
+        """
+        sizes = [row.size_bytes for row in self.rows if row.kind is kind]
+        known = [size for size in sizes if isinstance(size, int)]
+        return sum(known) if known or not sizes else sizes[0]
+
+    def known(self) -> dict[Bucket, int]:
+        """The bytes by kind, of those that are known."""
+        sizes = {row.kind: self.size_bytes(row.kind) for row in self.rows}
+        return {kind: size_bytes for kind, size_bytes in sizes.items() if isinstance(size_bytes, int)}
+
+    @classmethod
+    def of_step(
+        cls,
+        breakdown: Breakdown | Unknown,
+        *,
+        allocated_bytes: int,
+        reserved_bytes: int,
+        used_bytes: int,
+        cuda_total_bytes: int,
+        total_bytes: int,
+    ) -> Ledger[OwnerT]:
+        """A device on which nothing but a training step runs.
+
+        Args:
+            breakdown: of the allocated bytes.
+            reserved_bytes: by the caching allocator, what is allocated included.
+            used_bytes: by the process, the CUDA context included.
+            cuda_total_bytes: what CUDA can give of `total_bytes`; the rest the driver keeps.
+        """
+        sizes: dict[Bucket, Value] = {
+            **{b: breakdown if isinstance(breakdown, Unknown) else breakdown[b] for b in ALLOCATED_BUCKETS},
+            Bucket.CACHE: reserved_bytes - allocated_bytes,
+            Bucket.CONTEXT: used_bytes - reserved_bytes,
+            Bucket.DRIVER_RESERVED: total_bytes - cuda_total_bytes,
+            Bucket.FREE: cuda_total_bytes - used_bytes,
+        }
+        return cls(total_bytes, tuple(LedgerRow(bucket, size_bytes) for bucket, size_bytes in sizes.items()))
 
 
 def format_bytes(value: Value | None) -> str:

@@ -3,21 +3,42 @@
 from __future__ import annotations
 
 import ctypes
+import gc
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
+from gpumem_tui.search import interpreters
 from tests.nvml_stub.machine import FakeMachine, compile_stub
 from tests.nvml_stub.scenario import Scenario
+
+hypothesis.settings.register_profile(
+    "quick", max_examples=40, deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.register_profile("thorough", hypothesis.settings.get_profile("quick"), max_examples=2000)
+hypothesis.settings.load_profile("quick")
+
+interpreters.IDLE_S = 900.0
+"""Tests that come later are served by it."""
+
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+"""Else each of the many processes that tests start compiles the package anew."""
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _simulated_device_is_registered() -> None:
-    """Tests share a process: a backward on the CPU in one must not come before the device is known."""
+    """Tests share a process: a backward on the CPU in one must not come before the device is known.
+
+    What has been imported and collected by now stays: the garbage collector need not go through it again and again.
+    """
     from gpumem_tui.simulator.device import register
 
     register()
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,6 +21,7 @@ from gpumem_tui.options.workload import (
     visible_gpus,
     with_ranks,
 )
+from gpumem_tui.workload.spec import WorkloadSpec
 
 
 def _gpu(index: int = 0, used_gib: int = 0, pids: tuple[int, ...] = ()) -> RealGpu:
@@ -83,6 +86,47 @@ class TestWorkload:
             WorkloadOptions(workload=str(path), changes=ModelChanges(layers=2)).spec()
         with pytest.raises(OptionError, match="the file decides precision"):
             WorkloadOptions(workload=str(path), precision="bf16").spec()
+
+    def test_what_has_no_closed_form_is_built_by_transformers(self, tmp_path: Path) -> None:
+        path = tmp_path / "qwen3" / "config.json"
+        path.parent.mkdir()
+        path.write_text(json.dumps({"model_type": "qwen3", "max_position_embeddings": 4096}))
+        for options in (WorkloadOptions(config=str(path)), WorkloadOptions(model=str(path.parent), precision="bf16")):
+            spec = options.spec("/usr/bin/python3")
+            assert spec.hugging_face is not None
+            assert spec.command is not None
+            assert (spec.name, spec.hugging_face.seq_len) == ("qwen3", 2048)
+            assert spec.hugging_face.no_formula == "no formula for qwen3 models"
+            assert spec.command.words[0] == "/usr/bin/python3"
+            assert spec.command.takes_batch
+            assert spec.recipe.precision == options.precision
+            assert WorkloadSpec.from_wire(asdict(spec)) == spec
+
+    @pytest.mark.parametrize(
+        ("changes", "line"),
+        [
+            ({"changes": ModelChanges(layers=2)}, "--layers: qwen3 has no closed form; change it in "),
+            ({"gpus": 2, "sharding": "zero3"}, "--gpus: qwen3 has no closed form, and its step is one GPU's"),
+            ({"recompute": "selective"}, "--recompute selective: transformers has gradient checkpointing only"),
+            ({"optimizer": "lion"}, "--optimizer lion: PyTorch does not implement it"),
+        ],
+    )
+    def test_what_transformers_cannot_change_is_one_line(
+        self, tmp_path: Path, changes: dict[str, Any], line: str
+    ) -> None:
+        path = tmp_path / "qwen3.json"
+        path.write_text(json.dumps({"model_type": "qwen3"}))
+        with pytest.raises(OptionError) as caught:
+            WorkloadOptions(config=str(path), **changes).spec()
+        assert str(caught.value).startswith(line)
+
+    def test_quantized_weights_are_not_priced_as_others(self, tmp_path: Path) -> None:
+        path = tmp_path / "config.json"
+        config = {"model_type": "gpt2", "n_layer": 2, "n_embd": 64, "n_head": 4, "vocab_size": 100, "n_positions": 32}
+        path.write_text(json.dumps({**config, "quantization_config": {"load_in_4bit": True}}))
+        with pytest.raises(OptionError, match=r"are quantized \(4-bit FP4 of bitsandbytes, 4.5 bits a weight\)"):
+            WorkloadOptions(config=str(path)).spec()
+        assert WorkloadOptions(config=str(path), dequantize=True).spec().shape is not None
 
 
 class TestDevice:

@@ -41,7 +41,11 @@ _PROBE = (
     "host_memory.py",
     "memory.py",
     "step/__init__.py",
+    "step/buckets.py",
+    "step/cuda_history.py",
+    "step/phases.py",
     "step/sites.py",
+    "step/walking.py",
     "probe/**/*.py",
 )
 """All that the probe imports of this package."""

@@ -12,10 +12,8 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-from gpumem_tui.catalog.shapes import Family, ModelShape
-
-TRAINING_SEQ_LEN: Mapping[Family, int] = MappingProxyType({"gpt2": 1024, "llama": 2048, "bert": 512})
-"""Tokens per sample that a sequence model is trained at unless told otherwise; fewer where it takes fewer."""
+from gpumem_tui.catalog.families import FAMILIES
+from gpumem_tui.catalog.shapes import ModelShape
 
 Size = Annotated[int, Meta(ge=1)]
 Layers = Annotated[int, Meta(ge=1, le=10_000)]
@@ -59,7 +57,7 @@ class Gpt2Config(HfConfig, kw_only=True):
             kv_heads=self.n_head,
             ffn=self.n_inner or 4 * self.n_embd,
             vocab=self.vocab_size,
-            seq_len=min(TRAINING_SEQ_LEN["gpt2"], self.n_positions),
+            seq_len=min(FAMILIES["gpt2"].training_seq_len, self.n_positions),
             max_seq_len=self.n_positions,
             tied_head=self.tie_word_embeddings,
             dropout=_one_dropout(attn_pdrop=self.attn_pdrop, embd_pdrop=self.embd_pdrop, resid_pdrop=self.resid_pdrop),
@@ -103,7 +101,7 @@ class LlamaLikeConfig(TransformerConfig, kw_only=True):
             head_dim=head_dim,
             ffn=self.intermediate_size,
             vocab=self.vocab_size,
-            seq_len=min(TRAINING_SEQ_LEN["llama"], self.max_position_embeddings),
+            seq_len=min(FAMILIES["llama"].training_seq_len, self.max_position_embeddings),
             max_seq_len=self.max_position_embeddings,
             tied_head=self.tie_word_embeddings,
             qkv_bias=self.has_qkv_bias(),
@@ -167,7 +165,7 @@ class BertConfig(ClassifierConfig, kw_only=True):
             kv_heads=self.num_attention_heads,
             ffn=self.intermediate_size,
             vocab=self.vocab_size,
-            seq_len=min(TRAINING_SEQ_LEN["bert"], self.max_position_embeddings),
+            seq_len=min(FAMILIES["bert"].training_seq_len, self.max_position_embeddings),
             max_seq_len=self.max_position_embeddings,
             classes=self.classes,
             dropout=_one_dropout(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import reprlib
 import sys
@@ -17,8 +16,11 @@ from typing import Literal, TypeVar
 
 import msgspec
 
+from gpumem_tui.catalog.config_file import read_config_file
+from gpumem_tui.catalog.families import FAMILIES
 from gpumem_tui.catalog.huggingface import CONFIGS, HfConfig
-from gpumem_tui.catalog.shapes import ATTENTION_FAMILIES, Gpu, ModelShape, ShapeError
+from gpumem_tui.catalog.shapes import CatalogError, Gpu, ModelShape, ShapeError
+from gpumem_tui.catalog.speeds import GpuSpeed
 from gpumem_tui.memory import MIB
 
 if sys.version_info >= (3, 11):
@@ -31,13 +33,15 @@ DEFAULT_GPU = "a100-80gb"
 """The entries that are taken where none is named."""
 
 _SUGGESTIONS = 4
+_ANOTHER_WORD = "Invalid enum value"
+"""How msgspec says that a value is none of a Literal's."""
 _ALIKE_PERCENT = 2
 """How far the memory of one kind of GPU differs, with the driver and error correction."""
 Entry = TypeVar("Entry")
 
 
-class CatalogError(ValueError):
-    """A name that the catalog does not have, or a description that cannot be read: one line for the user."""
+class NoClosedFormError(CatalogError):
+    """A configuration of a network that `ModelShape` cannot describe, though transformers may know it."""
 
 
 @cache
@@ -74,10 +78,36 @@ def multiprocessors_of(total_bytes: int, compute_capability: tuple[int, int]) ->
     alike = {
         gpu.multiprocessors
         for gpu in gpus().values()
-        if gpu.compute_capability == compute_capability
-        and abs(gpu.total_bytes - total_bytes) * 100 <= gpu.total_bytes * _ALIKE_PERCENT
+        if gpu.compute_capability == compute_capability and _about(total_bytes, gpu.total_bytes)
     }
     return alike.pop() if len(alike) == 1 else None
+
+
+def speed_of(title: str, total_bytes: int) -> GpuSpeed | None:
+    """The rates of the catalog's GPU that the driver calls `title`; None for one that is not clearly one of them.
+
+    Names that differ in the memory or the board (``NVIDIA A100-SXM4-80GB``) are the same GPU where its size is; a PCIe
+    card is slower than the module of that name, and not taken for it.
+    """
+    on_card = "pcie" in re.split(r"\W", title.lower())
+    found = {
+        gpu.speed
+        for gpu in gpus().values()
+        if _model_words(gpu.title) == _model_words(title)
+        and _about(total_bytes, gpu.total_bytes)
+        and not (on_card and gpu.speed is not None and "module" in gpu.speed.source)
+    }
+    return found.pop() if len(found) == 1 else None
+
+
+def _model_words(title: str) -> frozenset[str]:
+    """What tells one GPU's name from another's, without its maker, memory and board."""
+    words = re.findall(r"[a-z0-9]+", re.sub(r"\d+ ?GB", "", title).lower())
+    return frozenset(words) - {"nvidia", "geforce", "tesla", "pcie", "sxm", "sxm2", "sxm3", "sxm4", "hbm3", "hbm3e"}
+
+
+def _about(size_bytes: int, other_bytes: int) -> bool:
+    return abs(size_bytes - other_bytes) * 100 <= other_bytes * _ALIKE_PERCENT
 
 
 def find_model(name: str) -> ModelShape:
@@ -93,37 +123,28 @@ def load_hf_config(path: str | Path) -> ModelShape:
     """The shape that a Hugging Face config.json describes, named after the directory it lies in.
 
     Args:
-        path: the file, or the directory of a model that holds a config.json.
+        path: as `config_file.read_config_file` takes it.
 
     Raises:
         CatalogError: the file cannot be read, or what `shape_from_hf_config` refuses.
     """
-    file = Path(path)
-    try:
-        if file.is_dir():
-            file /= "config.json"
-        config: object = json.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise CatalogError(f"cannot read {file}: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise CatalogError(f"{file} is not valid JSON: {error}") from error
-    if not isinstance(config, dict):
-        raise CatalogError(f"{file} is not a model's configuration: expected a JSON object")
-    return shape_from_hf_config(config, file.resolve().parent.name if file.name == "config.json" else file.stem)
+    file = read_config_file(path)
+    return shape_from_hf_config(file.values, file.name)
 
 
 def shape_from_hf_config(config: Mapping[str, object], name: str) -> ModelShape:
     """The shape that the contents of a Hugging Face config.json describe.
 
     Raises:
-        CatalogError: a model_type or kind of network that is not supported, a key that is missing or holds a
-            value that it cannot, or a shape that cannot exist.
+        NoClosedFormError: a model_type or kind of network that a `ModelShape` cannot describe, or a missing key.
+        CatalogError: no model_type, a key that holds a value that it cannot, or a shape that cannot exist.
     """
     model_type = config.get("model_type")
     kind = CONFIGS.get(model_type) if isinstance(model_type, str) else None
     if kind is None:
         problem = "has no 'model_type'" if model_type is None else f"has model_type {reprlib.repr(model_type)}"
-        raise CatalogError(f"the configuration of {name} {problem}: supported are {', '.join(CONFIGS)}")
+        refusal = NoClosedFormError if isinstance(model_type, str) and model_type else CatalogError
+        raise refusal(f"the configuration of {name} {problem}: supported are {', '.join(CONFIGS)}")
     _check_keys(config, name, kind)
     try:
         shape = msgspec.convert(config, kind).shape(name)
@@ -132,7 +153,7 @@ def shape_from_hf_config(config: Mapping[str, object], name: str) -> ModelShape:
         reason = str(error).removeprefix(f"{error.option}: ")  # what to change is in the file, not in an option
         raise CatalogError(f"the configuration of {name} cannot exist: {reason}") from error
     except ValueError as error:
-        raise CatalogError(f"the configuration of {name} is not supported: {error}") from error
+        raise NoClosedFormError(f"the configuration of {name} is not supported: {error}") from error
     return replace(shape, source=f"Hugging Face configuration, model_type {model_type}")
 
 
@@ -141,13 +162,14 @@ def _check_keys(config: Mapping[str, object], name: str, kind: type[HfConfig]) -
         key = field.encode_name
         if key not in config:
             if field.required:
-                raise CatalogError(f"the configuration of {name} has no {key!r}")
+                raise NoClosedFormError(f"the configuration of {name} has no {key!r}")
             continue
         try:
             msgspec.convert(config[key], field.type)
         except msgspec.ValidationError as error:
             value = reprlib.repr(config[key])
-            raise CatalogError(f"the configuration of {name} has {key!r} = {value}: {error}") from error
+            refusal = NoClosedFormError if str(error).startswith(_ANOTHER_WORD) else CatalogError
+            raise refusal(f"the configuration of {name} has {key!r} = {value}: {error}") from error
 
 
 def _found(what: str, name: str, entries: Mapping[str, Entry]) -> Entry:
@@ -189,6 +211,7 @@ class _GpuEntry(msgspec.Struct, forbid_unknown_fields=True):
     multiprocessors: int
     source: str
     reserves_mib: dict[str, int] = {}
+    speed: GpuSpeed | None = None
 
 
 def _tables(file_name: str) -> dict[str, dict[str, object]]:
@@ -214,6 +237,7 @@ def _gpu(name: str, table: Mapping[str, object]) -> Gpu:
         source=entry.source,
         multiprocessors=entry.multiprocessors,
         reserves=tuple((int(driver), mib * MIB) for driver, mib in sorted(entry.reserves_mib.items())),
+        speed=entry.speed,
     )
 
 
@@ -222,7 +246,7 @@ def _model(name: str, table: Mapping[str, object]) -> ModelShape:
     if unknown:
         raise CatalogError(f"models.toml: {name}: unknown key {min(unknown)!r}")
     entry = {"name": name, **table}
-    if entry.get("family") in ATTENTION_FAMILIES:
+    if any(name == entry.get("family") and record.has_attention for name, record in FAMILIES.items()):
         entry.setdefault("kv_heads", entry.get("heads"))
     try:
         shape = msgspec.convert(entry, ModelShape)

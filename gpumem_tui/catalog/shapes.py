@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from gpumem_tui.catalog.families import FAMILIES, Family, FamilyRecord
+from gpumem_tui.catalog.speeds import GpuSpeed
 from gpumem_tui.memory import Range
 
-Family = Literal["gpt2", "llama", "bert", "vit", "resnet", "mlp"]
-LANGUAGE_MODELS: tuple[Family, ...] = ("gpt2", "llama")
-"""Families with a head over the vocabulary, which predict every next token."""
-SEQUENCE_FAMILIES: tuple[Family, ...] = (*LANGUAGE_MODELS, "bert")
-ATTENTION_FAMILIES: tuple[Family, ...] = (*SEQUENCE_FAMILIES, "vit")
+
+class CatalogError(ValueError):
+    """A name that the catalog does not have, or a description that cannot be read: one line for the user."""
 
 
 class ShapeError(ValueError):
@@ -29,6 +29,7 @@ class Gpu:
     `total_bytes` is what the driver (NVML, nvidia-smi) reports; `cuda_total_bytes` what `cudaMemGetInfo` and
     PyTorch's out-of-memory message report. The difference is the driver's own reserve. `multiprocessors` is None where
     their number is not known. `reserves`: where it is known to move with the driver, bytes by its major version.
+    `speed` is None where no rates are known.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Gpu:
     source: str
     multiprocessors: int | None = None
     reserves: tuple[tuple[int, int], ...] = ()
+    speed: GpuSpeed | None = None
 
     @property
     def reserve_bytes(self) -> int:
@@ -102,6 +104,16 @@ class ModelShape:
     source: str = ""
 
     @property
+    def record(self) -> FamilyRecord:
+        """What its family is like."""
+        return FAMILIES[self.family]
+
+    @property
+    def has_patches(self) -> bool:
+        """Whether it cuts an image into the tokens that its blocks see."""
+        return self.record.has_attention and self.record.inputs == "images"
+
+    @property
     def attention_width(self) -> int:
         """Width of one attention head."""
         return self.head_dim or self.hidden // self.heads
@@ -109,7 +121,7 @@ class ModelShape:
     @property
     def tokens(self) -> int:
         """Positions per sample in the residual stream: the sequence, or a ViT's patches and its class token."""
-        if self.family == "vit":
+        if self.has_patches:
             return (self.image_size // self.patch_size) ** 2 + 1
         return self.seq_len
 
@@ -124,7 +136,7 @@ class ModelShape:
         """
         given: dict[str, int] = {field: value for field, value in changes.items() if value is not None}
         for field in given:
-            if field not in _FIELDS_OF[self.family]:
+            if field not in self.record.fields:
                 raise ShapeError(
                     _option(field),
                     f"{self.name} is a {self.family} model and has no {field.replace('_', ' ')} to set",
@@ -135,10 +147,10 @@ class ModelShape:
             given["ffn"] = max(1, self.ffn * given["hidden"] // self.hidden)
         if "heads" in given and "kv_heads" not in given and self.kv_heads == self.heads:
             given["kv_heads"] = given["heads"]
-        if given.get("seq_len", 0) > self.max_seq_len and self.family == "llama":
+        if given.get("seq_len", 0) > self.max_seq_len and self.record.positions == "rotary":
             given["max_seq_len"] = given["seq_len"]  # rotary positions have no table to outgrow
         architecture = given.keys() - {"seq_len", "max_seq_len", "image_size"}
-        resized_vit = self.family == "vit" and "image_size" in given
+        resized_vit = self.has_patches and "image_size" in given
         published = None if architecture or resized_vit else self.published_parameters
         shape = replace(self, **given, published_parameters=published)  # type: ignore[arg-type]
         shape.check()
@@ -146,40 +158,28 @@ class ModelShape:
 
     def check(self) -> None:
         """Raise ShapeError for the first field that makes this shape impossible."""
-        for field in sorted(_FIELDS_OF[self.family]):
+        for field in sorted(self.record.fields):
             value = getattr(self, field)
             if value <= 0:
                 raise ShapeError(_option(field), f"must be at least 1, not {value}")
-        if self.family in ATTENTION_FAMILIES:
+        if self.record.has_attention:
             if not self.head_dim and self.hidden % self.heads:
                 raise ShapeError("--heads", f"{self.heads} heads do not divide a hidden size of {self.hidden}")
             if self.heads % self.kv_heads:
                 raise ShapeError("--kv-heads", f"{self.kv_heads} key/value heads do not divide {self.heads} heads")
-        if self.family == "llama" and self.attention_width % 2:
+        if self.record.positions == "rotary" and self.attention_width % 2:
             raise ShapeError("--heads", f"rotary positions need an even head width, not {self.attention_width}")
-        if self.family in ("gpt2", "bert") and self.seq_len > self.max_seq_len:
+        if self.record.positions == "learned" and self.seq_len > self.max_seq_len:
             raise ShapeError(
                 "--seq-len", f"{self.name} has {self.max_seq_len} positions, {self.seq_len} is beyond them"
             )
-        if self.family == "vit" and self.image_size % self.patch_size:
+        if self.has_patches and self.image_size % self.patch_size:
             raise ShapeError(
                 "--image-size",
                 f"{self.image_size} pixels are not a multiple of the {self.patch_size} pixel patch",
             )
-        if self.family == "resnet" and self.image_size < 32:
+        if self.record.has_batch_norm and self.image_size < 32:
             raise ShapeError("--image-size", f"must be at least 32 for a ResNet, not {self.image_size}")
-
-
-_TRANSFORMER = frozenset({"layers", "hidden", "heads", "ffn"})
-_FIELDS_OF: dict[Family, frozenset[str]] = {
-    "gpt2": _TRANSFORMER | {"vocab", "seq_len"},
-    "llama": _TRANSFORMER | {"kv_heads", "vocab", "seq_len"},
-    "bert": _TRANSFORMER | {"vocab", "seq_len"},
-    "vit": _TRANSFORMER | {"image_size"},
-    "resnet": frozenset({"image_size"}),
-    "mlp": frozenset({"layers", "hidden"}),
-}
-"""The fields a user may override, per family."""
 
 
 def _option(field: str) -> str:

@@ -9,9 +9,8 @@ from click.core import ParameterSource
 
 from gpumem_tui.cli.common import complain, predict_or_exit
 from gpumem_tui.cli.search import predicted_size
-from gpumem_tui.cli.workload import DEVICE_OPTIONS, WORKLOAD_OPTIONS, with_options
+from gpumem_tui.cli.workload import DEVICE_OPTIONS, WORKLOAD_OPTIONS, configured, with_options
 from gpumem_tui.exit_codes import EXIT_FAILED
-from gpumem_tui.options.configuration import configure
 
 if TYPE_CHECKING:
     from gpumem_tui.snapshots.against import Comparison
@@ -54,7 +53,7 @@ def compare_with_trace(
     from gpumem_tui.memory import Unknown
     from gpumem_tui.snapshots import against
 
-    _, config = configure({**values, "share": True})
+    _, config = configured(values, share=True)
     size = predicted_size(config, batch_size)
     traced = predict_or_exit(config, size, quiet=True)[0].traced
     if isinstance(traced, Unknown):

@@ -11,21 +11,24 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gpumem_tui.cli.common import is_terminal, predict_or_exit
+from gpumem_tui.cli.goals import GOAL_OPTIONS, goals_from, refuse_goals
 from gpumem_tui.cli.search import predicted_size
 from gpumem_tui.cli.workload import (
     AT_LEAST_ONE,
     DEVICE_OPTIONS,
     WORKLOAD_OPTIONS,
     TakesCommand,
+    configured,
     trained_command,
     with_options,
 )
-from gpumem_tui.formula.extras import EXTRAS, why_not
+from gpumem_tui.formula.extras import EXTRAS, Extras, why_not
 from gpumem_tui.memory import Unknown
-from gpumem_tui.options.configuration import configure
 from gpumem_tui.plan.injected import NAMES
 
 if TYPE_CHECKING:
+    from gpumem_tui.options.workload import WorkloadOptions
+    from gpumem_tui.plan.goals import Goals
     from gpumem_tui.plan.plan import Plan
     from gpumem_tui.search.config import SearchConfig
     from gpumem_tui.search.prediction import Traced
@@ -40,6 +43,7 @@ _OF_A_SEARCH = frozenset({"limit_bytes", "share"})
 @click.option(
     "--extra", "extras", type=click.Choice(EXTRAS), multiple=True, help="A technique that only the formula knows."
 )
+@with_options(GOAL_OPTIONS)
 @click.option(
     "--what-if", "what_ifs", type=click.Choice(NAMES), multiple=True,
     help="Of a command: run it with this change only, not with all that apply.",
@@ -58,13 +62,25 @@ def plan(as_json: bool, markdown: bool, **values: Any) -> int:
     if as_json and markdown:
         raise click.UsageError("--json and --markdown: give only one of them")
     on_screen = not as_json and not markdown and is_terminal()
-    if command := trained_command():
-        return _plan_command({**values, "command": command}, as_json=as_json, on_screen=on_screen)
-    for option, given in (("--what-if", values.pop("what_ifs")), ("--no-what-if", values.pop("no_what_if"))):
+    no_trace, quiet = values.pop("no_trace"), values.pop("quiet")
+    what_ifs, none = values.pop("what_ifs"), values.pop("no_what_if")
+    size, extras = values.pop("batch_size"), frozenset(values.pop("extras"))
+    goals = goals_from(values)
+    if trained_command() and no_trace:
+        raise click.UsageError("--no-trace: nothing but a trace knows a command")
+    options, config = configured(values, share=True)
+    if config.workload.command is not None:
+        if no_trace:
+            raise click.UsageError(
+                f"--no-trace: nothing but a trace knows {config.workload.name}: it has no closed form"
+            )
+        refuse_goals(goals)
+        wanted_changes = _what_ifs(config, what_ifs, extras, none=none)
+        return _plan_traced(options, config, size, wanted_changes, as_json=as_json, on_screen=on_screen, quiet=quiet)
+    for option, given in (("--what-if", what_ifs), ("--no-what-if", none)):
         if given:
             raise click.UsageError(f"{option}: is about a command; write one after `--`")
-    no_trace, _ = values.pop("no_trace"), values.pop("quiet")
-    wanted, config = _parsed(values)
+    wanted = _planned(config, size or 1, extras, goals)
     if on_screen:
         from gpumem_tui.tui.start import open_plan
 
@@ -84,14 +100,11 @@ def plan(as_json: bool, markdown: bool, **values: Any) -> int:
 plan.params = [option for option in plan.params if option.name not in _OF_A_SEARCH]
 
 
-def _parsed(values: dict[str, Any]) -> tuple[Plan, SearchConfig]:
-    """The plan that the options describe, and how to trace it."""
+def _planned(config: SearchConfig, batch_size: int, extras: Extras, goals: Goals) -> Plan:
+    """The plan of a model with a closed form."""
     from gpumem_tui.plan.controls import check
     from gpumem_tui.plan.plan import Plan
 
-    batch_size, target_batch = values.pop("batch_size") or 1, values.pop("target_batch")
-    extras = frozenset(values.pop("extras"))
-    _, config = configure({**values, "share": True})
     shape, recipe = config.workload.shape, config.workload.recipe
     if shape is None:
         raise click.UsageError("--workload: a plan needs a model's shape; `gpumem-tui predict` traces a file")
@@ -99,30 +112,43 @@ def _parsed(values: dict[str, Any]) -> tuple[Plan, SearchConfig]:
         reason = why_not(extra, shape, recipe)
         if reason is not None:
             raise click.UsageError(f"--extra {extra}: {reason}")
-    wanted = Plan(shape, recipe, config.device.gpu, batch_size, config.headroom, target_batch, extras)
+    goals.check(has_tokens=bool(shape.seq_len))
+    wanted = Plan(shape, recipe, config.device.gpu, batch_size, config.headroom, config.target_batch, extras, goals)
     check(wanted)
-    return wanted, config
+    return wanted
 
 
-def _plan_command(values: dict[str, Any], *, as_json: bool, on_screen: bool) -> int:
-    """The plan of a command: on the screen, as JSON or as Markdown."""
-    if values.pop("no_trace"):
-        raise click.UsageError("--no-trace: nothing but a trace knows a command")
-    if extras := values.pop("extras"):
-        raise click.UsageError(f"--extra {extras[0]}: is for models of the catalog; of a command see --what-if")
-    what_ifs, none, quiet = values.pop("what_ifs"), values.pop("no_what_if"), values.pop("quiet")
+def _what_ifs(config: SearchConfig, what_ifs: tuple[str, ...], extras: Extras, *, none: bool) -> tuple[str, ...] | None:
+    """The changes to run: empty for all that apply, None for none."""
+    if extras:
+        what = "a command" if config.workload.hugging_face is None else "what has no closed form"
+        raise click.UsageError(f"--extra {min(extras)}: is for models of the catalog; of {what} see --what-if")
     if what_ifs and none:
         raise click.UsageError("--what-if and --no-what-if: give only one of them")
-    given = values.pop("batch_size")
-    options, config = configure({**values, "share": True})
+    return None if none else what_ifs
+
+
+def _plan_traced(
+    options: WorkloadOptions,
+    config: SearchConfig,
+    given: int | None,
+    what_ifs: tuple[str, ...] | None,
+    *,
+    as_json: bool,
+    on_screen: bool,
+    quiet: bool,
+) -> int:
+    """The plan of what only a trace knows: on the screen, as JSON or as Markdown."""
+    if config.workload.hugging_face is not None:
+        given = given or 1
     size = predicted_size(config, given)
     if on_screen:
         from gpumem_tui.tui.start import open_command_plan
 
-        return open_command_plan(options, config, size, what_ifs, run_all=not none)
+        return open_command_plan(options, config, size, what_ifs or (), run_all=what_ifs is not None)
     from gpumem_tui.plan.command_headless import show
 
-    return show(config, size, None if none else what_ifs, as_json=as_json, quiet=quiet)
+    return show(config, size, what_ifs, as_json=as_json, quiet=quiet)
 
 
 @contextmanager

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from gpumem_tui.cli.numbers import Finite
 from gpumem_tui.formula.recipe import ATTENTIONS, OPTIMIZERS, PRECISIONS, RECOMPUTES, SHARDINGS
-from gpumem_tui.memory import GIB, KIB, MIB
+from gpumem_tui.options.typed import rows_from, size_from
+
+if TYPE_CHECKING:
+    from gpumem_tui.options.workload import WorkloadOptions
+    from gpumem_tui.search.config import SearchConfig
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 _COMMAND = "gpumem_tui.command"
@@ -33,8 +37,36 @@ class TakesCommand(click.Command):
 
 def trained_command() -> tuple[str, ...]:
     """The user's training command of this invocation; empty if none was given."""
-    words: tuple[str, ...] = click.get_current_context().meta.get(_COMMAND, ())
+    context = click.get_current_context(silent=True)
+    words: tuple[str, ...] = () if context is None else context.meta.get(_COMMAND, ())
     return words
+
+
+def configured(values: Mapping[str, object], **set_values: object) -> tuple[WorkloadOptions, SearchConfig]:
+    """What was typed, and the user's training command if there is one, and what is searched by that.
+
+    Args:
+        values: by click's name of each option of `WORKLOAD_OPTIONS` and `DEVICE_OPTIONS`; those that are left out take
+            their defaults.
+        set_values: options that the command itself sets.
+
+    Raises:
+        OptionError: the options are wrong, or do not go together.
+    """
+    import msgspec
+
+    from gpumem_tui.options.configuration import Options, configure
+    from gpumem_tui.options.workload import ModelChanges, WorkloadOptions
+
+    given = {"command": trained_command(), **values, **set_values}
+
+    def named(kind: Any) -> dict[str, object]:
+        return {field.name: given.pop(field.name) for field in fields(kind) if field.name in given}
+
+    trained = {"changes": named(ModelChanges), **named(WorkloadOptions)}
+    options = msgspec.convert({"trained": trained, **named(Options)}, Options)
+    assert not given, f"no option takes {sorted(given)}"
+    return options.trained, configure(options)
 
 
 class Size(click.ParamType[int]):
@@ -43,16 +75,10 @@ class Size(click.ParamType[int]):
     name = "size"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG]?)(i?B)?", str(value), re.IGNORECASE)
-        size_bytes = 0
-        if match is not None:
-            unit = {"": 1, "K": KIB, "M": MIB, "G": GIB}[match[2].upper()]
-            size_bytes = int(float(match[1]) * unit)
-            if not match[2] and not match[3] and 0 < size_bytes < MIB:
-                self.fail(f"{value} would be bytes: write the unit, as in {value}GiB", param, ctx)
-        if size_bytes <= 0:
-            self.fail(f"{value!r} is not a size such as 20GiB or 512MiB", param, ctx)
-        return size_bytes
+        try:
+            return size_from(str(value))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
 
 
 class Rows(click.ParamType[tuple[str, float]]):
@@ -63,14 +89,10 @@ class Rows(click.ParamType[tuple[str, float]]):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, float]:
         if isinstance(value, tuple):
             return value
-        place, _, share = str(value).rpartition("=")
         try:
-            found = float(share)
-        except ValueError:
-            found = -1.0
-        if not 0 <= found <= 1 or (place and not re.search(r":\d+$", place)):
-            self.fail(f"{value!r} is not a share from 0 to 1 such as 0.25, or FILE:LINE=SHARE", param, ctx)
-        return place, found
+            return rows_from(str(value))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
 
 
 AT_LEAST_ONE = click.IntRange(min=1)
@@ -82,9 +104,10 @@ def choice(option: str, among: Sequence[str], says: str) -> Callable[[Command], 
 
 
 WORKLOAD_OPTIONS = [
-    click.option("--model", metavar="NAME", help="A model of the catalog (default: gpt2)."),
-    click.option("--config", metavar="CONFIG_JSON", help="A Hugging Face config.json instead."),
+    click.option("--model", metavar="NAME", help="A model of the catalog (default: gpt2), or a config.json."),
+    click.option("--config", metavar="CONFIG_JSON", help="A Hugging Face config.json, or its folder."),
     click.option("--workload", metavar="FILE[:NAME]", help="Your own step: build, make_batch and train_step."),
+    click.option("--dequantize", is_flag=True, help="Train the weights of a quantized config.json unquantized."),
     click.option("--layers", type=AT_LEAST_ONE, help="Change the model: layers."),
     click.option("--hidden", type=AT_LEAST_ONE, help="Width of the residual stream."),
     click.option("--heads", type=AT_LEAST_ONE, help="Attention heads."),

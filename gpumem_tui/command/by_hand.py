@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from gpumem_tui.step.walking import instances_of
+
 
 @dataclass(frozen=True)
 class _Trained:
@@ -64,6 +66,6 @@ class UpdatesByHand:
         if not any(trained.is_changed() for trained in self._before):
             return False
         self._before = []
-        self._has_optimizer = any(issubclass(type(thing), torch.optim.Optimizer) for thing in gc.get_objects())
+        self._has_optimizer = bool(instances_of(torch.optim.Optimizer, gc.get_objects()))
         self.is_certain = not self._has_optimizer
         return self.is_certain

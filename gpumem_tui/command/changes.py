@@ -22,7 +22,7 @@ from gpumem_tui.catalog.shapes import Gpu
 from gpumem_tui.command.chunked_loss import CHUNKED_FROM, chunked_cross_entropy, why_not_chunked
 from gpumem_tui.command.optimizers import REPLACEMENTS, construct_with, replace_optimizers, title_of, torch_optimizers
 from gpumem_tui.formula.changes import BF16_SINCE
-from gpumem_tui.step.run import tensors_in
+from gpumem_tui.step.phases import in_backward, mark_backward
 from gpumem_tui.trial.events import PROPOSE
 
 _CHECKPOINT = checkpointing.checkpoint
@@ -106,15 +106,7 @@ class Changes:
 
     def _end_autocast_with_backward(self) -> None:
         """The loss is part of what autocast is around (PyTorch's documentation, "Automatic Mixed Precision")."""
-        autograd: Any = torch.autograd
-        backward = autograd.backward
-
-        @functools.wraps(backward)
-        def outside(*args: Any, **kwargs: Any) -> Any:
-            self._leave_autocast()
-            return backward(*args, **kwargs)
-
-        autograd.backward = outside
+        mark_backward(self._leave_autocast)
 
     # In torch's own functions
 
@@ -203,14 +195,14 @@ class _Observed:
 
         def entered(module: nn.Module, *_: Any) -> None:
             self._depth += 1
-            if self._depth == 1 and torch._C._current_graph_task_id() == -1:
+            if self._depth == 1 and not in_backward():
                 is_first = module not in self.roots
                 self.roots.add(module)
                 enter(module, is_first=is_first)
 
         def left(*_: Any) -> None:
             self._depth -= 1
-            if not self._depth and torch._C._current_graph_task_id() == -1:
+            if not self._depth and not in_backward():
                 leave()
 
         register_module_forward_pre_hook(entered)
@@ -300,7 +292,7 @@ def _no_autocast(seen: _Observed) -> str:
         return "the command uses autocast already"
     kinds: Counter[torch.dtype] = Counter()
     for root in seen.roots:
-        for parameter in tensors_in(list(root.parameters())):
+        for parameter in root.parameters():
             kinds[parameter.dtype] += parameter.numel()
     most = max(kinds, key=lambda dtype: kinds[dtype], default=torch.float32)
     return "" if most is torch.float32 else f"its weights are {str(most).removeprefix('torch.')} already"

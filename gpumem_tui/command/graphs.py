@@ -11,6 +11,8 @@ from torch.nn.modules._functions import SyncBatchNorm
 from torch.optim import optimizer as optimizers
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
+from gpumem_tui.simulator.torch_internals import replace
+
 _POOL = (0, 1)
 _SYNC_BATCH_NORM = SyncBatchNorm.forward.__code__
 
@@ -71,6 +73,6 @@ def follow_graphs(note: Callable[[str], None]) -> None:
 
     cuda: Any = torch.cuda
     for module in (cuda, cuda.graphs):
-        module.CUDAGraph = NotedGraph
-        module.graph_pool_handle = lambda: _POOL
-        module.is_current_stream_capturing = CapturedGraph.is_capturing
+        replace(module, "CUDAGraph", NotedGraph)
+        replace(module, "graph_pool_handle", lambda: _POOL)
+        replace(module, "is_current_stream_capturing", CapturedGraph.is_capturing)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from gpumem_tui.importing import after_import
+from gpumem_tui.simulator.torch_internals import original, replace
 from gpumem_tui.simulator.world import answer_alone
 
 _MOST_LOCAL = 8
@@ -50,17 +51,17 @@ def follow_launchers(world: int) -> None:
         return {0: entrypoint(*arguments)}
 
     def launcher(module: Any) -> None:
-        module.launch_agent = become
+        replace(module, "launch_agent", become)
 
     def spawner(module: Any) -> None:
-        start = module.start_processes
+        start = original(module, "start_processes")
 
         def start_one(fn: Any, args: Any = (), nprocs: int = 1, *others: Any, **more: Any) -> Any:
             if nprocs > 1:
                 os.environ.setdefault(_LOCAL_GPUS, str(nprocs))
             return start(fn, args, min(nprocs, 1), *others, **more)
 
-        module.start_processes = start_one
+        replace(module, "start_processes", start_one)
 
     after_import("torch.distributed.launcher.api", launcher)
     after_import("torch.multiprocessing.spawn", spawner)

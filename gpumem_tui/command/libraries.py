@@ -16,6 +16,7 @@ from gpumem_tui.importing import after_import
 from gpumem_tui.simulator.backend import Backend
 from gpumem_tui.simulator.device import backend
 from gpumem_tui.simulator.profile import WARP_SIZE
+from gpumem_tui.simulator.torch_internals import original, replace
 from gpumem_tui.simulator.uncompiled import stay_eager
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def follow_libraries(program: Program) -> None:
 def _iterate_in_full(program: Program) -> None:
     """LBFGS iterates within a step until nothing changes, and losses without values never do."""
     optimizer: Any = torch.optim.LBFGS
-    step = optimizer.step
+    step = original(optimizer, "step")
 
     @functools.wraps(step)
     def full_step(self: Any, closure: Any) -> Any:
@@ -54,7 +55,7 @@ def _iterate_in_full(program: Program) -> None:
             group["tolerance_change"] = group["tolerance_grad"] = -1.0
         return step(self, closure)
 
-    optimizer.step = full_step
+    replace(optimizer, "step", full_step)
 
 
 def _launch_nothing(program: Program, *kinds: Any) -> None:
@@ -81,9 +82,8 @@ class _KernelLeftOut:
 
 
 def _compile_nothing(program: Program) -> None:
-    cuda: Any = torch.cuda
-    if hasattr(cuda, "_compile_kernel"):
-        cuda._compile_kernel = lambda *_, **__: _KernelLeftOut(program)
+    if hasattr(torch.cuda, "_compile_kernel"):
+        replace(torch.cuda, "_compile_kernel", lambda *_, **__: _KernelLeftOut(program))
 
 
 class _TritonDriver:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from gpumem_tui.step.workload import local
+from gpumem_tui.step.walking import local
 
 _QUANTIZED_FROM = 4096
 _BLOCK = 256

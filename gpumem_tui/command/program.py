@@ -7,20 +7,27 @@ import os
 import time
 import weakref
 from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from gpumem_tui.command.by_hand import UpdatesByHand
 from gpumem_tui.memory import Bucket
 from gpumem_tui.step import Phase
-from gpumem_tui.step.run import MemorySample, Recorder, state_of, tensors_in
-from gpumem_tui.step.workload import local
+from gpumem_tui.step.phases import PhaseHooks, in_backward, mark_backward
+from gpumem_tui.step.run import MemorySample, Recorder
+from gpumem_tui.step.walking import (
+    gradients_of,
+    holding_memory,
+    instances_of,
+    outermost,
+    parameters_of,
+    state_of,
+    tensors_in,
+)
 
-T = TypeVar("T")
 _BETWEEN_SAMPLES_S = 0.05
 
 
@@ -70,7 +77,7 @@ class Program:
         self._notes: dict[str, None] = {}
         self._next_sample = 0.0
         self._peaks = (0, 0)
-        self._hooks: list[Any] = []
+        self._hooks: PhaseHooks | None = None
         self._step_began = time.perf_counter()
 
     # The program's hooks
@@ -78,41 +85,28 @@ class Program:
     def start(self) -> None:
         """Follow the program from now on."""
         self._recorder.mark(0, Phase.BUILD)
-        self._hooks = [
-            register_module_forward_pre_hook(self._enter_module),
-            register_module_forward_hook(self._leave_module, always_call=True),
-            register_optimizer_step_pre_hook(self._enter_optimizer),
-            register_optimizer_step_post_hook(self._leave_optimizer),
-        ]
-        autograd: Any = torch.autograd
-        backward, reset = autograd.backward, self.memory.reset_peak_memory_stats
-
-        def marked_backward(*args: Any, **kwargs: Any) -> Any:
-            if not self._is_followed or _in_backward():
-                return backward(*args, **kwargs)
-            self._count_update()
-            self._enter(Phase.BACKWARD)
-            returned = backward(*args, **kwargs)
-            if self._first is None:
-                self._remember_for_updates()
-            return returned
+        self._hooks = PhaseHooks()
+        self._hooks.callback(register_module_forward_pre_hook(self._enter_module).remove)
+        self._hooks.callback(register_module_forward_hook(self._leave_module, always_call=True).remove)
+        self._hooks.on_optimizer(self._enter_optimizer, self._leave_optimizer)
+        mark_backward(self._enter_backward, self._leave_backward)
+        reset = self.memory.reset_peak_memory_stats
 
         def kept_reset(*args: Any, **kwargs: Any) -> Any:
             self._peaks = self.peaks()
             return reset(*args, **kwargs)
 
-        autograd.backward = marked_backward
         self.memory.reset_peak_memory_stats = kept_reset
 
     def stop(self) -> None:
         """Follow it no longer."""
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks = []
+        if self._hooks is not None:
+            self._hooks.close()
+            self._hooks = None
 
     @property
     def _is_followed(self) -> bool:
-        return bool(self._hooks) and os.getpid() == self._pid
+        return self._hooks is not None and os.getpid() == self._pid
 
     def _enter_module(self, module: nn.Module, *_: Any) -> None:
         self._depth += 1
@@ -121,7 +115,7 @@ class Program:
 
     def called(self, module: nn.Module) -> None:
         """A module is called by no other one."""
-        if not self._is_followed or _in_backward():
+        if not self._is_followed or in_backward():
             return
         self._count_update()
         if module not in self._roots:
@@ -134,25 +128,24 @@ class Program:
     def _leave_module(self, *_: Any) -> None:
         self._depth = max(0, self._depth - 1)
 
-    def _enter_optimizer(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    def _enter_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         if not self._is_followed:
             return
         if id(optimizer) == self._first and self.steps >= self._wanted:
             self._finish()
         for module in self._roots:
             self._tag_module(module)
-        parameters = _parameters(optimizer)
+        parameters = parameters_of(optimizer)
         self._trained.update(map(id, parameters))
         self._tag(Bucket.PARAMETERS, parameters)
-        gradients = [p.grad for p in parameters if p.grad is not None]
-        self._tag(Bucket.GRADIENTS, gradients)
-        if not _in_backward():
+        self._tag(Bucket.GRADIENTS, gradients_of(parameters))
+        if not in_backward():
             self._enter(Phase.OPTIMIZER)
 
-    def _leave_optimizer(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    def _leave_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         if not self._is_followed:
             return
-        self._tag(Bucket.OPTIMIZER, state_of(optimizer))
+        self._tag(Bucket.OPTIMIZER, [tensor for kept in state_of([optimizer]).values() for tensor in kept])
         if self._first is None:
             self._first = id(optimizer)
         if id(optimizer) == self._first:
@@ -164,14 +157,23 @@ class Program:
             self._missing.discard(id(optimizer))
         if self.steps >= self._wanted and not self._missing:
             self._finish()
-        elif not _in_backward():
+        elif not in_backward():
             self._begin_next()
+
+    def _enter_backward(self) -> None:
+        if self._is_followed:
+            self._count_update()
+            self._enter(Phase.BACKWARD)
+
+    def _leave_backward(self) -> None:
+        if self._is_followed and self._first is None:
+            self._remember_for_updates()
 
     def _remember_for_updates(self) -> None:
         """Backward has ended, and no optimizer of torch's has stepped so far."""
         parameters = [parameter for module in self._roots for parameter in module.parameters()]
         self._by_hand.after_backward(parameters)
-        self._tag(Bucket.GRADIENTS, (p.grad for p in parameters if p.grad is not None))
+        self._tag(Bucket.GRADIENTS, gradients_of(parameters))
         if self._by_hand.is_certain:
             self._enter(Phase.OPTIMIZER)
 
@@ -206,11 +208,11 @@ class Program:
     def name_what_lives(self) -> None:
         """Name the models and gradients there are now: those, too, that no optimizer trains and nobody has called."""
         things = gc.get_objects()
-        for module in _outermost(things):
+        for module in outermost(instances_of(nn.Module, things)):
             self._tag_module(module)
-            self._tag(Bucket.GRADIENTS, (p.grad for p in module.parameters() if p.grad is not None))
-        for optimizer in _of(torch.optim.Optimizer, things):
-            parameters = _parameters(optimizer)
+            self._tag(Bucket.GRADIENTS, gradients_of(module.parameters()))
+        for optimizer in instances_of(torch.optim.Optimizer, things):
+            parameters = parameters_of(optimizer)
             if parameters and self._trained.isdisjoint(map(id, parameters)):
                 kind, made = type(optimizer).__name__, self.steps
                 self.note(f"an optimizer ({kind}) has not stepped within {made} steps of another: --steps runs more")
@@ -219,6 +221,10 @@ class Program:
         """The highest (allocated, reserved) bytes, whenever the program has reset its own figures."""
         allocated, reserved = self.memory.max_memory_allocated(), self.memory.max_memory_reserved()
         return max(self._peaks[0], allocated), max(self._peaks[1], reserved)
+
+    def parameters(self) -> int:
+        """The values in all parameters of the models that were called, as their tensors count them."""
+        return sum({id(p): p.numel() for module in self._roots for p in module.parameters()}.values())
 
     def note(self, text: str) -> None:
         """Something to be known of the result; said once."""
@@ -239,7 +245,7 @@ class Program:
         self._tag(Bucket.PARAMETERS, [*parameters, *module.buffers(), *_scales(parameters)])
 
     def _tag(self, bucket: Bucket, tensors: Iterable[Any]) -> None:
-        found = [part for tensor in tensors if isinstance(tensor, torch.Tensor) for part in _with_storage(tensor)]
+        found = [part for tensor in tensors if isinstance(tensor, torch.Tensor) for part in holding_memory(tensor)]
         self._recorder.tag(bucket, found)
         storages = [tensor.untyped_storage() for tensor in found if tensor.is_cuda]
         self._storages.setdefault(bucket, {}).update((storage._cdata, storage.nbytes()) for storage in storages)
@@ -259,22 +265,6 @@ class Program:
         self._report(MemorySample.of(self.steps, phase, allocated, reserved, known))
 
 
-def _in_backward() -> bool:
-    return torch._C._current_graph_task_id() != -1
-
-
-def _with_storage(tensor: torch.Tensor) -> Iterable[torch.Tensor]:
-    """Where a tensor's bytes are: its shard, what `torch.func` has wrapped, a sparse one's indices and values."""
-    functorch: Any = torch._C._functorch
-    tensor = local(tensor)
-    while functorch.is_functorch_wrapped_tensor(tensor):
-        tensor = functorch.get_unwrapped(tensor)
-    if tensor.layout is torch.sparse_coo:
-        yield from (tensor._indices(), tensor._values())
-    elif tensor.layout is torch.strided:
-        yield tensor
-
-
 def _scales(parameters: Iterable[nn.Parameter]) -> Iterable[Any]:
     """What quantized parameters keep beside their data, as the ``quant_state`` of bitsandbytes: scales and tables."""
     for parameter in parameters:
@@ -283,19 +273,3 @@ def _scales(parameters: Iterable[nn.Parameter]) -> Iterable[Any]:
             while state is not None:
                 yield from tensors_in(vars(state))
                 state = getattr(state, "state2", None)
-
-
-def _of(kind: type[T], things: Iterable[object]) -> list[T]:
-    """Those of one kind. By their type: `isinstance` would run code of lazy objects."""
-    return [thing for thing in things if issubclass(type(thing), kind)]  # type: ignore[misc]
-
-
-def _outermost(things: Iterable[object]) -> list[nn.Module]:
-    """Every module among them that no other one holds."""
-    found = _of(nn.Module, things)
-    held = {id(child) for module in found for child in module._modules.values()}
-    return [module for module in found if id(module) not in held]
-
-
-def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    return [parameter for group in optimizer.param_groups for parameter in tensors_in(group["params"])]

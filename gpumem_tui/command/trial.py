@@ -187,7 +187,7 @@ class _Simulated(_Trial):
         size = self.request.batch_size or 0
         notes = tuple(line for line in (*self.all_notes(), growth_line(timeline)) if line)
         done = TraceDone.of(AffineTrace.constant(timeline), seconds, reasons, size, "", notes)
-        done = replace(done, rows_asked_for=self.gpu.mode.rows_asked_for)
+        done = replace(done, rows_asked_for=self.gpu.mode.rows_asked_for, parameters=self.program.parameters())
         if self.changes is None:
             return done
         return replace(done, changes=self.changes.found(), is_sharded=self.changes.is_sharded)
@@ -199,7 +199,7 @@ class _Simulated(_Trial):
 
     def _failed_in_backward(self, error: Exception) -> None:
         from gpumem_tui.command.errors import described
-        from gpumem_tui.trial.output import flush_output
+        from gpumem_tui.output_lines import flush_output
 
         self.link.failed(described(error))
         flush_output()

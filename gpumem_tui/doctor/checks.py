@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from gpumem_tui.memory import Unknown
-from gpumem_tui.monitor.snapshot import NO_DRIVER, NO_DRIVER_LOADED, DeviceState, GpuReading, Snapshot
+from gpumem_tui.monitor.nvml import NO_DRIVER, NO_DRIVER_LOADED
+from gpumem_tui.monitor.snapshot import DeviceState, GpuReading, Snapshot
 from gpumem_tui.simulator.profile import too_old
 
 _TORCH_TIMEOUT_S = 120.0

@@ -8,10 +8,10 @@ the catalog's models came to, on twelve GPUs: `python -m tests.published.formula
 
 from __future__ import annotations
 
-from gpumem_tui.catalog.shapes import LANGUAGE_MODELS, ModelShape
+from gpumem_tui.catalog.shapes import ModelShape
 from gpumem_tui.formula import convnet
 from gpumem_tui.formula.parameters import count_parameters, embedding_parameters
-from gpumem_tui.formula.precision import LOSS_BYTES, STORAGE
+from gpumem_tui.formula.precision import LOSS_BYTES, PRECISION_RECORDS
 from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.formula.rows import Moment
 
@@ -30,10 +30,10 @@ def pieces_bytes(shape: ModelShape, recipe: Recipe, batch_size: int, moment: Mom
     """
     if moment is Moment.UPDATE:
         return 0
-    if shape.family == "resnet" and recipe.recompute == "full":
+    if shape.record.has_batch_norm and recipe.recompute == "full":
         values = max(block.convolution_values for block in convnet.resnet(shape).blocks)
-        return batch_size * values * STORAGE[recipe.precision].compute_bytes
-    if shape.family in LANGUAGE_MODELS and moment in _OF_THE_LOSS:
+        return batch_size * values * PRECISION_RECORDS[recipe.precision].compute_bytes
+    if shape.record.predicts_tokens and moment in _OF_THE_LOSS:
         return batch_size * shape.seq_len * shape.vocab * LOSS_BYTES
     return 0
 
@@ -43,7 +43,7 @@ def left_copies_bytes(shape: ModelShape, recipe: Recipe, moment: Moment) -> int:
     if recipe.recompute != "full" or moment in (Moment.LOSS, Moment.UPDATE):
         return 0
     copied = count_parameters(shape) - embedding_parameters(shape)
-    return copied * STORAGE[recipe.precision].working_copy_bytes
+    return copied * PRECISION_RECORDS[recipe.precision].working_copy_bytes
 
 
 def reserved_bytes(allocated_bytes: int, recipe: Recipe, moment: Moment) -> int:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Literal
 
-from gpumem_tui.catalog.shapes import ATTENTION_FAMILIES, Gpu, ModelShape, ShapeError
+from gpumem_tui.catalog.shapes import Gpu, ModelShape, ShapeError
 from gpumem_tui.formula.extras import NO_EXTRAS, Extra, Extras, why_not
 from gpumem_tui.formula.optimizers import OPTIMIZER_TECHNIQUES
 from gpumem_tui.formula.price import ONE_MORE_FORWARD, Price, selective_recompute_percent
@@ -195,7 +195,7 @@ def _precisions(recipe: Recipe, gpu: Gpu | None) -> Iterator[Change | NotApplica
 def _recomputes(setup: Setup) -> Iterator[Change | NotApplicable]:
     shape, recipe = setup.shape, setup.recipe
     key, name = "selective-recompute", "selective recompute"
-    if shape.family not in ATTENTION_FAMILIES:
+    if not shape.record.has_attention:
         yield NotApplicable(key, name, "the network has no attention to recompute")
     elif recipe.recompute != "none":
         yield NotApplicable(key, name, f"recompute is {recipe.recompute} already")
@@ -228,7 +228,7 @@ def _recomputes(setup: Setup) -> Iterator[Change | NotApplicable]:
 
 def _attention(setup: Setup) -> Change | NotApplicable:
     key, name = "fused-attention", "fused attention"
-    if setup.shape.family not in ATTENTION_FAMILIES:
+    if not setup.shape.record.has_attention:
         return NotApplicable(key, name, "the network has no attention")
     if fused(setup.recipe):
         own = "PyTorch's own choice" if setup.recipe.attention == "auto" else setup.recipe.attention

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from gpumem_tui.catalog.shapes import ModelShape
-from gpumem_tui.formula.precision import STORAGE
+from gpumem_tui.formula.precision import PRECISION_RECORDS
 from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.formula.rows import FORWARD_ENDS, IN_A_BLOCK, FormulaRow, Moment, batch_row, there
 from gpumem_tui.memory import Bucket
@@ -103,7 +103,7 @@ def resnet(shape: ModelShape) -> ResNetShape:
 def activation_rows(shape: ModelShape, recipe: Recipe, batch_size: int) -> list[FormulaRow]:
     """What a ResNet keeps for backward. Selective recompute has no attention to drop and changes nothing."""
     network = resnet(shape)
-    blocks, width = network.blocks, STORAGE[recipe.precision].compute_bytes
+    blocks, width = network.blocks, PRECISION_RECORDS[recipe.precision].compute_bytes
     convolved = network.stem.values
     activated = network.stem.values + network.pooled_values
     if recipe.recompute == "full":

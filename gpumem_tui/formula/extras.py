@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, get_args
 
-from gpumem_tui.catalog.shapes import ATTENTION_FAMILIES, LANGUAGE_MODELS, ModelShape
+from gpumem_tui.catalog.shapes import ModelShape
 from gpumem_tui.formula.recipe import Recipe
 
 Extra = Literal["chunked-loss", "offload-optimizer", "offload-activations"]
@@ -21,10 +21,10 @@ OFFLOADED_BLOCKS = 2
 
 def why_not(extra: Extra, shape: ModelShape, recipe: Recipe) -> str | None:
     """Why `extra` means nothing for this network and recipe; None if it does."""
-    if extra == "chunked-loss" and shape.family not in LANGUAGE_MODELS:
+    if extra == "chunked-loss" and not shape.record.predicts_tokens:
         return "a classifier's head has no vocabulary to cut"
     if extra == "offload-optimizer" and recipe.optimizer == "sgd":
         return "plain SGD keeps no state to move"
-    if extra == "offload-activations" and shape.family not in ATTENTION_FAMILIES:
+    if extra == "offload-activations" and not shape.record.has_attention:
         return "modelled for transformer blocks only"
     return None

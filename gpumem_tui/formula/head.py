@@ -7,9 +7,9 @@ two gradients, of the log-softmax and of the logits, that it makes.
 
 from __future__ import annotations
 
-from gpumem_tui.catalog.shapes import LANGUAGE_MODELS, ModelShape
+from gpumem_tui.catalog.shapes import ModelShape
 from gpumem_tui.formula.extras import LOSS_CHUNKS
-from gpumem_tui.formula.precision import LOSS_BYTES, STORAGE
+from gpumem_tui.formula.precision import LOSS_BYTES, PRECISION_RECORDS
 from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.formula.rows import FORWARD_ENDS, FormulaRow, Moment, batch_row, there
 from gpumem_tui.memory import Bucket
@@ -26,13 +26,13 @@ def head_rows(shape: ModelShape, recipe: Recipe, batch_size: int, *, chunked: bo
         chunked: a language model's head and loss run on one piece of each sequence at a time, gradients included, so
             that only one piece's logits exist; a classifier is not cut.
     """
-    language_model = shape.family in LANGUAGE_MODELS
+    language_model = shape.record.predicts_tokens
     pieces = LOSS_CHUNKS if chunked and language_model else 1
     if language_model:
         outputs: tuple[int, ...] = (batch_size, -(-shape.seq_len // pieces), shape.vocab)
     else:
         outputs = (batch_size, shape.classes)
-    compute_bytes = STORAGE[recipe.precision].compute_bytes
+    compute_bytes = PRECISION_RECORDS[recipe.precision].compute_bytes
     logits = "the training loop holds them through backward" if pieces == 1 else f"of one piece of {pieces}"
     rows = [
         batch_row(

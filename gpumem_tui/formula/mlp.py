@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpumem_tui.catalog.shapes import ModelShape
-from gpumem_tui.formula.precision import STORAGE
+from gpumem_tui.formula.precision import PRECISION_RECORDS
 from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.formula.rows import FORWARD_ENDS, IN_A_BLOCK, TEXTBOOK, FormulaRow, batch_row, there
 from gpumem_tui.memory import Bucket
@@ -16,7 +16,7 @@ def activation_rows(shape: ModelShape, recipe: Recipe, batch_size: int) -> list[
 
     Recompute changes nothing: the layers' boundaries are all there is.
     """
-    width = STORAGE[recipe.precision].compute_bytes
+    width = PRECISION_RECORDS[recipe.precision].compute_bytes
     outputs = batch_row(
         Bucket.ACTIVATIONS,
         "layer outputs",

@@ -11,7 +11,7 @@ from math import prod
 from types import MappingProxyType
 
 from gpumem_tui.formula.parameters import ParameterTensor
-from gpumem_tui.formula.precision import STORAGE
+from gpumem_tui.formula.precision import PRECISION_RECORDS
 from gpumem_tui.formula.price import Price
 from gpumem_tui.formula.recipe import Optimizer, Recipe
 from gpumem_tui.formula.rows import FormulaRow, Moment, fixed_row, there
@@ -217,7 +217,7 @@ OPTIMIZER_TECHNIQUES: Mapping[Optimizer, OptimizerTechnique] = MappingProxyType(
 def optimizer_row(recipe: Recipe, tensors: Iterable[ParameterTensor]) -> FormulaRow:
     """The optimizer's state over all `tensors`, unsharded."""
     record = OPTIMIZER_RECORDS[recipe.optimizer]
-    state_bytes = record.state_bytes or STORAGE[recipe.precision].state_bytes
+    state_bytes = record.state_bytes or PRECISION_RECORDS[recipe.precision].state_bytes
     factors: tuple[int, ...]
     if record.states is None:
         factors = (sum(factored_values(tensor) for tensor in tensors), state_bytes)
@@ -229,7 +229,7 @@ def optimizer_row(recipe: Recipe, tensors: Iterable[ParameterTensor]) -> Formula
 def scratch_row(recipe: Recipe, tensors: Sequence[ParameterTensor]) -> FormulaRow | None:
     """What one update makes on the way, on one GPU's share of the state; None where it works in place."""
     record = OPTIMIZER_RECORDS[recipe.optimizer]
-    state_bytes = record.state_bytes or STORAGE[recipe.precision].state_bytes
+    state_bytes = record.state_bytes or PRECISION_RECORDS[recipe.precision].state_bytes
     factors: tuple[int, ...]
     if record.scratch is None:
         factors = (max(tensor.values // tensor.copies for tensor in tensors), _OF_THE_LARGEST, _FP32_BYTES)

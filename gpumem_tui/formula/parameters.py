@@ -9,7 +9,8 @@ from itertools import pairwise
 from math import prod
 from types import MappingProxyType
 
-from gpumem_tui.catalog.shapes import LANGUAGE_MODELS, Family, ModelShape
+from gpumem_tui.catalog.families import Family
+from gpumem_tui.catalog.shapes import ModelShape
 from gpumem_tui.formula import convnet
 
 _TOKEN_TYPES = 2
@@ -48,7 +49,7 @@ def gathered_parameters(shape: ModelShape) -> int:
     What lies outside the blocks stays gathered while the blocks run; of those there are the one that runs and the one
     fetched ahead.
     """
-    if shape.family == "resnet":
+    if shape.record.has_batch_norm:
         blocks = sorted((_block_parameters(block) for block in convnet.resnet(shape).blocks), reverse=True)
         return count_parameters(shape) - sum(blocks[2:])
     one_block = count_parameters(shape) - count_parameters(replace(shape, layers=shape.layers - 1))
@@ -57,24 +58,24 @@ def gathered_parameters(shape: ModelShape) -> int:
 
 def block_parameters(shape: ModelShape) -> int:
     """The parameters of one block, the largest where they differ."""
-    if shape.family == "resnet":
+    if shape.record.has_batch_norm:
         return max(_block_parameters(block) for block in convnet.resnet(shape).blocks)
     return count_parameters(shape) - count_parameters(replace(shape, layers=shape.layers - 1))
 
 
 def head_parameters(shape: ModelShape) -> int:
     """The weight of a language model's vocabulary projection, tied or not; 0 for a classifier, whose own is small."""
-    return shape.vocab * shape.hidden if shape.family in LANGUAGE_MODELS else 0
+    return shape.vocab * shape.hidden if shape.record.predicts_tokens else 0
 
 
 def embedding_parameters(shape: ModelShape) -> int:
     """The tables that nothing multiplies with: of tokens unless the head is tied to them, and of positions."""
     if shape.family == "vit":
         return shape.tokens * shape.hidden
-    if shape.family not in (*LANGUAGE_MODELS, "bert"):
+    if shape.record.inputs != "tokens":
         return 0
     tokens = 0 if shape.tied_head else shape.vocab
-    positions = shape.max_seq_len if shape.family != "llama" else 0
+    positions = shape.max_seq_len if shape.record.positions == "learned" else 0
     return (tokens + positions) * shape.hidden
 
 

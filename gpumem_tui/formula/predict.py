@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
-from gpumem_tui.catalog.shapes import ATTENTION_FAMILIES, LANGUAGE_MODELS, ModelShape
+from gpumem_tui.catalog.shapes import ModelShape
 from gpumem_tui.formula import convnet, mlp, transformer
 from gpumem_tui.formula.cache import left_copies_bytes, pieces_bytes, reserved_bytes
 from gpumem_tui.formula.extras import NO_EXTRAS, Extras
@@ -20,7 +20,7 @@ from gpumem_tui.formula.parameters import (
     head_parameters,
     parameter_tensors,
 )
-from gpumem_tui.formula.precision import STORAGE
+from gpumem_tui.formula.precision import PRECISION_RECORDS
 from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.formula.rows import FORWARD_ENDS, IN_A_BLOCK, TEXTBOOK, FormulaRow, Moment, batch_row, fixed_row, there
 from gpumem_tui.formula.sharding import shard, shard_scratch
@@ -215,7 +215,7 @@ def _fewest_exceeding(sizes: Sequence[tuple[Bucket, int]], capacity_bytes: int) 
 def _fixed_rows(shape: ModelShape, recipe: Recipe, extras: Extras) -> list[FormulaRow]:
     tensors = parameter_tensors(shape)
     parameters = sum(tensor.values for tensor in tensors)
-    storage = STORAGE[recipe.precision]
+    storage = PRECISION_RECORDS[recipe.precision]
     gradients = fixed_row(
         Bucket.GRADIENTS, "gradients", (parameters, storage.gradient_bytes), storage.source, storage.note
     )
@@ -258,7 +258,7 @@ def _fixed_rows(shape: ModelShape, recipe: Recipe, extras: Extras) -> list[Formu
 
 def _working_copies(shape: ModelShape, recipe: Recipe, parameters: int) -> list[FormulaRow]:
     """The 16-bit weights that autocast makes: cached until the loss is computed, kept by what backward reads."""
-    storage = STORAGE[recipe.precision]
+    storage = PRECISION_RECORDS[recipe.precision]
     if not storage.working_copy_bytes:
         return []
     copied = parameters - embedding_parameters(shape)
@@ -283,24 +283,22 @@ def _working_copies(shape: ModelShape, recipe: Recipe, parameters: int) -> list[
 
 
 def _activation_rows(shape: ModelShape, recipe: Recipe, batch_size: int, extras: Extras) -> list[FormulaRow]:
-    if shape.family in ATTENTION_FAMILIES:
+    if shape.record.has_attention:
         return transformer.activation_rows(shape, recipe, batch_size, offloaded="offload-activations" in extras)
-    if shape.family == "resnet":
+    if shape.record.has_batch_norm:
         return convnet.activation_rows(shape, recipe, batch_size)
     return mlp.activation_rows(shape, recipe, batch_size)
 
 
 def _batch_data_rows(shape: ModelShape, recipe: Recipe, batch_size: int) -> list[FormulaRow]:
     """Inputs in the dtype of the weights that they meet, or int64 ids; and targets, int64."""
-    width = STORAGE[recipe.precision].parameter_bytes
+    width = PRECISION_RECORDS[recipe.precision].parameter_bytes
     inputs: tuple[int, ...]
     targets: tuple[int, ...] = (batch_size, _ID_BYTES)
-    if shape.family in LANGUAGE_MODELS:
+    if shape.record.inputs == "tokens":
         name, inputs = "token ids", (batch_size, shape.seq_len, _ID_BYTES)
-        targets = inputs
-    elif shape.family == "bert":
-        name, inputs = "token ids", (batch_size, shape.seq_len, _ID_BYTES)
-    elif shape.family == "mlp":
+        targets = inputs if shape.record.predicts_tokens else targets
+    elif shape.record.inputs == "features":
         name, inputs = "features", (batch_size, shape.inputs, width)
     else:
         name, inputs = "images", (batch_size, _COLOURS, shape.image_size, shape.image_size, width)
@@ -315,11 +313,11 @@ def _assumptions(shape: ModelShape, recipe: Recipe, extras: Extras) -> list[str]
         "The highest of five moments of a step; between them memory moves evenly.",
         "Allocator cache, CUDA context and library workspaces are not counted.",
     ]
-    if shape.family in ATTENTION_FAMILIES:
+    if shape.record.has_attention:
         assumed += _attention_assumptions(shape, recipe)
-    if shape.family == "resnet":
+    if shape.record.has_batch_norm:
         assumed.append("BatchNorm's running statistics are not counted: they are buffers of a few kilobytes.")
-    if recipe.recompute == "selective" and shape.family not in ATTENTION_FAMILIES:
+    if recipe.recompute == "selective" and not shape.record.has_attention:
         assumed.append("Selective recompute drops attention scores; this network has none.")
     if recipe.precision == "fp32":
         assumed.append("The activation forms are for 16-bit values; in fp32 all but dropout masks count twice.")
@@ -341,10 +339,8 @@ def _attention_assumptions(shape: ModelShape, recipe: Recipe) -> list[str]:
         )
     if recipe.attention == "flash" and recipe.precision == "fp32":
         assumed.append("Flash kernels take 16-bit values only; in fp32 PyTorch's fused kernel is efficient.")
-    if shape.family == "llama":
-        assumed.append("SwiGLU and grouped keys are counted like the paper's GPT blocks: an adaptation.")
-    elif shape.family in ("bert", "vit"):
-        assumed.append("The encoder's blocks are counted like the paper's GPT blocks: an adaptation.")
+    if shape.record.remark:
+        assumed.append(shape.record.remark)
     if not shape.dropout:
         assumed.append("The model has no dropout, so the textbook's masks are not counted.")
     if recipe.recompute == "selective":

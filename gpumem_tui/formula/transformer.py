@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from gpumem_tui.catalog.shapes import LANGUAGE_MODELS, Gpu, ModelShape
+from gpumem_tui.catalog.shapes import Gpu, ModelShape
 from gpumem_tui.formula.extras import OFFLOADED_BLOCKS
-from gpumem_tui.formula.precision import MASK_BYTES, STORAGE
+from gpumem_tui.formula.precision import MASK_BYTES, PRECISION_RECORDS
 from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.formula.rows import FORWARD_ENDS, IN_A_BLOCK, FormulaRow, Moment, batch_row, there
 from gpumem_tui.memory import Bucket
@@ -77,13 +77,13 @@ def as_run_on(recipe: Recipe, gpu: Gpu) -> Recipe:
 
 def block_bytes(shape: ModelShape, recipe: Recipe) -> BlockBytes:
     """What one block saves without recompute."""
-    width = STORAGE[recipe.precision].compute_bytes
+    width = PRECISION_RECORDS[recipe.precision].compute_bytes
     queries = shape.heads * shape.attention_width
     keys = shape.kv_heads * shape.attention_width
     # GELU: its input and output. SwiGLU: gate, SiLU of the gate, up, and their product, each an operand.
-    inner = (4 if shape.family == "llama" else 2) * shape.ffn
+    inner = (4 if shape.record.is_gated else 2) * shape.ffn
     dropout = shape.dropout > 0
-    llama = shape.family == "llama"
+    llama = shape.record.is_gated
     # RMSNorm squares in fp32: it keeps that and the normalized values, where LayerNorm keeps its input only.
     norms = 2 * shape.hidden * (residual_bytes(recipe) + (_FP32_BYTES if llama else 0))
     inputs_cast = (3 if llama else 2 if shape.family == "bert" else 0) if _is_autocast(recipe) else 0
@@ -104,11 +104,11 @@ def block_bytes(shape: ModelShape, recipe: Recipe) -> BlockBytes:
 
 def residual_bytes(recipe: Recipe) -> int:
     """Bytes per value of the residual stream: it adds up in the dtype of the embedding's weights."""
-    return STORAGE[recipe.precision].parameter_bytes
+    return PRECISION_RECORDS[recipe.precision].parameter_bytes
 
 
 def _is_autocast(recipe: Recipe) -> bool:
-    return residual_bytes(recipe) != STORAGE[recipe.precision].compute_bytes
+    return residual_bytes(recipe) != PRECISION_RECORDS[recipe.precision].compute_bytes
 
 
 def activation_rows(shape: ModelShape, recipe: Recipe, batch_size: int, *, offloaded: bool = False) -> list[FormulaRow]:
@@ -154,9 +154,9 @@ def _gradients_row(shape: ModelShape, recipe: Recipe, batch_size: int) -> Formul
     Of the residual sum and of what went into it, and of the inner values: SwiGLU's gate, up and product, whose own
     operand is free by then; GELU's output alone, whose operand is what its own gradient replaces.
     """
-    width = STORAGE[recipe.precision].compute_bytes
+    width = PRECISION_RECORDS[recipe.precision].compute_bytes
     sums = residual_bytes(recipe) + (width if shape.dropout or _is_autocast(recipe) else 0)
-    inner = (2 if shape.family == "llama" else 1) * shape.ffn * width
+    inner = (2 if shape.record.is_gated else 1) * shape.ffn * width
     row = batch_row(
         Bucket.TEMPORARY,
         "gradients inside a block",
@@ -210,7 +210,7 @@ def _linear_rows(
 
 
 def _row(shape: ModelShape, name: str, per_token: int, batch_size: int, blocks: int, suffix: str = "") -> FormulaRow:
-    swiglu = shape.family == "llama" and name == "feed-forward"
+    swiglu = shape.record.is_gated and name == "feed-forward"
     return batch_row(
         Bucket.ACTIVATIONS,
         name + suffix,
@@ -253,10 +253,10 @@ def _core_rows(
 
 def _outside_row(shape: ModelShape, recipe: Recipe, batch_size: int) -> FormulaRow:
     """What the embedding, the last (BERT: first) normalization and a language model's head save."""
-    width = STORAGE[recipe.precision].compute_bytes
-    head = width if shape.family in LANGUAGE_MODELS else 0
+    width = PRECISION_RECORDS[recipe.precision].compute_bytes
+    head = width if shape.record.predicts_tokens else 0
     mask = MASK_BYTES if shape.dropout > 0 else 0
-    norm = residual_bytes(recipe) + (_FP32_BYTES if shape.family == "llama" else 0)
+    norm = residual_bytes(recipe) + (_FP32_BYTES if shape.record.is_gated else 0)
     row = batch_row(
         Bucket.ACTIVATIONS,
         "outside the blocks",

@@ -9,7 +9,8 @@ from enum import Enum
 
 from gpumem_tui.memory import Unknown, format_bytes
 from gpumem_tui.monitor.probes import Growing, Probes, RanOutOfMemory
-from gpumem_tui.monitor.snapshot import DeviceState, GpuProcess, GpuReading, Memory, Reading, Snapshot
+from gpumem_tui.monitor.readings import Reading
+from gpumem_tui.monitor.snapshot import DeviceState, GpuProcess, GpuReading, Memory, Snapshot
 from gpumem_tui.monitor.trend import Trend
 from gpumem_tui.settings import Settings
 

@@ -101,8 +101,8 @@ def _reader(wanted: Any) -> Callable[[Plain], Any]:
         return _tuple_reader(arguments)
     if origin is Mapping:
         return lambda plain: {_checked(str, key): _checked(arguments[1], each) for key, each in plain.items()}
-    if is_dataclass(wanted):
-        return _dataclass_reader(wanted)
+    if is_dataclass(origin or wanted):
+        return _dataclass_reader(origin or wanted, arguments)
     if isinstance(wanted, type) and issubclass(wanted, Enum):
         return wanted
     return lambda plain: _checked(wanted, plain)
@@ -130,9 +130,10 @@ def _tuple_reader(members: tuple[Any, ...]) -> Callable[[Plain], Any]:
     return lambda plain: tuple(read(each) for read, each in zip(readers, plain, strict=True))
 
 
-def _dataclass_reader(cls: Any) -> Callable[[Plain], Any]:
+def _dataclass_reader(cls: Any, arguments: tuple[Any, ...]) -> Callable[[Plain], Any]:
+    bound = dict(zip(getattr(cls, "__parameters__", ()), arguments, strict=True))
     hints = get_type_hints(cls)
-    readers = {field.name: _reader(hints[field.name]) for field in fields(cls)}
+    readers = {field.name: _reader(_bound(hints[field.name], bound)) for field in fields(cls)}
     needed = {f.name for f in fields(cls) if f.default is MISSING and f.default_factory is MISSING}
 
     def read(plain: Plain) -> Any:
@@ -142,6 +143,14 @@ def _dataclass_reader(cls: Any) -> Callable[[Plain], Any]:
         return cls(**{name: reader(plain[name]) for name, reader in readers.items() if name in plain})
 
     return read
+
+
+def _bound(hint: Any, bound: Mapping[Any, Any]) -> Any:
+    """A type with its parameters filled in."""
+    if hint in bound:
+        return bound[hint]
+    parameters = getattr(hint, "__parameters__", ())
+    return hint[tuple(bound[parameter] for parameter in parameters)] if parameters and get_origin(hint) else hint
 
 
 def _checked(wanted: Any, plain: Plain) -> Any:

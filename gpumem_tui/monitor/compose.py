@@ -1,16 +1,17 @@
-"""From what was read of a GPU to what travels: processes merged from NVML's lists, ledgers made, losses spelled out."""
+"""From what was read of a GPU to what travels: processes merged, ledgers made, losses spelled out."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gpumem_tui.memory import Unknown, Value
+from gpumem_tui.monitor.backend import Identity, ListedProcess
 from gpumem_tui.monitor.ledger import HOLDERS, device_ledger
+from gpumem_tui.monitor.poller import InstanceRead, Raw
+from gpumem_tui.monitor.readings import NOT_IN_MIG, NOT_READ_YET, READINGS, Reading
 from gpumem_tui.monitor.snapshot import (
     NOT_LOOKED_UP_YET,
-    NOT_READ_YET,
-    PLAIN_READINGS,
     DeviceState,
     GpuProcess,
     GpuReading,
@@ -19,29 +20,16 @@ from gpumem_tui.monitor.snapshot import (
     Instance,
     Memory,
     ProcessKind,
-    Reading,
 )
-
-if TYPE_CHECKING:
-    from gpumem_tui.monitor.fields import Identity, Running
-    from gpumem_tui.monitor.mig import SliceReading
-    from gpumem_tui.monitor.poller import Raw
 
 Hosts = Mapping[int, Reading[HostProcess]]
 """The processes behind the pids, or why they are not known."""
-
-INTEGRATED = {(3, 2), (5, 3), (6, 2), (7, 2), (8, 7), (10, 1), (11, 0), (12, 1)}
-"""Compute capabilities that only integrated GPUs have: Tegra K1 and X1, TX2, Xavier, Orin, Thor (before and since CUDA
-13) and GB10, by the table at developer.nvidia.com/cuda-gpus. NVML itself does not say whether memory is unified."""
-
-_HOLDERS_BY_VIRTUALIZATION = {3: "virtual machines on this host", 4: "virtual machines on this host"}
-_IN_MIG = Unknown("not available in MIG mode")
 
 
 def pids_of(raws: Sequence[Raw]) -> frozenset[int]:
     """Every process that the GPUs have."""
     lists = [reading for raw in raws for reading in (raw.compute_processes, raw.graphics_processes)]
-    lists += [instance.processes for raw in raws for instance in raw.slices]
+    lists += [instance.processes for raw in raws for instance in raw.instances]
     return frozenset(process.pid for reading in lists if not isinstance(reading, Unknown) for process in reading)
 
 
@@ -49,12 +37,10 @@ def gpu_reading(
     index: int, raw: Raw, *, state: DeviceState, reason: str, age_s: float, hosts: Hosts, host: HostReading
 ) -> GpuReading:
     """A GPU that answers, or did until `age_s` ago."""
-    mig = raw.mig_mode is True
-    unified = raw.identity is not None and raw.identity.compute_capability in INTEGRATED
-    unified = unified and isinstance(raw.memory, Unknown)
+    unified = raw.identity is not None and raw.identity.integrated and isinstance(raw.memory, Unknown)
     memory = _host_memory(host) if unified else raw.memory
-    instances = tuple(_instance(read, hosts) for read in raw.slices) if mig else ()
-    processes = _of_instances(instances) if mig else _processes(raw, hosts)
+    instances = tuple(_instance(read, hosts) for read in raw.instances) if raw.mig else ()
+    processes = _of_instances(instances) if raw.mig else _processes(raw, hosts)
     return GpuReading(
         **_identified(index, raw.identity),
         state=state,
@@ -63,19 +49,16 @@ def gpu_reading(
         memory=memory,
         ledger=device_ledger(memory, processes, holders=_holders(raw.identity, unified=unified)),
         processes=processes,
-        utilization_percent=_IN_MIG if mig else _part(raw.utilization, 0),
-        memory_utilization_percent=_IN_MIG if mig else _part(raw.utilization, 1),
         unified=unified,
-        mig=mig,
+        mig=raw.mig,
         instances=instances,
-        **{name: getattr(raw, name) for name in PLAIN_READINGS},
+        **raw.readings,
     )
 
 
 def lost_reading(index: int, identity: Identity | None, reason: str, age_s: float) -> GpuReading:
     """A GPU that does not answer: nothing of it is known but its name."""
-    absent = ("memory", "ledger", "processes", "utilization_percent", "memory_utilization_percent", *PLAIN_READINGS)
-    unknown: dict[str, Any] = dict.fromkeys(absent, Unknown(reason))
+    unknown: dict[str, Any] = dict.fromkeys(("memory", "ledger", "processes", *READINGS), Unknown(reason))
     return GpuReading(
         **_identified(index, identity), state=DeviceState.LOST, state_reason=reason, age_s=age_s, **unknown
     )
@@ -93,10 +76,6 @@ def _identified(index: int, identity: Identity | None) -> dict[str, Any]:
     }
 
 
-def _part(reading: Reading[tuple[int, int]], index: int) -> Reading[int]:
-    return reading if isinstance(reading, Unknown) else reading[index]
-
-
 def _host_memory(host: HostReading) -> Reading[Memory]:
     total, used = host.memory_total_bytes, host.memory_used_bytes
     if isinstance(total, Unknown):
@@ -109,7 +88,9 @@ def _host_memory(host: HostReading) -> Reading[Memory]:
 def _holders(identity: Identity | None, *, unified: bool) -> str:
     if unified:
         return "what runs on the CPU, in the same memory"
-    return _HOLDERS_BY_VIRTUALIZATION.get(identity.virtualization, HOLDERS) if identity else HOLDERS
+    if identity is not None and identity.holds_virtual_machines:
+        return "virtual machines on this host"
+    return HOLDERS
 
 
 def _processes(raw: Raw, hosts: Hosts) -> Reading[tuple[GpuProcess, ...]]:
@@ -123,7 +104,7 @@ def _processes(raw: Raw, hosts: Hosts) -> Reading[tuple[GpuProcess, ...]]:
             pid=pid,
             kind=_kind(pid in compute, pid in graphics),
             used_bytes=_larger([lists[pid] for lists in (compute, graphics) if pid in lists]),
-            sm_percent=raw.sm_percents if isinstance(raw.sm_percents, Unknown) else raw.sm_percents[0].get(pid, 0),
+            sm_percent=raw.sm_percents if isinstance(raw.sm_percents, Unknown) else raw.sm_percents.get(pid, 0),
             host=hosts.get(pid, NOT_LOOKED_UP_YET),
         )
         for pid in compute | graphics
@@ -136,27 +117,32 @@ def _kind(computes: bool, draws: bool) -> ProcessKind:
     return ProcessKind.COMPUTE if computes else ProcessKind.GRAPHICS
 
 
-def _larger(entries: list[Running]) -> Value:
+def _larger(entries: list[ListedProcess]) -> Value:
     """Either list has the process's whole memory."""
     known = [entry.used_bytes for entry in entries if isinstance(entry.used_bytes, int)]
     return max(known) if known else entries[0].used_bytes
 
 
-def _instance(read: SliceReading, hosts: Hosts) -> Instance:
+def _instance(read: InstanceRead, hosts: Hosts) -> Instance:
     processes: Reading[tuple[GpuProcess, ...]]
     if isinstance(read.processes, Unknown):
         processes = read.processes
     else:
         processes = tuple(
             GpuProcess(
-                p.pid, ProcessKind.COMPUTE, p.used_bytes, _IN_MIG, hosts.get(p.pid, NOT_LOOKED_UP_YET), read.slice.uuid
+                p.pid,
+                ProcessKind.COMPUTE,
+                p.used_bytes,
+                NOT_IN_MIG,
+                hosts.get(p.pid, NOT_LOOKED_UP_YET),
+                read.instance.uuid,
             )
             for p in read.processes
         )
     return Instance(
-        index=read.slice.index,
-        uuid=read.slice.uuid,
-        name=read.slice.name,
+        index=read.instance.index,
+        uuid=read.instance.uuid,
+        name=read.instance.name,
         memory=read.memory,
         processes=processes,
         ledger=device_ledger(read.memory, processes),

@@ -1,15 +1,15 @@
-"""The real GPUs of this machine, as NVML lists them."""
+"""The real GPUs of this machine, as their driver lists them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from pathlib import Path
+from typing import Literal
 
 from gpumem_tui.catalog.shapes import Gpu
 from gpumem_tui.memory import MIB, Unknown
-
-if TYPE_CHECKING:
-    from gpumem_tui.monitor.nvml import Caller
+from gpumem_tui.monitor.backend import Fault, GpuBackend, StartFault
+from gpumem_tui.monitor.vendors import VENDOR
 
 IDLE_BYTES = 512 * MIB
 """A GPU with less than this in use, and no compute process, is free: a display server may still draw on it."""
@@ -22,7 +22,7 @@ class RealGpu:
     Attributes:
         used_bytes: held by processes; the driver's own reserve (`reserved_bytes`) is apart, except on drivers before
             510, which count it as used.
-        pids: processes that compute on it, as far as NVML shows them.
+        pids: processes that compute on it, as far as the driver shows them.
     """
 
     index: int
@@ -41,7 +41,10 @@ class RealGpu:
 
     def describe(self, *, shared: bool = False) -> Gpu:
         """As the simulator and the search know GPUs. `shared`: only what the others leave counts as the device's."""
-        from gpumem_tui.catalog.loader import multiprocessors_of  # only here: a trial's process can do without
+        from gpumem_tui.catalog.loader import (
+            multiprocessors_of,
+            speed_of,
+        )  # only here: a trial's process can do without
 
         available = self.total_bytes - self.reserved_bytes - (self.used_bytes if shared else 0)
         return Gpu(
@@ -53,29 +56,28 @@ class RealGpu:
             compute_capability=self.compute_capability,
             source="NVML on this machine",
             multiprocessors=multiprocessors_of(self.total_bytes, self.compute_capability),
+            speed=speed_of(self.name, self.total_bytes),
         )
 
 
 def list_gpus() -> tuple[RealGpu, ...] | Unknown:
     """Every NVIDIA GPU of this machine that answers, or why there is none to list. A lost GPU hides no other."""
-    from gpumem_tui.monitor import nvml  # only here: it loads pynvml
-
-    call = nvml.Caller()
+    backend = VENDOR.open(Path("/proc"))
     try:
-        nvml.start(call)
-    except nvml.StartFault as fault:
+        backend.start()
+    except StartFault as fault:
         return Unknown(fault.reason)
     try:
         found, faults = [], []
-        for index in range(call("nvmlDeviceGetCount")):
+        for index in range(backend.count()):
             try:
-                found.append(_read(call, index))
-            except (nvml.Fault, _Unreadable) as fault:
+                found.append(_read(backend, index))
+            except (Fault, _Unreadable) as fault:
                 faults.append(f"GPU {index}: {fault}")
-    except nvml.Fault as fault:
-        return Unknown(f"NVML cannot list the GPUs: {fault}")
+    except Fault as fault:
+        return Unknown(f"{VENDOR.library} cannot list the GPUs: {fault}")
     finally:
-        nvml.stop(call)
+        backend.stop()
     if faults and not found:
         return Unknown(f"no GPU can be read: {'; '.join(faults)}")
     return tuple(found)
@@ -85,13 +87,9 @@ class _Unreadable(Exception):
     """What a search needs to know of a GPU cannot be read."""
 
 
-def _read(call: Caller, index: int) -> RealGpu:
-    from gpumem_tui.monitor import fields
-
-    handle = call("nvmlDeviceGetHandleByIndex", index)
-    identity = fields.identity(call, handle)
-    memory = fields.memory(call, handle)
-    processes = fields.compute_processes(call, handle)
+def _read(backend: GpuBackend, index: int) -> RealGpu:
+    gpu = backend.gpu(index)
+    identity, memory, processes = gpu.identity, gpu.memory(), gpu.compute_processes()
     if isinstance(memory, Unknown):
         raise _Unreadable(f"memory: {memory.reason}")
     if isinstance(identity.compute_capability, Unknown):

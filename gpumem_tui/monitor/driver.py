@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from gpumem_tui.memory import Unknown
-from gpumem_tui.monitor.snapshot import Reading
-
-if TYPE_CHECKING:
-    from gpumem_tui.monitor.nvml import Caller
+from gpumem_tui.monitor.backend import Fault, Gone, GpuBackend, StartFault, Vendor
+from gpumem_tui.monitor.readings import Reading
 
 
 @dataclass(frozen=True)
@@ -32,82 +29,67 @@ class DriverStatus:
 
 
 class Driver:
-    """NVML, for one thread.
+    """A vendor's driver and library, for one thread.
 
     Args:
+        vendor: whose.
         proc: the folder of the kernel's own files, ``/proc``.
     """
 
-    def __init__(self, proc: Path = Path("/proc")) -> None:
-        self.call: Caller | None = None
+    def __init__(self, vendor: Vendor, proc: Path = Path("/proc")) -> None:
+        self.backend: GpuBackend | None = None
         self.status = _not_running("not started yet", 0)
+        self._vendor = vendor
         self._proc = proc
         self._on_the_bus: frozenset[str] = frozenset()
 
     @property
     def runs(self) -> bool:
-        """NVML is started and answers."""
+        """The library is started and answers."""
         return self.status.gpu_count is not None
 
     def tend(self) -> None:
         """Start it if it does not run, else count the GPUs again."""
-        from gpumem_tui.monitor import nvml  # only here: it loads pynvml
-
-        self.call = call = self.call or nvml.Caller()
+        self.backend = backend = self.backend or self._vendor.open(self._proc)
         if self.runs:
-            self._count(call)
+            self._count_again(backend)
         else:
-            nvml.stop(call)
-            self._start(call)
+            backend.stop()
+            self._start(backend)
 
     def give_up(self) -> None:
-        """Mark the driver as lost: the next `tend` starts NVML again."""
-        self.status = _not_running("the NVIDIA driver is being started again", self.status.starts)
+        """Mark the driver as lost: the next `tend` starts it again."""
+        self.status = _not_running(f"the {self._vendor.driver} is being started again", self.status.starts)
 
     @property
     def sees_other_gpus(self) -> bool:
-        """The kernel has bound or let go of a GPU since NVML was started, which NVML itself finds only at its start."""
-        return self._bus() != self._on_the_bus
+        """The kernel has bound or let go of a GPU since the library was started, which finds that only at its start."""
+        return self.backend is not None and self.backend.bus() != self._on_the_bus
 
-    def _start(self, call: Caller) -> None:
-        from gpumem_tui.monitor import fields, nvml
-
-        self._on_the_bus = self._bus()
+    def _start(self, backend: GpuBackend) -> None:
+        self._on_the_bus = backend.bus()
         starts = self.status.starts + 1
         try:
-            nvml.start(call, self._proc)
-            count = _count(call)
-        except (nvml.StartFault, nvml.Fault) as fault:
+            backend.start()
+            count = backend.count()
+        except (StartFault, Fault) as fault:
             self.status = _not_running(str(fault), starts)
         else:
-            driver_version, cuda_version = fields.driver_version(call), fields.cuda_version(call)
-            self.status = DriverStatus(driver_version, cuda_version, count, _problem(count), starts)
+            versions = backend.driver_version(), backend.cuda_version()
+            self.status = DriverStatus(*versions, count, self._problem(count), starts)
 
-    def _count(self, call: Caller) -> None:
-        from gpumem_tui.monitor import nvml
-
+    def _count_again(self, backend: GpuBackend) -> None:
         try:
-            count = _count(call)
-        except nvml.Gone:
+            count = backend.count()
+        except Gone:
             self.give_up()
-        except nvml.Fault:
+        except Fault:
             return  # the GPUs that are known can still be read
         else:
-            self.status = replace(self.status, gpu_count=count, problem=_problem(count))
+            self.status = replace(self.status, gpu_count=count, problem=self._problem(count))
 
-    def _bus(self) -> frozenset[str]:
-        folder = self._proc / "driver" / "nvidia" / "gpus"
-        return frozenset(entry.name for entry in folder.iterdir()) if folder.is_dir() else frozenset()
-
-
-def _count(call: Caller) -> int:
-    return int(call("nvmlDeviceGetCount"))
-
-
-def _problem(count: int) -> str:
-    if count:
-        return ""
-    return "the NVIDIA driver runs, but lists no GPU: see `lspci | grep -i nvidia`; a container must be given its GPUs"
+    def _problem(self, count: int) -> str:
+        return "" if count else self._vendor.no_gpu
 
 
 def _not_running(problem: str, starts: int) -> DriverStatus:

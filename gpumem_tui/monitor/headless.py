@@ -12,8 +12,9 @@ from gpumem_tui.memory import Unknown
 from gpumem_tui.monitor import report
 from gpumem_tui.monitor.alerts import AlertKind, Alerts
 from gpumem_tui.monitor.probes import ProbeReport
+from gpumem_tui.monitor.readings import NOT_READ_YET
 from gpumem_tui.monitor.recording import SnapshotRecorder
-from gpumem_tui.monitor.snapshot import NOT_LOOKED_UP_YET, NOT_READ_YET, GpuReading, Snapshot, Source
+from gpumem_tui.monitor.snapshot import NOT_LOOKED_UP_YET, GpuReading, Snapshot, Source
 
 _ANSWER_S = 30.0
 """A driver that has not answered by then does not answer."""

@@ -6,7 +6,8 @@ import socket
 from collections.abc import Callable, Iterable, Mapping
 
 from gpumem_tui.memory import Unknown
-from gpumem_tui.monitor.snapshot import NOT_READ_YET, HostProcess, HostReading, Reading
+from gpumem_tui.monitor.readings import NOT_READ_YET, Reading
+from gpumem_tui.monitor.snapshot import HostProcess, HostReading
 
 Look = Callable[[Iterable[int]], Mapping[int, Reading[HostProcess]]]
 

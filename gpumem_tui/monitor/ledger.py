@@ -8,17 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gpumem_tui.memory import Unknown, Value, format_bytes
-from gpumem_tui.monitor.snapshot import DeviceLedger, GpuProcess, LedgerKind, LedgerRow, Memory, Reading
+from gpumem_tui.memory import Bucket, Ledger, LedgerRow, Unknown, Value, format_bytes
+from gpumem_tui.monitor.readings import Reading
+from gpumem_tui.monitor.snapshot import GpuProcess, Memory
 
 HOLDERS = "processes of other containers or users, a display, or the driver"
 """Who holds memory that no listed process accounts for, where nothing more is known."""
+DEVICE_BUCKETS = (Bucket.DRIVER_RESERVED, Bucket.PROCESS, Bucket.UNACCOUNTED, Bucket.FREE)
+"""The kinds of rows of a device's ledger, which sum to it."""
 _MPS_SERVER = "nvidia-cuda-mps"
 
 
 def device_ledger(
     memory: Reading[Memory], processes: Reading[tuple[GpuProcess, ...]], *, holders: str = HOLDERS
-) -> Reading[DeviceLedger]:
+) -> Reading[Ledger[GpuProcess]]:
     """The ledger of a device, or of a MIG instance.
 
     Args:
@@ -43,16 +46,16 @@ def device_ledger(
     if outside_bytes > free_bytes:
         notes.append(f"{format_bytes(outside_bytes - free_bytes)} that the driver calls neither used nor free")
     note = ", ".join([*notes, holders]) if unaccounted_bytes else ""
-    rows = (
-        LedgerRow(LedgerKind.DRIVER_RESERVED, memory.reserved_bytes),
+    rows: tuple[LedgerRow[GpuProcess], ...] = (
+        LedgerRow(Bucket.DRIVER_RESERVED, memory.reserved_bytes),
         *process_rows,
-        LedgerRow(LedgerKind.UNACCOUNTED, unaccounted_bytes, note=note),
-        LedgerRow(LedgerKind.FREE, free_bytes),
+        LedgerRow(Bucket.UNACCOUNTED, unaccounted_bytes, note=note),
+        LedgerRow(Bucket.FREE, free_bytes),
     )
-    return DeviceLedger(memory.total_bytes, rows)
+    return Ledger(memory.total_bytes, rows)
 
 
-def _process_rows(processes: Reading[tuple[GpuProcess, ...]], used_bytes: int) -> list[LedgerRow]:
+def _process_rows(processes: Reading[tuple[GpuProcess, ...]], used_bytes: int) -> list[LedgerRow[GpuProcess]]:
     """Largest first, those of unknown size last, together at most `used_bytes`."""
     if isinstance(processes, Unknown):
         return []
@@ -60,11 +63,11 @@ def _process_rows(processes: Reading[tuple[GpuProcess, ...]], used_bytes: int) -
     known.sort(key=lambda pair: (-pair[1], pair[0].pid))
     claims = [size_bytes for _, size_bytes in known]
     rows = [
-        LedgerRow(LedgerKind.PROCESS, size_bytes, process, _process_note(process, size_bytes))
+        LedgerRow(Bucket.PROCESS, size_bytes, process, _process_note(process, size_bytes))
         for (process, _), size_bytes in zip(known, _fit(claims, used_bytes), strict=True)
     ]
     unknown = [p for p in processes if isinstance(p.used_bytes, Unknown)]
-    return rows + [LedgerRow(LedgerKind.PROCESS, p.used_bytes, p, _process_note(p, p.used_bytes)) for p in unknown]
+    return rows + [LedgerRow(Bucket.PROCESS, p.used_bytes, p, _process_note(p, p.used_bytes)) for p in unknown]
 
 
 def _fit(claims: Sequence[int], used_bytes: int) -> list[int]:

@@ -6,21 +6,22 @@ Imports prometheus_client: import this module where it is needed, not at a progr
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from http.server import HTTPServer
+from typing import Any
 
 from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from gpumem_tui.memory import Unknown
+from gpumem_tui.monitor.readings import READINGS, Reading, ReadingMetric
 from gpumem_tui.monitor.report import ledger_sizes
 from gpumem_tui.monitor.snapshot import (
     DeviceState,
     GpuProcess,
     GpuReading,
     Instance,
-    Reading,
     Snapshot,
     Source,
 )
@@ -28,20 +29,6 @@ from gpumem_tui.monitor.snapshot import (
 _GPU = ("gpu", "uuid", "name", "mig_instance")
 _PROCESS = ("gpu", "uuid", "mig_instance", "pid", "user", "process")
 """Labels. Prometheus gives every series an ``instance``, whom it asked, so a MIG instance is not called that."""
-
-_READINGS: Mapping[str, tuple[str, str, float]] = {
-    "utilization_percent": ("utilization_ratio", "Share of the last sample period in which a kernel ran", 0.01),
-    "memory_utilization_percent": ("memory_utilization_ratio", "Share of it in which memory was read or written", 0.01),
-    "temperature_c": ("temperature_celsius", "Temperature of the chip", 1),
-    "power_w": ("power_watts", "Power drawn by the board", 1),
-    "power_limit_w": ("power_limit_watts", "Power it may draw at most", 1),
-    "fan_percent": ("fan_ratio", "Fan speed", 0.01),
-    "sm_clock_mhz": ("sm_clock_hertz", "Clock of the streaming multiprocessors", 1e6),
-    "memory_clock_mhz": ("memory_clock_hertz", "Clock of the memory", 1e6),
-    "pcie_rx_bytes_per_s": ("pcie_receive_bytes_per_second", "PCIe traffic to the GPU", 1),
-    "pcie_tx_bytes_per_s": ("pcie_transmit_bytes_per_second", "PCIe traffic from the GPU", 1),
-}
-"""Attribute of a GPU: name of the metric, what it is, what one unit of the attribute is in the metric's."""
 
 
 class CannotServe(Exception):
@@ -136,22 +123,29 @@ def _state_metrics(gpus: Sequence[GpuReading]) -> Iterator[Metric]:
 
 
 def _gpu_metrics(gpus: Sequence[GpuReading]) -> Iterator[Metric]:
-    throttled = GaugeMetricFamily("gpumem_gpu_throttled", "1 if its clocks are lowered", labels=[*_GPU, "reason"])
-    errors = CounterMetricFamily(
-        "gpumem_gpu_ecc_errors", "Memory errors since the driver was loaded", labels=[*_GPU, "type"]
-    )
-    for gpu in gpus:
-        labels = _labels(gpu)
-        for reason in () if isinstance(gpu.throttle, Unknown) else gpu.throttle:
-            throttled.add_metric([*labels, reason], 1)
-        for kind, count in (("corrected", gpu.ecc_corrected), ("uncorrected", gpu.ecc_uncorrected)):
-            _add(errors, [*labels, kind], count)
-    yield from (throttled, errors)
-    for attribute, (name, doc, unit) in _READINGS.items():
-        gauge = GaugeMetricFamily(f"gpumem_gpu_{name}", doc, labels=_GPU)
+    families: dict[str, GaugeMetricFamily | CounterMetricFamily] = {}
+    for name, entry in READINGS.items():
+        metric = entry.metric
+        if metric is None:
+            continue
+        if metric.name not in families:
+            kind = CounterMetricFamily if metric.counter else GaugeMetricFamily
+            labels = _GPU if metric.label is None else (*_GPU, metric.label[0])
+            families[metric.name] = kind(f"gpumem_gpu_{metric.name}", metric.words or entry.words, labels=labels)
         for gpu in gpus:
-            _add(gauge, _labels(gpu), getattr(gpu, attribute), unit)
-        yield gauge
+            for further, value in _series(metric, getattr(gpu, name)):
+                _add(families[metric.name], [*_labels(gpu), *further], value, metric.factor)
+    yield from families.values()
+
+
+def _series(metric: ReadingMetric, reading: Reading[Any]) -> Iterator[tuple[list[str], Reading[Any]]]:
+    """A reading's values, each with what it is further labelled by."""
+    if metric.label is None:
+        yield [], reading
+    elif metric.label[1]:
+        yield [metric.label[1]], reading
+    else:
+        yield from (([entry], 1) for entry in (() if isinstance(reading, Unknown) else reading))
 
 
 def _memory_metrics(gpus: Sequence[GpuReading]) -> Iterator[Metric]:

@@ -19,7 +19,8 @@ from pathlib import Path
 import psutil
 
 from gpumem_tui.memory import Unknown, Value
-from gpumem_tui.monitor.snapshot import HostProcess, Reading
+from gpumem_tui.monitor.readings import Reading
+from gpumem_tui.monitor.snapshot import HostProcess
 from gpumem_tui.text import printable
 
 _HOST_NAMESPACE = "pid:[4026531836]"

@@ -8,25 +8,23 @@ from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from typing import Any
 
-from gpumem_tui.memory import GIB, Unknown, Value, format_bytes
+from gpumem_tui.memory import GIB, Bucket, Unknown, Value, format_bytes
 from gpumem_tui.monitor.alerts import Alert
+from gpumem_tui.monitor.ledger import DEVICE_BUCKETS
 from gpumem_tui.monitor.probes import ProbeReport
+from gpumem_tui.monitor.readings import READINGS, Reading
 from gpumem_tui.monitor.snapshot import (
-    PLAIN_READINGS,
     DeviceState,
     GpuProcess,
     GpuReading,
     HostProcess,
     Instance,
-    LedgerKind,
     Memory,
-    Reading,
     Snapshot,
 )
 
 SCHEMA = 1
 
-_READINGS = ("utilization_percent", "memory_utilization_percent", *PLAIN_READINGS, "compute_capability")
 _MEMORY = tuple(field.name for field in fields(Memory))
 _HOST_PROCESS = tuple(field.name for field in fields(HostProcess) if field.name != "pid")
 _UNKNOWN = "–"
@@ -72,13 +70,13 @@ class _Object:
         return {**self._values, "unavailable": self._unavailable}
 
 
-def ledger_sizes(device: GpuReading | Instance) -> dict[LedgerKind, Value]:
+def ledger_sizes(device: GpuReading | Instance) -> dict[Bucket, Value]:
     """The ledger's bytes by kind, empty if it is unknown. A list that could not be read is not a list of 0 bytes."""
     if isinstance(device.ledger, Unknown):
         return {}
-    sizes = {kind: device.ledger.size_bytes(kind) for kind in LedgerKind}
+    sizes = {kind: device.ledger.size_bytes(kind) for kind in DEVICE_BUCKETS}
     if isinstance(device.processes, Unknown):
-        sizes[LedgerKind.PROCESS] = device.processes
+        sizes[Bucket.PROCESS] = device.processes
     return sizes
 
 
@@ -131,7 +129,7 @@ def _gpu_json(gpu: GpuReading, probes: ProbeReport) -> dict[str, Any]:
     )
     body.put_parts(_MEMORY, gpu.memory)
     body.put_ledger(gpu)
-    body.put_parts(_READINGS, gpu)
+    body.put_parts((*READINGS, "compute_capability"), gpu)
     body.put("processes", _processes_json(gpu.processes, gpu.uuid, probes))
     return {**body.as_json(), "instances": [_instance_json(instance, probes) for instance in gpu.instances]}
 
@@ -258,10 +256,10 @@ def _ledger_line(device: GpuReading | Instance) -> str:
     if isinstance(device.ledger, Unknown):
         return f"memory unknown: {device.ledger.reason}"
     titles = {
-        LedgerKind.DRIVER_RESERVED: "driver",
-        LedgerKind.PROCESS: "processes",
-        LedgerKind.UNACCOUNTED: "unaccounted",
-        LedgerKind.FREE: "free",
+        Bucket.DRIVER_RESERVED: "driver",
+        Bucket.PROCESS: "processes",
+        Bucket.UNACCOUNTED: "unaccounted",
+        Bucket.FREE: "free",
     }
     return ", ".join(f"{titles[kind]} {_size(size_bytes)}" for kind, size_bytes in ledger_sizes(device).items())
 

@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from time import monotonic
-from typing import TYPE_CHECKING
 
+from gpumem_tui.monitor.backend import Identity
 from gpumem_tui.monitor.compose import Hosts, gpu_reading, lost_reading
-from gpumem_tui.monitor.snapshot import NOT_READ_YET, DeviceState, GpuReading, HostReading
+from gpumem_tui.monitor.poller import GpuPoller, Raw
+from gpumem_tui.monitor.readings import NOT_READ_YET
+from gpumem_tui.monitor.snapshot import DeviceState, GpuReading, HostReading
 from gpumem_tui.monitor.worker import Worker
-
-if TYPE_CHECKING:
-    from gpumem_tui.monitor.fields import Identity
-    from gpumem_tui.monitor.poller import GpuPoller, Raw
 
 _STUCK_AFTER_S = 0.8
 """A GPU whose reading takes longer is stale."""
@@ -43,7 +41,7 @@ class WatchedDevice:
         if raw.lost:
             return DeviceState.LOST, raw.lost
         if self.is_stuck:
-            call = self.poller.call.in_progress()
+            call = self.poller.backend.in_progress()
             return DeviceState.STALE, not_returned(*call) if call else f"reading it takes {self.worker.busy_s():.0f} s"
         return (DeviceState.OK, "") if raw.read_at is not None else (DeviceState.STALE, NOT_READ_YET.reason)
 

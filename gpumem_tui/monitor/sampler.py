@@ -3,7 +3,7 @@
 One thread makes the snapshots and never calls the driver. Calls that may hang are made by workers, one for each GPU,
 one for the driver as a whole and one for the host: at each interval they are asked to read, the healthy ones answer
 within milliseconds, and those that do not are shown with what they read last and how old it is. (If a hung call holds a
-lock inside NVML, calls about other GPUs hang too, and all are marked stale; the snapshots go on.)
+lock inside the library, calls about other GPUs hang too, and all are marked stale; the snapshots go on.)
 """
 
 from __future__ import annotations
@@ -21,8 +21,10 @@ from gpumem_tui.monitor.compose import pids_of
 from gpumem_tui.monitor.driver import Driver
 from gpumem_tui.monitor.host import HostReader, Look
 from gpumem_tui.monitor.newest import Snapshots
+from gpumem_tui.monitor.poller import GpuPoller
 from gpumem_tui.monitor.roster import Roster, WatchedDevice, have_moved, not_returned
 from gpumem_tui.monitor.snapshot import HostReading, Snapshot
+from gpumem_tui.monitor.vendors import VENDOR
 from gpumem_tui.monitor.worker import Worker
 
 _PATIENCE_S = 0.1
@@ -60,7 +62,8 @@ class Sampler(Snapshots):
         self._interval_s = interval_s
         self._slow_every = max(1, round(slow_interval_s / interval_s))
         self._clock = clock
-        self._driver = Driver(proc)
+        self._proc = proc
+        self._driver = Driver(VENDOR, proc)
         self._host = HostReader(look)
         self._roster = Roster()
         self._watched: dict[int, WatchedDevice] = {}
@@ -81,7 +84,7 @@ class Sampler(Snapshots):
         threading.Thread(target=self._run, name="gpu-sampler", daemon=True).start()
 
     def stop(self) -> None:
-        """End; returns at once. NVML stays started: to shut it down could hang."""
+        """End; returns at once. The driver's library stays started: to shut it down could hang."""
         self._stopped = True
         self._newest.end()
         self._tell()
@@ -153,22 +156,20 @@ class Sampler(Snapshots):
 
     def _adopt(self, starts: int, count: int) -> None:
         """One poller for each index that the driver has; those that are there find out whose index it is now."""
-        from gpumem_tui.monitor.poller import GpuPoller  # only here: it needs pynvml, which the driver's thread loads
-
         if (starts, count) != self._adopted:
             self._adopted = (starts, count)
             for watched in self._watched.values():
                 watched.poller.look_again()
         for index in range(count):
             if index not in self._watched:
-                poller = GpuPoller(index, self._slow_every, self._tell)
+                poller = GpuPoller(index, VENDOR.open(self._proc), self._slow_every, self._tell)
                 self._watched[index] = WatchedDevice(poller, Worker(f"gpu-{index}", poller.read, self._tell))
 
     def _drop_absent(self) -> None:
         for index, watched in list(self._watched.items()):
             if watched.poller.absent and watched.worker.is_idle:
                 watched.worker.end()
-                self._former_calls.update(watched.poller.call.counts)
+                self._former_calls.update(watched.poller.backend.calls)
                 del self._watched[index]
 
     def _look_up_processes(self) -> None:
@@ -183,8 +184,9 @@ class Sampler(Snapshots):
         if self._stopped:
             return
         driver = self._driver.status
-        hung = self._driver.call.in_progress() if self._driver.call and not self._driver.runs else None
-        problem = f"the NVIDIA driver does not start: {not_returned(*hung)}" if hung else driver.problem
+        backend = self._driver.backend
+        hung = backend.in_progress() if backend and not self._driver.runs else None
+        problem = f"the {VENDOR.driver} does not start: {not_returned(*hung)}" if hung else driver.problem
         host = self._host_reading()
         snapshot = Snapshot(
             time_s=self._clock(),
@@ -208,10 +210,10 @@ class Sampler(Snapshots):
         return replace(self._host.reading, cpu_percent=stale, memory_used_bytes=stale)
 
     def _calls(self) -> dict[str, int]:
-        callers = [w.poller.call for w in self._watched.values()]
-        if self._driver.call:
-            callers.append(self._driver.call)
+        backends = [w.poller.backend for w in self._watched.values()]
+        if self._driver.backend:
+            backends.append(self._driver.backend)
         total = Counter(self._former_calls)
-        for caller in callers:
-            total.update(dict(caller.counts))
+        for backend in backends:
+            total.update(backend.calls)
         return dict(total)

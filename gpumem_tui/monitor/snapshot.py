@@ -8,21 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Protocol, TypeVar, Union
+from typing import Protocol
 
-from gpumem_tui.memory import Unknown, Value
+from gpumem_tui.memory import Ledger, Unknown, Value
+from gpumem_tui.monitor.readings import Reading, Telemetry
 
-T = TypeVar("T")
-Reading = Union[T, Unknown]  # noqa: UP007  an alias cannot be written with | on Python 3.10
-"""A value, or why there is none."""
-
-NOT_READ_YET = Unknown("not read yet")
 NOT_LOOKED_UP_YET = Unknown("not looked up yet")
-"""Still to come: of the driver, and of the operating system."""
-NO_DRIVER = "no NVIDIA driver on this machine"
-NO_DRIVER_LOADED = "the NVIDIA driver is not loaded"
-"""With these a snapshot's `problem` begins where there may be no GPU at all: NVML's library comes with many container
-images."""
+"""Still to come, of the operating system."""
 
 
 class DeviceState(Enum):
@@ -84,53 +76,6 @@ class GpuProcess:
     instance: str = ""
 
 
-class LedgerKind(Enum):
-    """What a row of a device's ledger is. The value is the key used in JSON."""
-
-    DRIVER_RESERVED = "driver_reserved"
-    PROCESS = "process"
-    UNACCOUNTED = "unaccounted"
-    """In use by NVML's count, but by no process that it lists; `note` says by whom it may be."""
-    FREE = "free"
-
-
-@dataclass(frozen=True)
-class LedgerRow:
-    """One row. `process`: whose it is, for a process row."""
-
-    kind: LedgerKind
-    size_bytes: Value
-    process: GpuProcess | None = None
-    note: str = ""
-
-
-@dataclass(frozen=True)
-class DeviceLedger:
-    """A device's memory, row by row: driver reserved, each process (largest first), unaccounted, free.
-
-    Raises:
-        ValueError: the known rows exceed the device, or all are known and do not sum to it.
-    """
-
-    total_bytes: int
-    rows: tuple[LedgerRow, ...]
-
-    def __post_init__(self) -> None:
-        known = [row.size_bytes for row in self.rows if isinstance(row.size_bytes, int)]
-        complete = len(known) == len(self.rows)
-        if sum(known) > self.total_bytes or (complete and sum(known) != self.total_bytes):
-            raise ValueError(f"ledger rows sum to {sum(known)} bytes on a device of {self.total_bytes}")
-
-    def size_bytes(self, kind: LedgerKind) -> Value:
-        """The rows of a kind together; unknown if none of them is known.
-
-        What a process of unknown size holds is unaccounted, so that the kinds sum to the device all the same.
-        """
-        sizes = [row.size_bytes for row in self.rows if row.kind is kind]
-        known = [size for size in sizes if isinstance(size, int)]
-        return sum(known) if known or not sizes else sizes[0]
-
-
 @dataclass(frozen=True)
 class Memory:
     """A device's memory as NVML counts it.
@@ -155,12 +100,12 @@ class Instance:
     name: str
     memory: Reading[Memory]
     processes: Reading[tuple[GpuProcess, ...]]
-    ledger: Reading[DeviceLedger]
+    ledger: Reading[Ledger[GpuProcess]]
 
 
-@dataclass(frozen=True)
-class GpuReading:
-    """One GPU at one moment.
+@dataclass(frozen=True, kw_only=True)
+class GpuReading(Telemetry):
+    """One GPU at one moment: what it holds, and each entry of the table of readings.
 
     Attributes:
         index: NVML's; a lost GPU keeps it, even if another has it by now.
@@ -170,9 +115,8 @@ class GpuReading:
         unified: an integrated GPU whose memory is the host's.
         processes: unknown where the list could not be read: never an empty list then. In MIG mode, those of all
             instances.
-        ledger: unknown where the memory is.
-        throttle: reasons for lowered clocks now ("power cap", "hot"); empty for none.
-        ecc_corrected, ecc_uncorrected: volatile counts, since the driver was loaded.
+        ledger: driver reserved, each process (largest first), unaccounted, free; unknown where the memory is. Of what
+            is unaccounted, a row's note says by whom it may be held.
         instances: MIG; empty where it is off or not supported.
     """
 
@@ -183,26 +127,9 @@ class GpuReading:
     state_reason: str
     age_s: float
     memory: Reading[Memory]
-    ledger: Reading[DeviceLedger]
+    ledger: Reading[Ledger[GpuProcess]]
     processes: Reading[tuple[GpuProcess, ...]]
     compute_capability: Reading[tuple[int, int]]
-    utilization_percent: Reading[int]
-    memory_utilization_percent: Reading[int]
-    power_w: Reading[float]
-    power_limit_w: Reading[float]
-    temperature_c: Reading[int]
-    temperature_limit_c: Reading[int]
-    fan_percent: Reading[int]
-    sm_clock_mhz: Reading[int]
-    memory_clock_mhz: Reading[int]
-    pcie_generation: Reading[int]
-    pcie_width: Reading[int]
-    pcie_rx_bytes_per_s: Reading[int]
-    pcie_tx_bytes_per_s: Reading[int]
-    ecc_corrected: Reading[int]
-    ecc_uncorrected: Reading[int]
-    performance_state: Reading[int]
-    throttle: Reading[tuple[str, ...]]
     bus_id: str = ""
     unified: bool = False
     mig: bool = False
@@ -222,26 +149,6 @@ class GpuReading:
             used_bytes=sum(part.used_bytes for part in parts),
             free_bytes=sum(part.free_bytes for part in parts),
         )
-
-
-PLAIN_READINGS = (
-    "power_w",
-    "power_limit_w",
-    "temperature_c",
-    "temperature_limit_c",
-    "fan_percent",
-    "sm_clock_mhz",
-    "memory_clock_mhz",
-    "pcie_generation",
-    "pcie_width",
-    "pcie_rx_bytes_per_s",
-    "pcie_tx_bytes_per_s",
-    "ecc_corrected",
-    "ecc_uncorrected",
-    "performance_state",
-    "throttle",
-)
-"""Attributes of a `GpuReading` that are just what NVML says, neither derived nor shared out among MIG instances."""
 
 
 @dataclass(frozen=True)

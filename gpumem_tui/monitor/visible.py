@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gpumem_tui.memory import Unknown
-from gpumem_tui.monitor.snapshot import Reading
+from gpumem_tui.monitor.readings import Reading
 
 
 @dataclass(frozen=True)

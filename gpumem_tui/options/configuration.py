@@ -5,60 +5,157 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict, dataclass, field
 
+from gpumem_tui.catalog.loader import models
 from gpumem_tui.errors import OptionError
+from gpumem_tui.formula.predict import DEFAULT_HEADROOM
 from gpumem_tui.memory import Unknown, format_bytes
+from gpumem_tui.monitor.devices import list_gpus
+from gpumem_tui.options.typed import size_from
+from gpumem_tui.options.workload import (
+    ModelChanges,
+    WorkloadOptions,
+    choose_device,
+    share_limit_bytes,
+    visible_gpus,
+    with_ranks,
+)
+from gpumem_tui.plan.draft import draft_of
+from gpumem_tui.plan.export import device_option
+from gpumem_tui.plan.plan import Plan
+from gpumem_tui.search import strategy
+from gpumem_tui.search.config import SearchConfig
+from gpumem_tui.simulator.settings import AllocatorSettings, AllocatorSettingsError
+from gpumem_tui.workload.spec import WorkloadSpec
 
-if TYPE_CHECKING:
-    from gpumem_tui.options.workload import WorkloadOptions
-    from gpumem_tui.search.config import SearchConfig
+
+@dataclass(frozen=True)
+class Options:
+    """All that a user may say of a search, a prediction or a plan, under the names of the command line's options.
+
+    Attributes:
+        trained: what is trained, and how.
+        gpu: an index, a UUID or ``sim:NAME``; None for the first free one.
+        share: use a GPU that others use.
+        python: the interpreter that has torch; None for this one.
+        limit_bytes, headroom, target_batch, timeout_s, steps, strategy, ramp_step: as `SearchConfig` has them.
+    """
+
+    trained: WorkloadOptions = field(default_factory=WorkloadOptions)
+    gpu: str | None = None
+    share: bool = False
+    python: str | None = None
+    limit_bytes: int | None = None
+    headroom: float = DEFAULT_HEADROOM
+    target_batch: int | None = None
+    timeout_s: float = 300.0
+    steps: int = 3
+    strategy: strategy.Name = "guided"
+    ramp_step: int | None = None
 
 
-def configure(values: dict[str, Any]) -> tuple[WorkloadOptions, SearchConfig]:
-    """Options and search configuration from the command line's values; one that is not given takes its default.
-
-    Asks NVML which GPUs there are: this may take a while, or for ever where the driver hangs.
+def options_of(plan: Plan, python: str | None = None) -> Options:
+    """What to search with a plan's settings.
 
     Raises:
-        OptionError: the values are wrong, or do not go together.
+        OptionError: a model or a GPU that only this plan has.
     """
-    from gpumem_tui.monitor.devices import list_gpus
-    from gpumem_tui.options.workload import (
-        ModelChanges,
-        WorkloadOptions,
-        choose_device,
-        share_limit_bytes,
-        visible_gpus,
-        with_ranks,
-    )
-    from gpumem_tui.search.config import SearchConfig
-    from gpumem_tui.simulator.settings import AllocatorSettings, AllocatorSettingsError
+    draft = draft_of(plan)
+    if models().get(draft.base.name) != draft.base:
+        raise OptionError("the model is none of the catalog's: search it with --config")
+    device = device_option(plan)
+    if isinstance(device, Unknown):
+        raise OptionError(device.reason)
+    trained = WorkloadOptions(model=draft.base.name, changes=ModelChanges(**draft.changes), **asdict(plan.recipe))
+    return Options(trained, device, python=python, headroom=plan.headroom, target_batch=plan.target_batch)
 
-    changes = ModelChanges(**{field.name: values.pop(field.name, None) for field in fields(ModelChanges)})
-    named = [field.name for field in fields(WorkloadOptions) if field.name in values]
-    options = WorkloadOptions(changes=changes, **{name: values.pop(name) for name in named})
-    workload = options.spec()
-    python = _interpreter(values.pop("python", None)) or sys.executable
+
+def configure(options: Options) -> SearchConfig:
+    """What to search. Asks NVML which GPUs there are: this may take a while, or for ever where the driver hangs.
+
+    Raises:
+        OptionError: the options are wrong, or do not go together.
+    """
+    python = interpreter(options.python) or sys.executable
+    workload = options.trained.spec(python)
     gpus = list_gpus()
     if not isinstance(gpus, Unknown):
         gpus = visible_gpus(gpus, os.environ.get("CUDA_VISIBLE_DEVICES"))
-    share = values.pop("share", False)
-    device = choose_device(values.pop("gpu", None), gpus, share=share)
+    device = choose_device(options.gpu, gpus, share=options.share)
     if workload.command is not None:
-        device = with_ranks(device, workload.command.processes, gpus, share=share)
-    values["limit_bytes"] = values.get("limit_bytes") or share_limit_bytes(device)
-    if (values["limit_bytes"] or 0) > device.gpu.total_bytes:
-        raise OptionError(f"--limit: the device has only {format_bytes(device.gpu.total_bytes)}")
+        device = with_ranks(device, workload.command.processes, gpus, share=options.share)
+    limit_bytes = options.limit_bytes or share_limit_bytes(device)
+    _check_limit(limit_bytes, device.gpu.total_bytes)
     try:
         allocator = AllocatorSettings.from_environment()
     except AllocatorSettingsError as error:
         raise OptionError(str(error)) from error
-    return options, SearchConfig(workload=workload, device=device, python=python, allocator=allocator, **values)
+    return SearchConfig(
+        workload=workload,
+        device=device,
+        strategy=options.strategy,
+        python=python,
+        steps=options.steps,
+        limit_bytes=limit_bytes,
+        headroom=options.headroom,
+        ramp_step=options.ramp_step,
+        timeout_s=options.timeout_s,
+        target_batch=options.target_batch,
+        allocator=allocator,
+    )
 
 
-def _interpreter(path: str | None) -> str | None:
+def limit_from(text: str, total_bytes: int) -> int:
+    """A cap on the allocator as it is typed.
+
+    Raises:
+        OptionError: no size, or more than the device has.
+    """
+    try:
+        limit_bytes = size_from(text)
+    except ValueError as error:
+        raise OptionError(f"--limit: {error}") from error
+    _check_limit(limit_bytes, total_bytes)
+    return limit_bytes
+
+
+def _check_limit(limit_bytes: int | None, total_bytes: int) -> None:
+    if (limit_bytes or 0) > total_bytes:
+        raise OptionError(f"--limit: the device has only {format_bytes(total_bytes)}")
+
+
+def check_searchable(workload: WorkloadSpec) -> None:
+    """Whether a search can run the step.
+
+    Raises:
+        OptionError: it is one of several GPUs, which only a prediction covers, or the GPUs have nothing to do.
+    """
+    recipe = workload.recipe
+    if recipe.sharding != "none":
+        raise OptionError(
+            f"--sharding {recipe.sharding}: a search runs the step of one GPU; `gpumem-tui predict` covers sharding"
+        )
+    check_gpus_are_used(workload)
+
+
+def check_gpus_are_used(workload: WorkloadSpec) -> None:
+    """Whether several GPUs have something to divide among them.
+
+    Raises:
+        OptionError: they have not.
+    """
+    recipe = workload.recipe
+    if recipe.gpus > 1 and recipe.sharding == "none" and workload.command is None:
+        raise OptionError(f"--gpus {recipe.gpus}: is how many to shard over; add --sharding zero1, zero2 or zero3")
+
+
+def interpreter(path: str | None) -> str | None:
+    """The program behind ``--python``; None for none given.
+
+    Raises:
+        OptionError: it cannot be run.
+    """
     if path is None:
         return None
     found = shutil.which(os.path.expanduser(path))

@@ -3,21 +3,36 @@
 from __future__ import annotations
 
 import os
+import sys
 from dataclasses import dataclass, fields, replace
 
-from gpumem_tui.catalog.loader import DEFAULT_GPU, DEFAULT_MODEL, CatalogError, find_gpu, find_model, load_hf_config
-from gpumem_tui.catalog.shapes import ShapeError
+from gpumem_tui.catalog.config_file import ConfigFile, looks_like_path, read_config_file
+from gpumem_tui.catalog.huggingface import CONFIGS
+from gpumem_tui.catalog.loader import (
+    DEFAULT_GPU,
+    DEFAULT_MODEL,
+    NoClosedFormError,
+    find_gpu,
+    find_model,
+    shape_from_hf_config,
+)
+from gpumem_tui.catalog.quantization import quantization_of
+from gpumem_tui.catalog.shapes import CatalogError, ModelShape, ShapeError
 from gpumem_tui.errors import OptionError
+from gpumem_tui.formula.optimizers import OPTIMIZER_RECORDS
 from gpumem_tui.formula.recipe import Attention, Optimizer, Precision, Recipe, Recompute, Sharding
 from gpumem_tui.memory import MIB, Unknown, format_bytes
 from gpumem_tui.monitor.devices import RealGpu
 from gpumem_tui.monitor.visible import Candidate, visible_devices
 from gpumem_tui.plan.draft import MOST_GPUS, SHAPE_LIMITS
 from gpumem_tui.search.config import Device
-from gpumem_tui.workload.command import Command
-from gpumem_tui.workload.spec import WorkloadSpec, split_file
+from gpumem_tui.workload.command import BATCH, Command
+from gpumem_tui.workload.spec import HuggingFaceModel, WorkloadSpec, split_file
 
 _LIMITS = {**SHAPE_LIMITS, "gpus": MOST_GPUS}
+HUGGING_FACE = "gpumem_tui.workload.hugging_face"
+"""The program that trains what transformers builds."""
+
 _BESIDE_THE_ALLOCATOR_BYTES = 1024 * MIB
 """Left to the CUDA context, kernels and libraries, and as a margin, when a GPU is shared."""
 
@@ -46,6 +61,8 @@ class WorkloadOptions:
     """``--model`` (with changes), ``--config``, ``--workload`` or a command, and the recipe's options.
 
     Attributes:
+        model: a name of the catalog, or the path of a configuration, as `config`.
+        dequantize: train the weights of a quantized configuration as if they were not.
         command: the words after ``--``; empty for none.
     """
 
@@ -61,9 +78,18 @@ class WorkloadOptions:
     sharding: Sharding = "none"
     gpus: int = 1
     assumed_rows: tuple[tuple[str, float], ...] = ()
+    dequantize: bool = False
 
-    def spec(self) -> WorkloadSpec:
+    def __post_init__(self) -> None:
+        if self.model is not None and self.config is None and looks_like_path(self.model):
+            object.__setattr__(self, "config", self.model)
+            object.__setattr__(self, "model", None)
+
+    def spec(self, python: str = sys.executable) -> WorkloadSpec:
         """The workload these options describe.
+
+        Args:
+            python: the interpreter whose transformers builds what has no closed form.
 
         Raises:
             OptionError: contradicting options, an unknown model, an impossible shape, an unreadable file.
@@ -92,17 +118,62 @@ class WorkloadOptions:
             return replace(self._file_spec(recipe), assumed_rows=self.assumed_rows)
         if self.assumed_rows:
             raise OptionError("--assume-rows: is for a --workload file or a command; the catalog's models need none")
+        if self.config is not None:
+            return self._config_spec(self.config, recipe, python)
         try:
-            if self.config is not None:
-                shape = load_hf_config(self.config)
-            else:
-                shape = find_model(DEFAULT_MODEL if self.model is None else self.model)
+            return self._shape_spec(find_model(DEFAULT_MODEL if self.model is None else self.model), recipe)
         except CatalogError as error:
-            raise OptionError(f"--{'config' if self.config is not None else 'model'}: {error}") from error
+            raise OptionError(f"--model: {error}") from error
+
+    def _shape_spec(self, shape: ModelShape, recipe: Recipe) -> WorkloadSpec:
         try:
             return WorkloadSpec(recipe, shape=shape.overridden(**self.changes.given()))
         except ShapeError as error:
             raise OptionError(str(error)) from error
+
+    def _config_spec(self, path: str, recipe: Recipe, python: str) -> WorkloadSpec:
+        """By closed form where there is one, else as transformers builds it."""
+        try:
+            file = read_config_file(path)
+            quantized = quantization_of(file.values)
+            if quantized is not None and not self.dequantize:
+                raise OptionError(
+                    f"--config: the weights of {file.name} are quantized ({quantized.words}): such a base stays as it "
+                    "is, and adapters (LoRA) are trained on it; give that step as your command after -- or with "
+                    "--workload, or train all weights unquantized with --dequantize"
+                )
+            return self._shape_spec(shape_from_hf_config(file.values, file.name), recipe)
+        except NoClosedFormError as error:
+            return self._hugging_face_spec(file, str(error), recipe, python)
+        except CatalogError as error:
+            raise OptionError(f"--config: {error}") from error
+
+    def _hugging_face_spec(self, file: ConfigFile, no_form: str, recipe: Recipe, python: str) -> WorkloadSpec:
+        if file.model_type not in CONFIGS:
+            no_form = f"no formula for {file.model_type} models"
+        given = self.changes.given()
+        for name in given.keys() - {"seq_len", "image_size"}:
+            raise OptionError(f"--{name.replace('_', '-')}: {file.name} has no closed form; change it in {file.path}")
+        if self.gpus > 1:
+            raise OptionError(
+                f"--gpus: {file.name} has no closed form, and its step is one GPU's: for several give your command "
+                "after --"
+            )
+        if recipe.recompute == "selective":
+            raise OptionError("--recompute selective: transformers has gradient checkpointing only; use full or none")
+        if record := OPTIMIZER_RECORDS[recipe.optimizer].elsewhere:
+            raise OptionError(f"--optimizer {recipe.optimizer}: PyTorch does not implement it, {record}")
+        seq_len = given.get("seq_len", file.usual_seq_len)
+        words = [python, "-m", HUGGING_FACE, "--config", file.path, "--batch-size", BATCH]
+        options = {
+            "seq-len": seq_len, "image-size": given.get("image_size", 0), "precision": recipe.precision,
+            "optimizer": recipe.optimizer, "recompute": recipe.recompute, "attention": recipe.attention,
+        }  # fmt: skip
+        words += [word for option, value in options.items() if value for word in (f"--{option}", str(value))]
+        model = HuggingFaceModel(
+            file.name, file.model_type, file.architecture, no_form, seq_len, file.takes_more_than_text
+        )
+        return WorkloadSpec(recipe, command=Command(tuple(words), os.getcwd()), hugging_face=model)
 
     def _command_spec(self) -> WorkloadSpec:
         if self.changes.given():

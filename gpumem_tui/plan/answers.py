@@ -20,7 +20,7 @@ from gpumem_tui.formula.predict import (
 )
 from gpumem_tui.formula.rows import FormulaRow, Moment
 from gpumem_tui.formula.transformer import as_run_on
-from gpumem_tui.memory import Breakdown, Range, Unknown
+from gpumem_tui.memory import Breakdown, Ledger, Range, Unknown
 from gpumem_tui.plan.plan import Plan
 from gpumem_tui.search.prediction import Fit, KnownUnknown, Traced
 from gpumem_tui.simulator.finder import BatchFinder
@@ -122,6 +122,18 @@ class TracedAnswer:
     def device_used_bytes(self) -> int:
         """Reserved and context. More than `total_bytes` where the plan does not fit."""
         return self.peak_reserved_bytes + self.context_bytes
+
+    @property
+    def ledger(self) -> Ledger[None]:
+        """The device at the peak."""
+        return Ledger.of_step(
+            self.breakdown,
+            allocated_bytes=self.peak_allocated_bytes,
+            reserved_bytes=self.peak_reserved_bytes,
+            used_bytes=self.device_used_bytes,
+            cuda_total_bytes=self.plan.gpu.cuda_total_bytes,
+            total_bytes=self.plan.gpu.total_bytes,
+        )
 
     @property
     def spare_bytes(self) -> int:

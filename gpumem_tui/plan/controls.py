@@ -16,6 +16,7 @@ from gpumem_tui.errors import OptionError
 from gpumem_tui.formula.extras import Extras, why_not
 from gpumem_tui.formula.optimizers import OPTIMIZER_RECORDS
 from gpumem_tui.formula.parameters import count_parameters
+from gpumem_tui.formula.precision import PRECISION_RECORDS
 from gpumem_tui.formula.recipe import ATTENTIONS, OPTIMIZERS, PRECISIONS, RECOMPUTES, SHARDINGS, Recipe
 from gpumem_tui.memory import GIB, format_count
 from gpumem_tui.plan.draft import MOST_GPUS, SHAPE_LIMITS, Draft, draft_of, has_field
@@ -175,7 +176,8 @@ def plan_of(draft: Draft) -> Plan:
         raise PlanError(
             "target_batch", f"{target:,} is less than one pass of {samples:,} ({draft.batch_size:,} × {gpus})"
         )
-    return Plan(shape, draft.recipe, draft.gpu, draft.batch_size, draft.headroom, target, draft.extras)
+    recipe, extras, goals = draft.recipe, draft.extras, draft.goals
+    return Plan(shape, recipe, draft.gpu, draft.batch_size, draft.headroom, target, extras, goals)
 
 
 def remarks(plan: Plan) -> Iterator[tuple[str, str]]:
@@ -305,10 +307,8 @@ _CONTROLS: tuple[Control, ...] = (
     Number("target_batch", "target", _BATCH, "Samples wanted per optimizer step over all GPUs; 0 for no wish",
            1_000_000_000, multiple(lambda d: max(1, d.pass_samples)), power, lambda d: d.target_batch,
            lambda d, v: replace(d, target_batch=v or None), optional=True),
-    _recipe_choice("precision", _TRAINING, "What weights, gradients and activations are kept in", {
-        "fp32": "4 bytes a value", "amp-bf16": "autocast: fp32 weights, bfloat16 compute",
-        "amp-fp16": "autocast: fp32 weights, fp16 compute, loss scaling", "bf16": "everything in bfloat16",
-    }, PRECISIONS),
+    _recipe_choice("precision", _TRAINING, "What weights, gradients and activations are kept in",
+                   {key: record.keeps for key, record in PRECISION_RECORDS.items()}, PRECISIONS),
     _recipe_choice("optimizer", _TRAINING, "What it keeps per parameter between steps",
                    {key: record.keeps for key, record in OPTIMIZER_RECORDS.items()}, OPTIMIZERS),
     _recipe_choice("recompute", _TRAINING, "What backward computes again instead of keeping", {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from gpumem_tui.catalog.shapes import ATTENTION_FAMILIES
 from gpumem_tui.formula.changes import BF16_SINCE
 from gpumem_tui.plan.plan import Plan
 
@@ -24,7 +23,7 @@ def lacking(plan: Plan) -> tuple[str, ...]:
         )
     if recipe.precision == "amp-fp16" and capability < _TENSOR_CORES_SINCE:
         found.append(f"{title} ({plan.gpu.sm}) has no tensor cores: 16 bits save memory, not time ({_CUDA_GUIDE})")
-    if plan.shape.family in ATTENTION_FAMILIES and capability < _FLASH_SINCE:
+    if plan.shape.record.has_attention and capability < _FLASH_SINCE:
         if recipe.attention == "flash":
             found.append(f"{title} ({plan.gpu.sm}) has no flash attention: --attention auto takes another ({_SDPA})")
         elif recipe.attention == "auto" and recipe.precision in ("bf16", "amp-bf16"):

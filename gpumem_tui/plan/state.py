@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from gpumem_tui.memory import Unknown
 from gpumem_tui.plan.controls import Number, PlanError, control_of, plan_of
+from gpumem_tui.plan.digits import by_digit
 from gpumem_tui.plan.draft import Draft, draft_of
 from gpumem_tui.plan.plan import Plan
 
@@ -87,6 +89,17 @@ def chosen(state: PlanState, key: str, value: str) -> PlanState:
     if isinstance(control, Number):
         raise TypeError(f"{key} takes a number")
     return _changed(state, control.put(state.draft, value), by=key)
+
+
+def chosen_by_digit(state: PlanState, key: str, digit: int) -> PlanState:
+    """The named value at that place was picked, the first by 1; refused where there is none."""
+    control = control_of(state.draft, key)
+    if isinstance(control, Number):
+        raise TypeError(f"{key} takes a number")
+    found = by_digit([option.value for option in control.options(state.draft)], digit)
+    if isinstance(found, Unknown):
+        return replace(state, refused=Problem(key, found.reason))
+    return chosen(paused(state), key, found)
 
 
 def nudged(state: PlanState, key: str, way: int, *, jump: bool = False) -> PlanState:

@@ -65,7 +65,7 @@ def heads_fit(draft: Draft, heads: int) -> bool:
     """Rotary positions need an even head width, grouped queries a whole number of heads a group."""
     base = draft.base
     grouped = base.kv_heads != base.heads or "kv_heads" in draft.changes
-    even = base.family != "llama" or base.head_dim or (draft.shape_value("hidden") // heads) % 2 == 0
+    even = base.record.positions != "rotary" or base.head_dim or (draft.shape_value("hidden") // heads) % 2 == 0
     return bool(even) and not (grouped and heads % max(1, draft.shape_value("kv_heads")))
 
 

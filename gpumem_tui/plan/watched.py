@@ -6,7 +6,8 @@ from gpumem_tui.catalog.loader import DEFAULT_GPU, find_gpu
 from gpumem_tui.catalog.shapes import Gpu
 from gpumem_tui.memory import Bucket, Unknown
 from gpumem_tui.monitor.devices import RealGpu
-from gpumem_tui.monitor.snapshot import GpuReading, Reading
+from gpumem_tui.monitor.readings import Reading
+from gpumem_tui.monitor.snapshot import GpuReading
 from gpumem_tui.plan.plan import Plan
 from gpumem_tui.watch.published import WatchedProcess
 from gpumem_tui.watch.records import ProbeSample

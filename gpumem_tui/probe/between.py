@@ -7,11 +7,11 @@ from collections.abc import Iterable
 import torch
 
 from gpumem_tui.memory import Bucket
-from gpumem_tui.probe.documents import KeptJson, LookedDeviceJson
+from gpumem_tui.probe.documents import KeptPlace, LookedDevice
 from gpumem_tui.probe.history import StepHistory
-from gpumem_tui.probe.tensors import memory_of
 from gpumem_tui.probe.wire import CPU
 from gpumem_tui.step import Phase
+from gpumem_tui.step.walking import host_memory_of
 
 
 class BetweenSteps:
@@ -44,24 +44,24 @@ class BetweenSteps:
     def tag(self, bucket: Bucket, tensors: Iterable[torch.Tensor]) -> None:
         """State what these tensors are."""
         for tensor in tensors:
-            for device, storage in memory_of(tensor):
-                if device == CPU and storage._cdata not in self._numbers:
+            for storage in host_memory_of(tensor):
+                if storage._cdata not in self._numbers:
                     self._numbers[storage._cdata] = self._history.existing(storage.nbytes(), bucket)
 
     def own(self, owned: Iterable[tuple[str, torch.Tensor]]) -> None:
         """State of which modules these tensors are."""
         for module, tensor in owned:
-            for device, storage in memory_of(tensor):
-                if device == CPU and storage._cdata in self._numbers:
+            for storage in host_memory_of(tensor):
+                if storage._cdata in self._numbers:
                     self._history.own(self._numbers[storage._cdata], module)
 
     def end_step(self) -> None:
         """The step ends."""
 
-    def result(self) -> list[LookedDeviceJson]:
+    def result(self) -> list[LookedDevice]:
         """What is there."""
         return [self._history.result(CPU, "")]
 
-    def kept(self) -> list[KeptJson] | None:
+    def kept(self) -> list[KeptPlace] | None:
         """Not known."""
         return None

@@ -3,45 +3,27 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from gpumem_tui.memory import Bucket
 from gpumem_tui.probe import allocator
-from gpumem_tui.probe.documents import KeptJson, LookedDeviceJson
+from gpumem_tui.probe.documents import KeptPlace, LookedDevice
 from gpumem_tui.probe.history import StepHistory, listed_as_kept
 from gpumem_tui.probe.segments import Segments
-from gpumem_tui.probe.tensors import memory_of
-from gpumem_tui.step import Phase, Site
-from gpumem_tui.step.sites import calling_line_of, in_checkpoint, in_order
+from gpumem_tui.step import Phase
+from gpumem_tui.step.cuda_history import HistoryNote, HistoryNotes, in_order, made_at
+from gpumem_tui.step.sites import RunningModules
+from gpumem_tui.step.walking import memory_of
 
 _MOST_EVENTS = 1_000_000
 
 
-@dataclass(frozen=True)
-class HistoryNote:
-    """Something said after so many allocations and releases on a device: a phase or module begins, or what blocks are.
-
-    `module` is the qualified name of the innermost that runs, empty for none; `owners` are addresses, each with the
-    module whose it is. `step_ends`: a step ends here.
-    """
-
-    position: int
-    phase: Phase | None = None
-    module: str | None = None
-    bucket: Bucket | None = None
-    addresses: tuple[int, ...] = ()
-    owners: tuple[tuple[int, str], ...] = ()
-    step_ends: bool = False
-
-
 class HistoryRecorder:
-    """Has the allocator write down every event; every note carries the allocator's own count of them.
+    """Has the allocator write down every event, and notes beside it where the step is.
 
     Nothing here synchronizes or allocates on a device. The hooks that follow modules are left out for compiled code,
     which would be compiled anew for them.
@@ -53,19 +35,17 @@ class HistoryRecorder:
     method = "allocator history"
 
     def __init__(
-        self, names: Mapping[int, str], devices: Iterable[int], phases_known: bool, follows_modules: bool
+        self, names: dict[int, str], devices: Iterable[int], phases_known: bool, follows_modules: bool
     ) -> None:
         self.unavailable: dict[str, str] = {}
-        self._names = names
+        self._modules = RunningModules(names, self._module_changed)
         self._devices = list(devices)
         self._phases_known = phases_known
         self._follows_modules = follows_modules
-        self._notes: dict[int, list[HistoryNote]] = {device: [] for device in self._devices}
-        self._positions: dict[int, int] = {}
+        self._notes: dict[int, HistoryNotes] = {}
         self._before: list[dict[str, Any]] = []
         self._settings: dict[str, Any] = {}
         self._started_us = 0
-        self._running: list[str] = []
         self._hooks = ExitStack()
         self.active = self._recording = False
 
@@ -76,13 +56,12 @@ class HistoryRecorder:
         snapshot = torch.cuda.memory._snapshot()
         self._before = snapshot["segments"]
         self._settings = snapshot.get("allocator_settings", {})
-        self._positions = {device: _events(device) for device in self._devices}
+        self._notes = {device: HistoryNotes(device) for device in self._devices}
         self._started_us = time.time_ns() // 1000
         torch.cuda.memory._record_memory_history("all", context="alloc", stacks="python", max_entries=_MOST_EVENTS)
         self.active = self._recording = True
         if self._follows_modules:
-            self._hooks.callback(register_module_forward_pre_hook(self._enter_module).remove)
-            self._hooks.callback(register_module_forward_hook(self._leave_module, always_call=True).remove)
+            self._hooks.enter_context(self._modules.watching())
         return ""
 
     def stop(self) -> bool:
@@ -96,11 +75,12 @@ class HistoryRecorder:
     @property
     def events(self) -> int:
         """Allocations and releases so far, on the device that has most."""
-        return max((self._position(device) for device in self._devices), default=0)
+        return max((notes.position for notes in self._notes.values()), default=0)
 
     def enter(self, phase: Phase) -> None:
         """A phase begins."""
-        self._note(phase=phase)
+        for notes in self._active_notes():
+            notes.add(phase=phase)
 
     def tag(self, bucket: Bucket, tensors: Iterable[torch.Tensor]) -> None:
         """State what these tensors are."""
@@ -110,7 +90,7 @@ class HistoryRecorder:
                 addresses.setdefault(device, []).append(storage.data_ptr())
         for device, found in addresses.items():
             if device in self._notes:
-                self._notes[device].append(HistoryNote(self._position(device), bucket=bucket, addresses=tuple(found)))
+                self._notes[device].add(bucket=bucket, addresses=found)
 
     def own(self, owned: Iterable[tuple[str, torch.Tensor]]) -> None:
         """State of which modules these tensors are."""
@@ -120,14 +100,14 @@ class HistoryRecorder:
                 owners.setdefault(device, []).append((storage.data_ptr(), module))
         for device, found in owners.items():
             if device in self._notes:
-                self._notes[device].append(HistoryNote(self._position(device), owners=tuple(found)))
+                self._notes[device].add(owners=found)
 
     def end_step(self) -> None:
         """The step ends; the next may be recorded too."""
-        for device, notes in self._notes.items():
-            notes.append(HistoryNote(self._position(device), step_ends=True))
+        for notes in self._notes.values():
+            notes.add(step_ends=True)
 
-    def result(self) -> list[LookedDeviceJson]:
+    def result(self) -> list[LookedDevice]:
         """What was written down of the step that has just ended."""
         found = []
         for device, history in self._histories():
@@ -137,7 +117,7 @@ class HistoryRecorder:
             found.append(history.result(device, allocator.device_uuid(device)))
         return found
 
-    def kept(self) -> list[KeptJson]:
+    def kept(self) -> list[KeptPlace]:
         """What each of the steps left behind; asked at the end of the last.
 
         Raises:
@@ -146,7 +126,7 @@ class HistoryRecorder:
         found = [row for device, history in self._histories() for row in listed_as_kept(device, history.kept())]
         if "events" in self.unavailable:
             raise RuntimeError(self.unavailable["events"])
-        return sorted(found, key=lambda row: -row["bytes"])
+        return sorted(found, key=lambda row: -row.bytes)
 
     def _histories(self) -> Iterator[tuple[int, StepHistory]]:
         """What was written down by now, by device."""
@@ -160,30 +140,15 @@ class HistoryRecorder:
             segments = Segments(before, self._settings)
             yield (
                 device,
-                step_history(segments, traces[device], self._notes[device], self._started_us, self._phases_known),
+                step_history(segments, traces[device], self._notes[device].notes, self._started_us, self._phases_known),
             )
 
-    def _enter_module(self, module: torch.nn.Module, *_: Any) -> None:
-        self._running.append(self._names.get(id(module), type(module).__name__))
-        self._note(module=self._running[-1])
+    def _module_changed(self) -> None:
+        for notes in self._active_notes():
+            notes.add(module=self._modules.innermost)
 
-    def _leave_module(self, *_: Any) -> None:
-        if self._running:
-            self._running.pop()
-        self._note(module=self._running[-1] if self._running else "")
-
-    def _note(self, phase: Phase | None = None, module: str | None = None) -> None:
-        for device, notes in self._notes.items() if self.active else ():
-            notes.append(HistoryNote(self._position(device), phase, module))
-
-    def _position(self, device: int) -> int:
-        return _events(device) - self._positions[device]
-
-
-def _events(device: int) -> int:
-    """Allocations and releases on a device so far."""
-    count = torch.cuda.memory_stats_as_nested_dict(device)["allocation"]["all"]
-    return int(count["allocated"]) + int(count["freed"])
+    def _active_notes(self) -> Iterable[HistoryNotes]:
+        return self._notes.values() if self.active else ()
 
 
 def step_history(
@@ -209,9 +174,8 @@ def step_history(
             if entry.phase is not None:
                 history.enter(entry.phase, time_s)
             module = module if entry.module is None else entry.module
-            for address in entry.addresses:
-                if address in numbers and entry.bucket is not None:
-                    history.tag(numbers[address], entry.bucket)
+            for number, bucket in entry.tagged(numbers):
+                history.tag(number, bucket)
             if entry.step_ends:
                 history.end_step()
             for address, owner in entry.owners:
@@ -225,9 +189,7 @@ def step_history(
         elif action in ("segment_free", "segment_unmap"):
             segments.segment_gone(address, entry["size"])
         elif action == "alloc":
-            frames = entry.get("frames", ())
-            site = Site(module=module, source=calling_line_of(frames))
-            repeated = history.phase is Phase.BACKWARD and in_checkpoint(frames)
+            site, repeated = made_at(entry, history.phase, module)
             numbers[address] = history.allocate(segments.take(address, entry["size"]), time_s, site, repeated)
         elif action == "free_requested" and address in numbers:
             segments.release(address)

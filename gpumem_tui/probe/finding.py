@@ -10,7 +10,7 @@ import gc
 import math
 import sys
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from gpumem_tui.probe.modules import Modules, search_running, sought_in
-from gpumem_tui.probe.tensors import memory_of, tensors_in
+from gpumem_tui.step.walking import gradients_of, memory_of, outermost, parameters_of, state_of
 
 _FEW_BLOCKS = 1_000_000
 """Memory blocks of Python's (`sys.getallocatedblocks`) up to which all objects can be gone through in about 30 ms."""
@@ -172,7 +172,7 @@ class Finder:
         """Tell which of the known modules are roots, and which of these are trained."""
         self._stale = self._known.changed = False
         optimized = {id(parameter) for parameter in self._parameters()}
-        roots = _without_copies(_roots(self._known.alive()))
+        roots = _without_copies(outermost(self._known.alive()))
         trained = {id(root): _is_trained(root, optimized) for root in roots}
         self._roots = [weakref.ref(root) for root in roots if trained[id(root)]]
         self._untrained = [weakref.ref(root) for root in roots if not trained[id(root)]]
@@ -192,28 +192,17 @@ class Finder:
                 continue
             more.update((id(p), p) for p in module._parameters.values() if p is not None and id(p) not in parameters)
             buffers.extend(b for b in module._buffers.values() if b is not None)
-        leaves = (p for p in (*parameters.values(), *more.values()) if p.is_leaf)  # others answer with a warning
-        gradients = [p.grad for p in leaves if p.grad is not None]
-        state: dict[int, list[torch.Tensor]] = {}
-        for optimizer in self._optimizers:
-            kept = optimizer.__dict__.get("state")
-            for parameter, value in kept.items() if isinstance(kept, Mapping) else ((None, kept),):
-                state.setdefault(id(parameter), []).extend(tensors_in(value))
+        gradients = gradients_of((*parameters.values(), *more.values()))
+        state = state_of(self._optimizers)
         return FoundTraining(list(parameters.values()), gradients, state, list(more.values()), buffers)
 
     def _parameters(self) -> Iterator[torch.Tensor]:
         for optimizer in self._optimizers:
-            for group in optimizer.param_groups:
-                yield from group["params"]
+            yield from parameters_of(optimizer)
 
 
 def _alive(refs: list[weakref.ref[nn.Module]]) -> list[nn.Module]:
     return [module for module in (ref() for ref in refs) if module is not None]
-
-
-def _roots(modules: list[nn.Module]) -> list[nn.Module]:
-    parts = {id(part) for module in modules for part in module._modules.values()}
-    return [module for module in modules if id(module) not in parts]
 
 
 def _is_trained(root: nn.Module, optimized: set[int]) -> bool:

@@ -9,13 +9,13 @@ from collections import defaultdict
 from dataclasses import dataclass, replace
 
 from gpumem_tui.memory import Bucket
-from gpumem_tui.probe.documents import HeldJson, KeptJson, LookedDeviceJson
+from gpumem_tui.probe.documents import HeldPlace, KeptPlace, LookedDevice
 from gpumem_tui.step import Phase, Site
+from gpumem_tui.step.buckets import STEADY_BUCKETS, untagged_bucket
 
 TIMELINE_POINTS = 400
 LISTED_PLACES = 2000
 _BEFORE = -1
-_STEADY = (Bucket.PARAMETERS, Bucket.GRADIENTS, Bucket.OPTIMIZER)
 _Place = tuple[str, Site, bool]
 """A bucket, where in the program, and whether from before the step."""
 
@@ -97,7 +97,7 @@ class StepHistory:
         if not allocation.site.module:
             allocation.site = replace(allocation.site, module=module)
 
-    def result(self, device: int, device_uuid: str) -> LookedDeviceJson:
+    def result(self, device: int, device_uuid: str) -> LookedDevice:
         """The peak and what it was made of."""
         peak, peak_bytes = self._peak()
         at_peak = [a for a in self._allocations if a.made <= peak and (a.released is None or a.released > peak)]
@@ -107,14 +107,14 @@ class StepHistory:
             bucket = self._bucket(allocation).value
             buckets[bucket] += allocation.size_bytes
             places[bucket, allocation.site, allocation.made == _BEFORE].append(allocation.size_bytes)
-        return LookedDeviceJson(
+        return LookedDevice(
             device=device,
             device_uuid=device_uuid,
             peak_bytes=peak_bytes,
             buckets=dict(buckets),
-            held=_listed(places),
-            timeline=self._timeline(),
-            phases=[(time_s, phase.value) for _, time_s, phase in self._phases] if self._phases_known else [],
+            held=tuple(_listed(places)),
+            timeline=tuple(self._timeline()),
+            phases=tuple((time_s, phase.value) for _, time_s, phase in self._phases) if self._phases_known else (),
             peak_s=self._events[peak][0] if peak >= 0 else 0.0,
         )
 
@@ -138,7 +138,11 @@ class StepHistory:
     def _left_of(self, start: int, end: int) -> dict[Site, list[int]]:
         left: dict[Site, list[int]] = defaultdict(list)
         for allocation in self._allocations:
-            if start <= allocation.made < end and allocation.released is None and allocation.bucket not in _STEADY:
+            if (
+                start <= allocation.made < end
+                and allocation.released is None
+                and allocation.bucket not in STEADY_BUCKETS
+            ):
                 left[allocation.site].append(allocation.size_bytes)
         return left
 
@@ -160,11 +164,10 @@ class StepHistory:
         return found, highest
 
     def _bucket(self, allocation: _Allocation) -> Bucket:
-        """What is not tagged is told by when it was made and when it went.
+        """What is not tagged is told by when it was made and when it went, see `untagged_bucket`.
 
-        Made by forward (or again in backward) and gone in a later phase, if at all: an activation. Made before forward
-        and still there when it began: batch data. There before the step, or left by it: unexplained. The rest is
-        temporary.
+        What was there before the step is unexplained. What was made before forward, and was still there when it began,
+        is batch data.
         """
         if allocation.bucket is not None:
             return allocation.bucket
@@ -174,11 +177,13 @@ class StepHistory:
             return Bucket.OTHER if allocation.released is None else Bucket.ACTIVATIONS
         outlived = allocation.released is None or self._phase_at(allocation.released) != allocation.made_in
         phase = self._phases[allocation.made_in][2]
-        if allocation.recomputed or (phase is Phase.FORWARD and outlived):
-            return Bucket.ACTIVATIONS
-        if phase is Phase.BATCH and outlived:
-            return Bucket.BATCH_DATA
-        return Bucket.OTHER if allocation.released is None else Bucket.TEMPORARY
+        return untagged_bucket(
+            phase,
+            outlives_phase=outlived,
+            stays=allocation.released is None,
+            recomputed=allocation.recomputed,
+            is_data=phase is Phase.BATCH and outlived and not allocation.recomputed,
+        )
 
     def _phase_at(self, event: int) -> int:
         return next(number for number in range(len(self._phases) - 1, -1, -1) if self._phases[number][0] <= event)
@@ -197,10 +202,10 @@ class StepHistory:
         return points if points[-1] == (end_s, live) else [*points, (end_s, live)]
 
 
-def listed_as_kept(device: int, kept: dict[Site, list[int]]) -> list[KeptJson]:
+def listed_as_kept(device: int, kept: dict[Site, list[int]]) -> list[KeptPlace]:
     """What `StepHistory.kept` found on a device, the largest first."""
     rows = [
-        KeptJson(
+        KeptPlace(
             device=device,
             operator=site.operator,
             module=site.module,
@@ -211,10 +216,10 @@ def listed_as_kept(device: int, kept: dict[Site, list[int]]) -> list[KeptJson]:
         for site, sizes in kept.items()
         if sum(sizes)
     ]
-    return sorted(rows, key=lambda row: -row["bytes"])[:LISTED_PLACES]
+    return sorted(rows, key=lambda row: -row.bytes)[:LISTED_PLACES]
 
 
-def _listed(places: dict[_Place, list[int]]) -> list[HeldJson]:
+def _listed(places: dict[_Place, list[int]]) -> list[HeldPlace]:
     """The places that hold most; of the others, one row for each bucket and age."""
     ordered = sorted(places.items(), key=lambda item: -sum(item[1]))
     rows = ordered[:LISTED_PLACES]
@@ -222,7 +227,7 @@ def _listed(places: dict[_Place, list[int]]) -> list[HeldJson]:
     for (bucket, _, before_step), sizes in ordered[LISTED_PLACES:]:
         rest[bucket, Site(), before_step] += sizes
     return [
-        HeldJson(
+        HeldPlace(
             bucket=bucket,
             operator=site.operator,
             module=site.module,

@@ -6,25 +6,25 @@ import sys
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from gpumem_tui.memory import Bucket
 from gpumem_tui.probe import allocator
 from gpumem_tui.probe.between import BetweenSteps
 from gpumem_tui.probe.compiler import invisible, uncompiled
 from gpumem_tui.probe.cuda_history import HistoryRecorder
-from gpumem_tui.probe.documents import LookDocument, LookedDeviceJson
+from gpumem_tui.probe.documents import LookAnswer, LookedDevice
 from gpumem_tui.probe.finding import FoundTraining
 from gpumem_tui.probe.operators import OperatorRecorder
-from gpumem_tui.probe.tensors import memory_of, tensors_in
 from gpumem_tui.step import Phase
+from gpumem_tui.step.phases import PhaseHooks, in_backward, mark_backward
 from gpumem_tui.step.sites import SiteFinder
+from gpumem_tui.step.walking import gradients_of, memory_of, parameters_of, tensors_in
 
 _LONGEST_S = 600.0
 _STEPS = 3
@@ -69,9 +69,9 @@ class Look:
         self._step_s = 0.0
         self._recorder: HistoryRecorder | OperatorRecorder | BetweenSteps | None = None
         self._parts: list[tuple[str, weakref.ref[nn.Module]]] = []
-        self._answer: LookDocument | None = None
+        self._answer: LookAnswer | None = None
         self._steps = 0
-        self._undo = ExitStack()
+        self._hooks = PhaseHooks()
         self._first_phase = self._phase = Phase.BATCH
         self._failure = ""
         self._active = self._in_step = self._has_stepped = self._follows_backward = False
@@ -107,7 +107,7 @@ class Look:
         if compiled:
             self._first_phase = Phase.FORWARD  # with the batch, from which it cannot be told
         if self._backward_ended is not None and isinstance(self._recorder, OperatorRecorder):
-            self._undo.callback(register_module_forward_pre_hook(self._record_from_forward(set(names))).remove)
+            self._hooks.callback(register_module_forward_pre_hook(self._record_from_forward(set(names))).remove)
             self._follow_backward()
             return ""
         reason = self._record(set(names) if follows else set())
@@ -119,7 +119,7 @@ class Look:
         sites = SiteFinder()
         for root in roots:
             sites.name_modules(root)
-        self._undo.enter_context(sites.watching())
+        self._hooks.enter_context(sites.watching())
         return OperatorRecorder(sites, follows)
 
     def _record(self, parts: set[int]) -> str:
@@ -142,7 +142,7 @@ class Look:
 
         def begin(module: nn.Module, arguments: Any) -> None:
             begun = self._active or self._failure or self.is_over
-            if not begun and torch._C._current_graph_task_id() == -1:
+            if not begun and not in_backward():
                 try:
                     self._failure = self._record(parts)
                 except Exception as error:  # noqa: BLE001  whatever it is, who asked is told
@@ -154,14 +154,14 @@ class Look:
     def optimizer_stepped(self) -> None:
         """An optimizer's step has ended; whether that ends the step of training is another question."""
         self._in_step, self._has_stepped = False, True
-        if torch._C._current_graph_task_id() != -1 and self._first_phase is Phase.BATCH:
+        if in_backward() and self._first_phase is Phase.BATCH:
             self._enter(Phase.BACKWARD)
 
     def ends_with(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether this optimizer's step ends the looked one; or it can no longer end as it should."""
         return self._optimizer() is optimizer or bool(self._problem())
 
-    def step_ended(self, step: int) -> LookDocument | None:
+    def step_ended(self, step: int) -> LookAnswer | None:
         """A step has ended: what it was, after the first; what each leaves behind, after the last; else None."""
         self._steps += 1
         self._in_step = self._has_stepped = False
@@ -172,7 +172,7 @@ class Look:
         except Exception as error:  # noqa: BLE001  whatever it is, who asked is told
             return self.abandon(f"{type(error).__name__}: {error}")
 
-    def _after_step(self) -> LookDocument | None:
+    def _after_step(self) -> LookAnswer | None:
         problem, recorder = self._problem(), self._recorder
         if problem or recorder is None or not self._active:
             return self.abandon(problem or "no module's forward came before backward")
@@ -184,24 +184,25 @@ class Look:
             if recorder.events > _MOST_FOLLOWED:
                 return self.abandon(f"two more steps of {recorder.events:,} allocations and releases are too much")
         if self.is_over:
-            self._answer = {**self._answer, "kept": recorder.kept()}
+            kept = recorder.kept()
+            self._answer = replace(self._answer, kept=None if kept is None else tuple(kept))
             self.disarm()
         else:
             self._enter(self._first_phase)
         return self._answer if self.is_over or self._steps == 1 else None
 
-    def abandon(self, reason: str) -> LookDocument:
+    def abandon(self, reason: str) -> LookAnswer:
         """Stop, and say that nothing more was seen: nothing at all, or not what steps leave behind."""
         self.is_over = True
         self.stop()
         if self._answer is not None:
-            return {**self._answer, "unavailable": {**self._answer["unavailable"], "kept": reason}}
+            return replace(self._answer, unavailable={**self._answer.unavailable, "kept": reason})
         return self._document([], {"look": reason})
 
     def stop(self) -> bool:
         """Leave the process as it was; whether that could be done, else try again later."""
         self._active = False
-        self._undo.close()
+        self._hooks.close()
         return self._recorder is None or self._recorder.stop()
 
     def disarm(self) -> None:
@@ -217,14 +218,14 @@ class Look:
             return f"no step ended within {_LONGEST_S:.0f} s"
         return self._failure
 
-    def _document(self, devices: list[LookedDeviceJson], unavailable: dict[str, str]) -> LookDocument:
-        return LookDocument(
+    def _document(self, devices: list[LookedDevice], unavailable: dict[str, str]) -> LookAnswer:
+        return LookAnswer(
             request=self._request,
             step=self._step,
             wall_ns=time.time_ns(),
             step_s=self._step_s,
             method=self._recorder.method if self._recorder is not None and devices else "",
-            devices=devices,
+            devices=tuple(devices),
             kept=None,
             unavailable=unavailable,
         )
@@ -260,18 +261,16 @@ class Look:
     def _follow_phases(self, parts: set[int]) -> None:
         """Tell the recorder each phase: forward at the first module, backward and the optimizer as they are called."""
 
-        def enter_module(module: nn.Module, arguments: Any) -> None:
-            starts = self._phase is not Phase.FORWARD and torch._C._current_graph_task_id() == -1
-            if self._active and starts and id(module) in parts:
-                self._enter(Phase.FORWARD, arguments)
+        def forward_begins(_: nn.Module, arguments: Any) -> None:
+            self._enter(Phase.FORWARD, arguments)
 
-        def enter_optimizer(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-            inside = torch._C._current_graph_task_id() != -1
+        def optimizer_begins(optimizer: torch.optim.Optimizer) -> None:
+            inside = in_backward()
             self._in_step = not inside
-            self._enter(Phase.OPTIMIZER, gradients=_gradients(optimizer) if inside else ())
+            self._enter(Phase.OPTIMIZER, gradients=gradients_of(parameters_of(optimizer)) if inside else ())
 
-        self._undo.callback(register_module_forward_pre_hook(enter_module).remove)
-        self._undo.callback(register_optimizer_step_pre_hook(enter_optimizer).remove)
+        self._hooks.on_forward(parts, lambda: self._phase, forward_begins)
+        self._hooks.on_optimizer(optimizer_begins)
         self._follow_backward()
 
     def _follow_backward(self) -> None:
@@ -291,7 +290,7 @@ class Look:
             if self._backward_ended is not None and self._has_stepped:
                 self._backward_ended()
 
-        self._undo.callback(_mark_backward(uncompiled(begins), uncompiled(ended)))
+        self._hooks.callback(mark_backward(uncompiled(begins), uncompiled(ended), invisible))
 
     def _enter(self, phase: Phase, batch: Any = (), gradients: Iterable[torch.Tensor] = ()) -> None:
         """A phase begins, with this batch, and with these gradients, which may be gone before the step ends.
@@ -308,31 +307,6 @@ class Look:
         except Exception as error:  # noqa: BLE001  whatever it is, who asked is told
             self._failure = f"{type(error).__name__}: {error}"
             self.disarm()
-
-
-def _mark_backward(begins: Callable[[], None], ended: Callable[[], None]) -> Callable[[], None]:
-    """Have these called when backward begins and has ended; returns what undoes that."""
-    backward = torch.autograd.backward
-
-    def marked(*args: Any, **kwargs: Any) -> Any:
-        if torch._C._current_graph_task_id() != -1:
-            return backward(*args, **kwargs)
-        begins()
-        result = backward(*args, **kwargs)
-        ended()
-        return result
-
-    def undo() -> None:
-        if torch.autograd.backward is marked:  # else something was put over it, and goes on calling it
-            torch.autograd.backward = backward
-
-    torch.autograd.backward = invisible(marked)
-    return undo
-
-
-def _gradients(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    return [parameter.grad for parameter in parameters if parameter.is_leaf and parameter.grad is not None]
 
 
 def _is_whole(tensor: torch.Tensor) -> bool:

@@ -11,7 +11,6 @@ import time
 import weakref
 from collections.abc import Iterable
 from inspect import CO_NEWLOCALS, CO_OPTIMIZED
-from itertools import compress
 from types import BuiltinFunctionType, CodeType, FrameType, FunctionType, ModuleType, TracebackType
 from typing import Any
 
@@ -25,6 +24,7 @@ from torch.nn.modules.module import (
 
 from gpumem_tui.probe.compiler import passed_over
 from gpumem_tui.step.sites import is_own
+from gpumem_tui.step.walking import instances_of
 
 _CHUNK = 2_000
 _LONGEST = 10_000
@@ -114,12 +114,8 @@ def _restore(ours: Any, before: Any) -> None:
 
 
 def sought_in(objects: list[Any]) -> tuple[list[nn.Module], list[torch.optim.Optimizer]]:
-    """The modules and optimizers among objects, by their type: a lazy proxy would load what it stands for."""
-    kinds = set(map(type, objects))
-    wanted = {kind for kind in kinds if issubclass(kind, (nn.Module, torch.optim.Optimizer))}
-    found = list(compress(objects, map(wanted.__contains__, map(type, objects))))
-    modules = [thing for thing in found if isinstance(thing, nn.Module)]
-    optimizers = [thing for thing in found if isinstance(thing, torch.optim.Optimizer)]
+    """The modules and optimizers among objects."""
+    modules, optimizers = instances_of(nn.Module, objects), instances_of(torch.optim.Optimizer, objects)
     return modules, [optimizer for optimizer in optimizers if "param_groups" in optimizer.__dict__]
 
 

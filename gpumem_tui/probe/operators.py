@@ -11,12 +11,13 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 
 from gpumem_tui.memory import Bucket
-from gpumem_tui.probe.documents import KeptJson, LookedDeviceJson
+from gpumem_tui.probe.documents import KeptPlace, LookedDevice
 from gpumem_tui.probe.history import StepHistory, listed_as_kept
-from gpumem_tui.probe.tensors import memory_of, tensors_in
 from gpumem_tui.probe.wire import CPU
 from gpumem_tui.step import Phase, Site
+from gpumem_tui.step.phases import in_backward
 from gpumem_tui.step.sites import SiteFinder
+from gpumem_tui.step.walking import host_memory_of, tensors_in
 
 _MOST_EVENTS = 1_000_000
 
@@ -66,8 +67,7 @@ class OperatorRecorder(TorchDispatchMode):
         inside of backward too, after which autograd restores the stack that was there before.
         """
         self.active = False
-        inside = torch._C._current_graph_task_id() != -1
-        if self._entered and not inside and _get_current_dispatch_mode() is self:
+        if self._entered and not in_backward() and _get_current_dispatch_mode() is self:
             self._entered = False
             self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
         return not self._entered
@@ -84,24 +84,22 @@ class OperatorRecorder(TorchDispatchMode):
     def tag(self, bucket: Bucket, tensors: Iterable[torch.Tensor]) -> None:
         """State what these tensors are. One not seen before was there before the step."""
         for tensor in tensors:
-            for device, storage in memory_of(tensor):
-                if device == CPU:
-                    self._know(storage)
-                    self._history.tag(self._live[storage._cdata].number, bucket)
+            for storage in host_memory_of(tensor):
+                self._know(storage)
+                self._history.tag(self._live[storage._cdata].number, bucket)
 
     def own(self, owned: Iterable[tuple[str, torch.Tensor]]) -> None:
         """State of which modules these tensors are. One not seen before was there before the step."""
         for module, tensor in owned:
-            for device, storage in memory_of(tensor):
-                if device == CPU:
-                    self._know(storage)
-                    self._history.own(self._live[storage._cdata].number, module)
+            for storage in host_memory_of(tensor):
+                self._know(storage)
+                self._history.own(self._live[storage._cdata].number, module)
 
     def end_step(self) -> None:
         """The step ends; the next may be recorded too."""
         self._history.end_step()
 
-    def result(self) -> list[LookedDeviceJson]:
+    def result(self) -> list[LookedDevice]:
         """What was recorded of the step that has just ended.
 
         Raises:
@@ -111,7 +109,7 @@ class OperatorRecorder(TorchDispatchMode):
             raise self._failed
         return [self._history.result(CPU, "")]
 
-    def kept(self) -> list[KeptJson]:
+    def kept(self) -> list[KeptPlace]:
         """What each of the steps left behind; asked at the end of the last.
 
         Raises:
@@ -140,24 +138,21 @@ class OperatorRecorder(TorchDispatchMode):
 
     def _see_arguments(self, arguments: Any) -> None:
         for tensor in tensors_in(arguments):
-            for device, storage in memory_of(tensor):
-                if device == CPU:
-                    self._know(storage)
+            for storage in host_memory_of(tensor):
+                self._know(storage)
 
     def _see_results(self, func: Any, result: Any) -> None:
         site: Site | None = None
         for tensor in tensors_in(result):
-            for device, storage in memory_of(tensor):
-                known = self._live.get(storage._cdata)
-                if device == CPU and storage.nbytes() and known is None:
+            for storage in host_memory_of(tensor):
+                if storage.nbytes() and storage._cdata not in self._live:
                     site = site or self._sites.site(f"aten.{func._opname}")
                     self._follow(storage, self._allocated(storage.nbytes(), site))
 
     def _allocated(self, size_bytes: int, site: Site) -> int:
         if self._history.events >= _MOST_EVENTS:
             raise RuntimeError(f"the step has more than {_MOST_EVENTS:,} allocations and releases")
-        backward = torch._C._current_graph_task_id() != -1
-        return self._history.allocate(size_bytes, self._now(), site, backward and torch.is_grad_enabled())
+        return self._history.allocate(size_bytes, self._now(), site, in_backward() and torch.is_grad_enabled())
 
     def _know(self, storage: torch.UntypedStorage) -> None:
         if storage._cdata not in self._live:

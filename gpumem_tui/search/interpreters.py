@@ -41,7 +41,7 @@ class ForkServer:
     """
 
     def __init__(self, python: str, *, simulated: bool) -> None:
-        self.key = (python, simulated, os.getcwd())
+        self.key = _key(python, simulated)
         self._environment = dict(os.environ)
         with ExitStack() as ours, ExitStack() as theirs:  # of a process that cannot be started, nothing stays open
             control, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -69,14 +69,14 @@ class ForkServer:
         return self._child or self._process.pid
 
     def fork(self, descriptors: tuple[int, int, int], environment: Mapping[str, str]) -> None:
-        """Have a child started, as soon as torch is imported.
+        """Have a child started in this process's working directory, as soon as torch is imported.
 
         Args:
             descriptors: what it reads commands from, what it writes events to, and its lifeline.
             environment: the child's.
 
         Raises:
-            OSError: the message is too large to be sent.
+            OSError: the message is too large to be sent, or the working directory is gone.
         """
         self._child = self._code = None
         own = self._environment
@@ -84,7 +84,8 @@ class ForkServer:
             name: environment.get(name) for name in {*environment, *own} if environment.get(name) != own.get(name)
         }
         with suppress(BrokenPipeError, ConnectionResetError):  # it has ended: `code` says how
-            socket.send_fds(self._control, [json.dumps(changed).encode()], descriptors)
+            task = {"directory": os.getcwd(), "environment": changed}
+            socket.send_fds(self._control, [json.dumps(task).encode()], descriptors)
 
     def code(self, timeout_s: float = 0.0) -> int | None:
         """The exit code of the child, or of the interpreter if that ended first; None while both run."""
@@ -133,8 +134,13 @@ class ForkServer:
                     self._code = int(number)
 
 
-_idle: dict[tuple[str, bool, str], tuple[ForkServer, threading.Timer]] = {}
+_idle: dict[tuple[str, bool], tuple[ForkServer, threading.Timer]] = {}
 _lock = threading.Lock()
+
+
+def _key(python: str, simulated: bool) -> tuple[str, bool]:
+    """What an interpreter is asked for by; a path may start at the working directory."""
+    return os.path.abspath(python) if os.sep in python else python, simulated
 
 
 def borrow(python: str, *, simulated: bool) -> ForkServer:
@@ -144,7 +150,7 @@ def borrow(python: str, *, simulated: bool) -> ForkServer:
         OSError: as `ForkServer`.
     """
     with _lock:
-        server, timer = _idle.pop((python, simulated, os.getcwd()), (None, None))
+        server, timer = _idle.pop(_key(python, simulated), (None, None))
     if server is not None and timer is not None:
         timer.cancel()
         return server

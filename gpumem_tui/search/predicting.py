@@ -132,7 +132,7 @@ def _tracing_command(
             done = replace(done, only_at=size, not_affine=reason)
         else:
             flat = TraceDone.of(trace, done.seconds, done.assumed, notes=done.notes)
-            done = replace(flat, changes=done.changes, is_sharded=done.is_sharded)
+            done = replace(flat, changes=done.changes, is_sharded=done.is_sharded, parameters=done.parameters)
         return Traced.of(ready, done, config.device.gpu, config.limit_bytes, config.allocator)
 
     found: Traced | Unknown

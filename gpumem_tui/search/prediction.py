@@ -53,6 +53,8 @@ class Formula:
 
 
 def _no_formula(workload: WorkloadSpec) -> str:
+    if workload.hugging_face is not None:
+        return workload.hugging_face.no_formula
     return "no formula for a command" if workload.command is not None else "no formula for a workload file"
 
 
@@ -82,7 +84,7 @@ class Traced:
         assumed: operators whose kernels' scratch is not known and counted as none: (operator, times, why).
         only_at: the one batch size this is about, where memory depends on the batch in ways that no line through
             traces predicts, and `not_affine` says so; 0: it answers for every size.
-        changes, is_sharded: as `TraceDone` has them.
+        changes, is_sharded, parameters: as `TraceDone` has them.
         finder: of this very trace, where it is shared with other GPUs'; what it found for one spares work on the next.
     """
 
@@ -99,6 +101,7 @@ class Traced:
     notes: tuple[str, ...] = ()
     changes: tuple[tuple[str, str], ...] = ()
     is_sharded: bool = False
+    parameters: int = 0
     settings: AllocatorSettings = field(default_factory=AllocatorSettings)
     total_range: Range | None = None
     context_range: Range | None = None
@@ -124,6 +127,7 @@ class Traced:
             notes=done.notes,
             changes=done.changes,
             is_sharded=done.is_sharded,
+            parameters=done.parameters,
             settings=settings,
             total_range=gpu.cuda_total_range,
             context_range=ready.context_range,

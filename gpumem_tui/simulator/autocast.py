@@ -12,6 +12,8 @@ from typing import Any, Protocol
 import torch
 from torch._C import DispatchKeySet
 
+from gpumem_tui.simulator.torch_internals import original, replace
+
 _LOWER_PRECISION = {
     "_convolution", "_convolution.deprecated", "_scaled_dot_product_flash_attention", "_thnn_fused_gru_cell",
     "_thnn_fused_lstm_cell", "addbmm", "addmm", "addmv", "addr", "baddbmm", "bmm", "chain_matmul", "conv1d", "conv2d",
@@ -149,7 +151,7 @@ def _cast_tensor(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 def _clear_with_autocast() -> None:
     """Drop the cached casts whenever torch drops its own: at the exit of the outermost autocast."""
-    clear = torch.clear_autocast_cache
+    clear = original(torch, "clear_autocast_cache")
 
     def clear_both() -> None:
         for observer in observers:
@@ -159,4 +161,4 @@ def _clear_with_autocast() -> None:
         for observer in observers:
             observer.cleared()
 
-    torch.clear_autocast_cache = clear_both
+    replace(torch, "clear_autocast_cache", clear_both)

@@ -7,10 +7,9 @@ code passes devices in and reads them back.
 
 from __future__ import annotations
 
-import functools
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
@@ -38,6 +37,7 @@ from gpumem_tui.simulator.names import (
 )
 from gpumem_tui.simulator.streams import SimulatedEvent, SimulatedStream, StreamContext
 from gpumem_tui.simulator.subclasses import become, known_length, make_subclass
+from gpumem_tui.simulator.torch_internals import Replacements
 
 _CUDA_VERSION = "12.8"
 _CUDNN_VERSION = 91002
@@ -45,28 +45,6 @@ _CUDNN_VERSION = 91002
 
 _CUDNN_BENCHMARK_LIMIT = 10
 """torch's default (`benchmark_limit_cudnn` in aten/src/ATen/Context.h)."""
-
-
-class _Replacements(ExitStack):
-    """Attributes that are others within the context."""
-
-    def set(self, owner: Any, name: str, value: Any) -> None:
-        """Replace an attribute, or add one that is missing."""
-        if name in vars(owner):
-            self.callback(setattr, owner, name, vars(owner)[name])
-        else:
-            self.callback(delattr, owner, name)
-        setattr(owner, name, value)
-
-    def wrap(self, owner: Any, name: str, wrapper: Callable[..., Any]) -> None:
-        """Replace a function by one that gets it as its first argument."""
-        before = getattr(owner, name)
-
-        @functools.wraps(before)
-        def wrapped(*args: Any, **kwargs: Any) -> Any:
-            return wrapper(before, *args, **kwargs)
-
-        self.set(owner, name, wrapped)
 
 
 @contextmanager
@@ -94,7 +72,7 @@ def presented_as_cuda(gpu: SimulatedGpu, devices: int = 1) -> Iterator[None]:
     """
     before, backend.devices = backend.devices, devices
     try:
-        with _Replacements() as replacements, CudaNames() as names:
+        with Replacements() as replacements, CudaNames() as names:
             _answer_for_cuda(replacements, backend)
             _answer_for_accelerator(replacements, backend)
             _follow_devices_in_python(replacements, gpu)
@@ -108,7 +86,7 @@ def presented_as_cuda(gpu: SimulatedGpu, devices: int = 1) -> Iterator[None]:
         backend.devices = before
 
 
-def _answer_for_cuda(replacements: _Replacements, backend: Backend) -> None:
+def _answer_for_cuda(replacements: Replacements, backend: Backend) -> None:
     cuda: Any = torch.cuda
     answers = {name: getattr(backend, name) for name in dir(backend) if not name.startswith("__")}
     for name in ("current", "devices", "_gpu"):
@@ -163,7 +141,7 @@ class _Guard:
     def __exit__(self, *_: object) -> None: ...
 
 
-def _answer_for_accelerator(replacements: _Replacements, backend: Backend) -> None:
+def _answer_for_accelerator(replacements: Replacements, backend: Backend) -> None:
     accelerator: Any = torch.accelerator
     replacements.set(torch._C, "_get_accelerator", lambda check=None: torch.device("cuda"))
     replacements.set(accelerator, "current_accelerator", lambda check_available=False: torch.device("cuda"))
@@ -182,13 +160,13 @@ def _answer_for_accelerator(replacements: _Replacements, backend: Backend) -> No
     replacements.set(torch, "Event", SimulatedEvent)
 
 
-def _do_nothing(replacements: _Replacements, owner: Any, *names: str) -> None:
+def _do_nothing(replacements: Replacements, owner: Any, *names: str) -> None:
     for name in names:
         if hasattr(owner, name):
             replacements.set(owner, name, lambda *_, **__: 0)
 
 
-def _follow_devices_in_python(replacements: _Replacements, gpu: SimulatedGpu) -> None:
+def _follow_devices_in_python(replacements: Replacements, gpu: SimulatedGpu) -> None:
     """Where Python or C++ reads a device before `CudaNames` sees it."""
     real: Any = vars(FakeTensor)["device"]
     read = real.fget
@@ -267,7 +245,7 @@ def _apply_keeping_parameters(
     return module
 
 
-def _follow_loading(replacements: _Replacements) -> None:
+def _follow_loading(replacements: Replacements) -> None:
     loading = Loading(torch.device(DEVICE_TYPE, 0))
 
     def save(save: Any, obj: object, f: Any, *args: Any, **kwargs: Any) -> None:
@@ -283,7 +261,7 @@ def _follow_loading(replacements: _Replacements) -> None:
     replacements.set(torch.UntypedStorage, "cuda", lambda storage, *_, **__: loading.to_device(storage))
 
 
-def _follow_threads(replacements: _Replacements, gpu: SimulatedGpu, names: CudaNames) -> None:
+def _follow_threads(replacements: Replacements, gpu: SimulatedGpu, names: CudaNames) -> None:
     """A program's threads, and its functions in autograd's, find the device too: modes are each thread's own."""
 
     kind: Any = threading.Thread
@@ -322,7 +300,7 @@ def _follow_threads(replacements: _Replacements, gpu: SimulatedGpu, names: CudaN
     replacements.set(autograd, "_engine_run_backward", run_with_names)
 
 
-def _follow_autocast(replacements: _Replacements) -> None:
+def _follow_autocast(replacements: Replacements) -> None:
     """`torch.autocast("cuda")` and the functions that ask for its state read the device type in C++."""
 
     def named(device_type: str) -> str:

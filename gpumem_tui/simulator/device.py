@@ -25,10 +25,12 @@ from gpumem_tui.simulator.settings import AllocatorSettings
 from gpumem_tui.simulator.shaped import AssumedRows
 from gpumem_tui.simulator.streams import Streams
 from gpumem_tui.simulator.timeline import Timeline, TimelineRecorder
+from gpumem_tui.simulator.torch_internals import Replacements, extend
 from gpumem_tui.simulator.trace import DeviceMode
 from gpumem_tui.step import Phase
+from gpumem_tui.step.phases import in_backward
 from gpumem_tui.step.sites import SiteFinder
-from gpumem_tui.step.workload import local
+from gpumem_tui.step.walking import local
 
 DEVICE_TYPE = "simgpu"
 
@@ -133,8 +135,8 @@ def register() -> None:
     recurrent.register(lambda: backend._gpu)
     # CUDA's optimizers and gradient clipping take all tensors at once by default, which needs scratch for all of them;
     # torch's test for that goes by the exact type of a parameter.
-    for kinds in (optimizers._foreach_supported_types, _foreach_utils._foreach_supported_types):
-        kinds.append(FakeTensor)
+    for owner in (optimizers, _foreach_utils):
+        extend(owner, "_foreach_supported_types", FakeTensor)
     _registered = True
 
 
@@ -144,39 +146,30 @@ def simulate(gpu: SimulatedGpu) -> Iterator[torch.device]:
     register()
     previous, backend.current = backend.current, gpu
     previous_streams, Streams.active = Streams.active, gpu.streams
-    autograd: Any = torch.autograd
-    engine, formatted = autograd._engine_run_backward, FakeTensor.__format__
-    resize, pin = torch.UntypedStorage.resize_, torch.Tensor.pin_memory
-    internals: Any = torch._C
-    layout = internals._conv_determine_backend_memory_format
 
-    def backward(*args: Any, **kwargs: Any) -> Any:
+    def backward(engine: Any, *args: Any, **kwargs: Any) -> Any:
         result = engine(*args, **kwargs)
-        if torch._C._current_graph_task_id() == -1:
+        if not in_backward():
             gpu.mode.raise_if_full()
         return result
 
-    def followed_resize(storage: torch.UntypedStorage, size_bytes: int) -> Any:
+    def followed_resize(resize: Any, storage: torch.UntypedStorage, size_bytes: int) -> Any:
         result = resize(storage, size_bytes)
         gpu.mode.resized(storage)
         return result
 
-    autograd._engine_run_backward = backward
-    torch.UntypedStorage.resize_ = followed_resize  # type: ignore[method-assign, assignment]
-    FakeTensor.__format__ = _format_scalar  # type: ignore[method-assign]
-    torch.Tensor.pin_memory = _already_pinned  # type: ignore[method-assign, assignment]
-    internals._conv_determine_backend_memory_format = kernels.convolution_layout
-    try:
-        with gpu.sites.watching(), gpu.mode:
-            yield torch.device(DEVICE_TYPE, 0)
-    finally:
-        autograd._engine_run_backward = engine
-        torch.UntypedStorage.resize_ = resize  # type: ignore[method-assign]
-        FakeTensor.__format__ = formatted  # type: ignore[method-assign]
-        torch.Tensor.pin_memory = pin  # type: ignore[method-assign]
-        internals._conv_determine_backend_memory_format = layout
-        backend.current = previous
-        Streams.active = previous_streams
+    with Replacements() as replacements:
+        replacements.wrap(torch.autograd, "_engine_run_backward", backward)
+        replacements.wrap(torch.UntypedStorage, "resize_", followed_resize)
+        replacements.set(FakeTensor, "__format__", _format_scalar)
+        replacements.set(torch.Tensor, "pin_memory", _already_pinned)
+        replacements.set(torch._C, "_conv_determine_backend_memory_format", kernels.convolution_layout)
+        try:
+            with gpu.sites.watching(), gpu.mode:
+                yield torch.device(DEVICE_TYPE, 0)
+        finally:
+            backend.current = previous
+            Streams.active = previous_streams
 
 
 def _already_pinned(tensor: torch.Tensor, device: object = None) -> torch.Tensor:

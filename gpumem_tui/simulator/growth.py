@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from itertools import pairwise
 
-from gpumem_tui.memory import ALLOCATED_BUCKETS, MIB, Bucket, format_bytes
+from gpumem_tui.memory import ALLOCATED_BUCKETS, MIB, format_bytes
 from gpumem_tui.simulator.timeline import Timeline, rounded
 from gpumem_tui.step import Site
+from gpumem_tui.step.buckets import STEADY_BUCKETS
 
-_STEADY = tuple(ALLOCATED_BUCKETS.index(bucket) for bucket in (Bucket.PARAMETERS, Bucket.GRADIENTS, Bucket.OPTIMIZER))
-"""Buckets that are made once, or anew in each step instead of the old."""
+_STEADY = {ALLOCATED_BUCKETS.index(bucket) for bucket in STEADY_BUCKETS}
 
 _LEAST_BYTES = MIB
 """A step's: less is a list of losses, of which a thousand steps make no difference."""

@@ -15,6 +15,8 @@ import torch
 from torch import nn
 from torch.nn.modules import module as modules
 
+from gpumem_tui.step.phases import in_backward
+
 _REGISTERS: tuple[tuple[Any, str], ...] = (
     (torch.Tensor, "register_hook"),
     (torch.Tensor, "register_post_accumulate_grad_hook"),
@@ -70,4 +72,4 @@ def answers(on_error: Callable[[Exception], None]) -> dict[tuple[Any, str], Any]
 
 def is_engines_thread() -> bool:
     """Whether this thread is one that the autograd engine has started for a device."""
-    return torch._C._current_graph_task_id() != -1 and isinstance(threading.current_thread(), threading._DummyThread)
+    return in_backward() and isinstance(threading.current_thread(), threading._DummyThread)

@@ -11,7 +11,8 @@ from gpumem_tui.simulator.blocks import Block
 from gpumem_tui.simulator.profile import CUBLAS_WORKSPACE, CUBLASLT_WORKSPACE
 from gpumem_tui.simulator.rules import GivenBack, Taken
 from gpumem_tui.simulator.scratch import MATRIX_PRODUCTS, is_assumed, scratch, takes_cublaslt
-from gpumem_tui.simulator.storages import Storages, in_backward, size_bytes_of
+from gpumem_tui.simulator.storages import Storages, size_bytes_of
+from gpumem_tui.step.phases import in_backward
 
 if TYPE_CHECKING:
     from gpumem_tui.simulator.device import SimulatedGpu

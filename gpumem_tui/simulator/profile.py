@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass, replace
 
 from gpumem_tui.catalog.shapes import Gpu
+from gpumem_tui.catalog.speeds import MULTIPROCESSORS_OF_OTHERS
 from gpumem_tui.memory import KIB, MIB, Range
 
 OLDEST_TORCH = (2, 10)
@@ -142,9 +143,6 @@ _ASSUMED_CONTEXT = (8, 9)
 _ELSEWHERE = "254 to 656 MiB elsewhere"
 """Where kernels are loaded as they are used (since torch 1.13): the least is pytorch/pytorch#86509's, on a GPU that it
 does not name; the most is what one out-of-memory of an A100 80 GB left to it (torch 2.6 to 2.8)."""
-
-MULTIPROCESSORS_OF_OTHERS = 108
-"""An A100's, assumed for a GPU whose number is not known."""
 
 WARP_SIZE = 32
 THREADS_PER_BLOCK = 1024

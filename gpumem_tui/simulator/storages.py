@@ -15,7 +15,8 @@ from gpumem_tui.simulator.engine import Evaluation, evaluation
 from gpumem_tui.simulator.rules import Buffer, Computed
 from gpumem_tui.simulator.streams import SimulatedStream
 from gpumem_tui.simulator.values import Uniform
-from gpumem_tui.step.workload import local
+from gpumem_tui.step.phases import in_backward
+from gpumem_tui.step.walking import local
 
 if TYPE_CHECKING:
     from gpumem_tui.simulator.device import SimulatedGpu
@@ -176,7 +177,3 @@ class Storages:
 
 def size_bytes_of(buffer: Buffer) -> int:
     return buffer.size_bytes if isinstance(buffer, Computed) else buffer
-
-
-def in_backward() -> bool:
-    return torch._C._current_graph_task_id() != -1

@@ -13,6 +13,7 @@ from gpumem_tui.memory import ALLOCATED_BUCKETS, Breakdown, Bucket
 from gpumem_tui.simulator.allocator import MIN_BLOCK_BYTES
 from gpumem_tui.simulator.rules import Computed
 from gpumem_tui.step import Phase, Site
+from gpumem_tui.step.buckets import untagged_bucket
 
 _NEVER = -2
 """Stands for the mark of a release that did not come; -1 is the time before the first mark."""
@@ -270,28 +271,27 @@ class TimelineRecorder:
     def finish(self, failed: bool = False) -> Timeline:
         """The run so far, or if it failed up to where memory ran out, with every allocation in its bucket.
 
-        Tagged allocations keep their tag. Of the rest, what came from the host is batch data; what forward made (or
-        repeated) and a later phase, be it the next forward, released is an activation; what lives to the end untagged
-        is unexplained; all else is temporary. If the run ended while the model was built, all that it held are
-        parameters.
+        Tagged allocations keep their tag, and the rest is as `untagged_bucket` says; what came from the host is batch
+        data. If the run ended while the model was built, all that it held are parameters.
         """
         events = tuple(self._events[: self._end] if failed else self._events)
         released_in = self._marks_at_release(events)
-        forward_marks = {number for number, mark in enumerate(self._marks) if mark.phase is Phase.FORWARD}
         only_built = all(mark.phase is Phase.BUILD for mark in self._marks)
         buckets = []
         for number, (born_in, recomputed) in enumerate(zip(self._born_in, self._recomputed, strict=True), 1):
             released = released_in[number]
             if number in self._tags:
                 bucket = self._tags[number]
-            elif number in self._from_host and not only_built:
-                bucket = Bucket.BATCH_DATA
-            elif recomputed or (born_in in forward_marks and released != born_in):
-                bucket = Bucket.ACTIVATIONS
-            elif released == _NEVER:
-                bucket = Bucket.PARAMETERS if only_built else Bucket.OTHER
+            elif only_built and released == _NEVER and not recomputed:
+                bucket = Bucket.PARAMETERS
             else:
-                bucket = Bucket.TEMPORARY
+                bucket = untagged_bucket(
+                    self._marks[born_in].phase if born_in >= 0 else None,
+                    outlives_phase=released != born_in,
+                    stays=released == _NEVER,
+                    recomputed=recomputed,
+                    is_data=number in self._from_host and not only_built,
+                )
             buckets.append(_INDEX[bucket])
         return Timeline(
             events=events,

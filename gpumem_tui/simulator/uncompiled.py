@@ -12,6 +12,8 @@ from importlib.util import spec_from_loader
 from types import ModuleType
 from typing import Any
 
+from gpumem_tui.simulator.torch_internals import replace
+
 _COMPILER = "torch._dynamo"
 _CONFIG = f"{_COMPILER}.config"
 
@@ -26,7 +28,7 @@ def leave_compiler_unloaded(torch: ModuleType) -> None:
     unloaded = _Unloaded(_COMPILER)
     unloaded.__path__ = [f"{path}/_dynamo" for path in torch.__path__]
     sys.modules[_COMPILER] = unloaded
-    torch.__dict__["_dynamo"] = unloaded
+    replace(torch, "_dynamo", unloaded)
     import_module(_CONFIG)
     sys.meta_path.insert(0, _Parts())
 
@@ -37,8 +39,7 @@ def exclude_nothing(module: ModuleType) -> None:
     Args:
         module: ``torch._compile``, as yet unused.
     """
-    replaced: Any = module
-    replaced._disable_dynamo = _kept
+    replace(module, "_disable_dynamo", _kept)
 
 
 def stay_eager(note: Callable[[str], None]) -> None:
@@ -62,10 +63,9 @@ def stay_eager(note: Callable[[str], None]) -> None:
 
         return run
 
-    whole: Any = torch
-    whole.compile = compiled
-    whole.compiler.cudagraph_mark_step_begin = lambda: None  # needs the inductor, and that a build with CUDA
-    whole.nn.Module.compile = lambda module, *_, **__: compiled(module) and None
+    replace(torch, "compile", compiled)
+    replace(torch.compiler, "cudagraph_mark_step_begin", lambda: None)  # needs the inductor, that a build with CUDA
+    replace(torch.nn.Module, "compile", lambda module, *_, **__: compiled(module) and None)
 
 
 def _kept(function: Callable[..., Any] | None = None, recursive: bool = True, **_: Any) -> Any:
@@ -77,9 +77,9 @@ def _load() -> ModuleType:
     if isinstance(sys.modules.get(_COMPILER), _Unloaded):
         del sys.modules[_COMPILER]
         sys.modules.pop(_CONFIG, None)
-    compiler: Any = import_module(_COMPILER)
-    compiler.reset = _Unloaded.reset
-    return compiler  # type: ignore[no-any-return]
+    compiler = import_module(_COMPILER)
+    replace(compiler, "reset", _Unloaded.reset)
+    return compiler
 
 
 class _Unloaded(ModuleType):

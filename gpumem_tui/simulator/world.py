@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import os
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -21,8 +20,8 @@ import torch.distributed as dist
 from gpumem_tui.importing import after_import
 from gpumem_tui.simulator.collectives import OF_OBJECTS, OF_TENSORS, among_equals
 from gpumem_tui.simulator.device import backend
-from gpumem_tui.simulator.flat_shards import know_other_shards
-from gpumem_tui.simulator.replicas import replicate_alone
+from gpumem_tui.simulator.replicas import know_other_shards, replicate_alone
+from gpumem_tui.simulator.torch_internals import original, replace, replace_everywhere
 
 _NCCL_VERSION = (2, 27, 5)
 """What the CUDA wheels of torch 2.9 and 2.10 come with (`nvidia-nccl-cu12` in their metadata)."""
@@ -31,7 +30,6 @@ _NCCL_TIMEOUT = timedelta(minutes=10)
 """`kProcessGroupNCCLDefaultTimeout` (ProcessGroupNCCL.hpp), which a build without NCCL does not know."""
 
 c10d: Any = dist.distributed_c10d
-_nccl: Any = torch.cuda.nccl
 _torch_distributed: Any = dist
 
 
@@ -49,13 +47,13 @@ def rank_zero_of(ranks: int) -> Iterator[None]:
 def answer_alone() -> None:
     """From now on every process group that the program makes is one of which only this process, rank 0, exists."""
     _answer_once()
-    c10d.rendezvous = _rendezvous
-    _replace("is_nccl_available", lambda: True)
-    c10d.default_pg_nccl_timeout = c10d.default_pg_nccl_timeout or _NCCL_TIMEOUT
+    replace(c10d, "rendezvous", _rendezvous)
+    replace_everywhere(c10d, "is_nccl_available", lambda: True)
+    replace(c10d, "default_pg_nccl_timeout", c10d.default_pg_nccl_timeout or _NCCL_TIMEOUT)
     if not hasattr(c10d, "ProcessGroupNCCL"):
-        c10d.ProcessGroupNCCL = _NcclGroup
-        _torch_distributed.ProcessGroupNCCL = _NcclGroup
-    _nccl.version = lambda: _NCCL_VERSION
+        replace(c10d, "ProcessGroupNCCL", _NcclGroup)
+        replace(dist, "ProcessGroupNCCL", _NcclGroup)
+    replace(torch.cuda.nccl, "version", lambda: _NCCL_VERSION)
 
 
 @functools.cache
@@ -63,23 +61,16 @@ def _answer_once() -> None:
     from torch.testing._internal.distributed import fake_pg  # registers the backend
 
     assert fake_pg
-    c10d._new_process_group_helper = functools.partial(_fake_group, c10d._new_process_group_helper)
+    make = original(c10d, "_new_process_group_helper")
+    replace(c10d, "_new_process_group_helper", functools.partial(_fake_group, make))
     for name, answer in OF_OBJECTS.items():
-        _replace(name, answer)
+        replace_everywhere(c10d, name, answer)
     for name, follow in OF_TENSORS.items():
-        _replace(name, among_equals(getattr(c10d, name), follow))
-    _replace("monitored_barrier", lambda *_, **__: None)
+        replace_everywhere(c10d, name, among_equals(original(c10d, name), follow))
+    replace_everywhere(c10d, "monitored_barrier", lambda *_, **__: None)
     replicate_alone()
     after_import("torch.distributed.fsdp._optim_utils", know_other_shards)
     after_import("torch.distributed.tensor._sharding_prop", _propagate_without_memory)
-
-
-def _replace(name: str, answer: Callable[..., Any]) -> None:
-    """Replace a function of `torch.distributed` wherever torch's own modules have bound it by now."""
-    before = getattr(c10d, name)
-    for module in [module for key, module in sys.modules.items() if key.startswith("torch.")]:
-        if vars(module).get(name) is before:
-            setattr(module, name, answer)
 
 
 def _fake_group(
@@ -132,7 +123,7 @@ class _NcclGroup:
 def _propagate_without_memory(module: Any) -> None:
     """DTensor runs operators on fake tensors of the whole shape to learn what they answer: that allocates nothing."""
     propagator = module.ShardingPropagator
-    propagate = propagator._propagate_tensor_meta_non_cached
+    propagate = original(propagator, "_propagate_tensor_meta_non_cached")
 
     def unrecorded(self: Any, schema: Any) -> Any:
         if backend.current is None:
@@ -140,4 +131,4 @@ def _propagate_without_memory(module: Any) -> None:
         with backend.current.mode.unrecorded():
             return propagate(self, schema)
 
-    propagator._propagate_tensor_meta_non_cached = unrecorded
+    replace(propagator, "_propagate_tensor_meta_non_cached", unrecorded)

@@ -75,7 +75,8 @@ class _Places:
 
     def category(self, allocation: int) -> str:
         """The row of the ledger."""
-        return ALLOCATED_BUCKETS[self._buckets[allocation - 1]].value
+        key: str = ALLOCATED_BUCKETS[self._buckets[allocation - 1]].value
+        return key
 
     def _site(self, allocation: int) -> int:
         return self._sites[allocation - 1] if self._sites else 0

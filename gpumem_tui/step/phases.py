@@ -1,9 +1,13 @@
-"""Tells where a training step is, without its code saying so: batch, forward, backward, optimizer."""
+"""Where a training step is, without its code saying so: batch, forward, backward, optimizer.
+
+Imports nothing of ours but `step`, and beyond the standard library only torch, and is Python 3.9: a user's training
+process speaks it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Container, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -16,46 +20,103 @@ from gpumem_tui.step import Phase
 OnPhase = Callable[[Phase], None]
 
 
+def in_backward() -> bool:
+    """Whether this thread is inside of a backward pass."""
+    return bool(torch._C._current_graph_task_id() != -1)
+
+
+def mark_backward(
+    begins: Callable[[], None],
+    ended: Callable[[], None] = lambda: None,
+    hidden: Callable[[Any], Any] = lambda function: function,
+) -> Callable[[], None]:
+    """Have these called when backward begins and has ended, but for one within another; returns what undoes that.
+
+    Args:
+        hidden: marks the function that is put in the place of `torch.autograd.backward`.
+    """
+    autograd: Any = torch.autograd
+    backward = autograd.backward
+
+    def marked(*args: Any, **kwargs: Any) -> Any:
+        if in_backward():
+            return backward(*args, **kwargs)
+        begins()
+        result = backward(*args, **kwargs)
+        ended()
+        return result
+
+    def undo() -> None:
+        if autograd.backward is marked:  # else something was put over it, and goes on calling it
+            autograd.backward = backward
+
+    autograd.backward = hidden(marked)
+    return undo
+
+
+class PhaseHooks(ExitStack):
+    """Hooks that tell where a step is; closing it takes them out.
+
+    Forward begins when one of the `parts` of a model is called outside of backward, while another phase goes on: user
+    code may call parts alone. Backward is `torch.autograd.backward`, which `Tensor.backward` calls.
+    """
+
+    def on_forward(
+        self,
+        parts: Container[int],
+        phase: Callable[[], Phase],
+        begins: Callable[[nn.Module, Any], None],
+        root: nn.Module | None = None,
+    ) -> None:
+        """Have `begins` called with the module and its arguments.
+
+        Args:
+            parts: modules by `id`.
+            phase: gives the one that goes on.
+            root: begins forward anew also while forward goes on.
+        """
+
+        def called(module: nn.Module, arguments: Any) -> None:
+            starts = module is root or (phase() is not Phase.FORWARD and id(module) in parts)
+            if starts and not in_backward():
+                begins(module, arguments)
+
+        self.callback(register_module_forward_pre_hook(called).remove)
+
+    def on_optimizer(
+        self,
+        begins: Callable[[torch.optim.Optimizer], None],
+        ended: Callable[[torch.optim.Optimizer], None] | None = None,
+    ) -> None:
+        """Have these called with an optimizer before and after its step."""
+        self.callback(register_optimizer_step_pre_hook(lambda optimizer, *_: begins(optimizer)).remove)
+        if ended is not None:
+            after = ended
+            self.callback(register_optimizer_step_post_hook(lambda optimizer, *_: after(optimizer)).remove)
+
+    def on_backward(self, begins: Callable[[], None]) -> None:
+        """Have this called as backward begins."""
+        self.callback(mark_backward(begins))
+
+
 @contextmanager
 def watch_phases(
     model: nn.Module, entering: OnPhase, stepped: Callable[[torch.optim.Optimizer], None]
 ) -> Iterator[None]:
     """Call `entering` as each phase begins and `stepped` with every optimizer after its step.
 
-    Forward begins when `model` is called outside of backward, or a part of it before the whole was (user code may call
-    parts); backward with `torch.autograd.backward`, which `Tensor.backward` calls; the optimizer phase with any
-    optimizer's `step`.
+    Forward begins when `model` is called outside of backward, or a part of it before the whole was.
     """
-    backward = torch.autograd.backward
-    parts = {id(module) for module in model.modules()}
     current = [Phase.BATCH]
 
     def enter(phase: Phase) -> None:
         current[0] = phase
         entering(phase)
 
-    def enter_forward(module: nn.Module, *_: Any) -> None:
-        starts = module is model or (current[0] is not Phase.FORWARD and id(module) in parts)
-        if starts and torch._C._current_graph_task_id() == -1:
-            enter(Phase.FORWARD)
-
-    def enter_optimizer(*_: Any) -> None:
-        enter(Phase.OPTIMIZER)
-
-    def marked_backward(*args: Any, **kwargs: Any) -> Any:
-        if torch._C._current_graph_task_id() == -1:
-            enter(Phase.BACKWARD)
-        return backward(*args, **kwargs)
-
-    hooks = [
-        register_module_forward_pre_hook(enter_forward),
-        register_optimizer_step_pre_hook(enter_optimizer),
-        register_optimizer_step_post_hook(lambda optimizer, *_: stepped(optimizer)),
-    ]
-    torch.autograd.backward = marked_backward
-    try:
+    with PhaseHooks() as hooks:
+        hooks.on_forward(
+            {id(module) for module in model.modules()}, lambda: current[0], lambda *_: enter(Phase.FORWARD), root=model
+        )
+        hooks.on_optimizer(lambda _: enter(Phase.OPTIMIZER), stepped)
+        hooks.on_backward(lambda: enter(Phase.BACKWARD))
         yield
-    finally:
-        torch.autograd.backward = backward
-        for hook in hooks:
-            hook.remove()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -13,7 +13,8 @@ import torch
 from gpumem_tui.memory import Bucket
 from gpumem_tui.step import Phase
 from gpumem_tui.step.phases import watch_phases
-from gpumem_tui.step.workload import Workload, WorkloadError, local
+from gpumem_tui.step.walking import gradients_of, holding_memory, state_of, tensors_in
+from gpumem_tui.step.workload import Workload, WorkloadError
 
 
 @dataclass(frozen=True)
@@ -79,12 +80,11 @@ class StepRun:
         self.recorder.name_modules(model)
         self._tag(Bucket.PARAMETERS, [*model.parameters(), *model.buffers()])
 
-        optimizers = {optimizer}  # and what else the step uses, if `build` gives none or not all
+        optimizers = set() if optimizer is None else {optimizer}  # and what else the step uses
 
         def stepped(used: torch.optim.Optimizer) -> None:
-            if used is not getattr(optimizer, "optim", None):
-                optimizers.add(used)
-            self._tag(Bucket.OPTIMIZER, [tensor for one in optimizers for tensor in state_of(one)])
+            optimizers.add(used)
+            self._tag(Bucket.OPTIMIZER, [tensor for kept in state_of(optimizers).values() for tensor in kept])
 
         def entering(phase: Phase) -> None:
             if phase is Phase.OPTIMIZER:
@@ -108,7 +108,7 @@ class StepRun:
     def tag_gradients(self) -> None:
         """Name the gradients there are; before the optimizer drops them, or when the run ended early."""
         parameters = self._model.parameters() if self._model is not None else ()
-        self._tag(Bucket.GRADIENTS, (p.grad for p in parameters if p.grad is not None))
+        self._tag(Bucket.GRADIENTS, gradients_of(parameters))
 
     def _empty(self, model: torch.nn.Module) -> str:
         places = sorted({parameter.device.type for parameter in model.parameters()})
@@ -128,7 +128,7 @@ class StepRun:
         self.recorder.mark(self._step, phase)
 
     def _tag(self, bucket: Bucket, tensors: Iterable[torch.Tensor]) -> None:
-        found = [local(tensor) for tensor in tensors]
+        found = [held for tensor in tensors for held in holding_memory(tensor)]
         self.recorder.tag(bucket, found)
         storages = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in found if t.device == self.device}
         self._known[bucket] = sum(storages.values())
@@ -138,25 +138,3 @@ class StepRun:
         reserved = self._memory.memory_reserved(self.device)
         allocated = self._memory.memory_allocated(self.device)
         self.report(MemorySample.of(self._step, phase, allocated, reserved, self._known))
-
-
-def state_of(optimizer: torch.optim.Optimizer | None) -> Iterator[torch.Tensor]:
-    """The tensors an optimizer keeps; one that wraps another (ZeroRedundancyOptimizer) keeps them there."""
-    for holder in (optimizer, getattr(optimizer, "optim", None)):
-        if holder is not None:
-            yield from tensors_in(holder.state)
-
-
-def tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    """Every tensor within lists, tuples, mappings and dataclasses, however nested."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from tensors_in(item)
-    elif isinstance(value, (list, tuple, set)):
-        for item in value:
-            yield from tensors_in(item)
-    elif is_dataclass(value) and not isinstance(value, type):
-        for field in fields(value):
-            yield from tensors_in(getattr(value, field.name))

@@ -9,10 +9,10 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from types import CodeType, FrameType
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 import torch
 from torch import nn
@@ -35,32 +35,38 @@ _INSTALLED = re.compile(r"[/\\](site|dist)-packages[/\\]|[/\\]lib[/\\]python3")
 """Where libraries lie, Python's own among them."""
 
 
-class SiteFinder:
-    """Names the place of each operator; in backward, the place of the forward operator it differentiates.
+class RunningModules:
+    """Which modules are running, by qualified name.
 
-    Autograd numbers its nodes as forward makes them (`sequence_nr`), which is how backward finds its way home.
+    Args:
+        names: by the `id` of a module; others are called by their class.
+        changed: called whenever one begins or ends.
     """
 
-    def __init__(self) -> None:
-        self._names: dict[int, str] = {}
+    def __init__(self, names: dict[int, str] | None = None, changed: Callable[[], None] | None = None) -> None:
+        self._names = {} if names is None else names
+        self._changed = changed
         self._running: list[str] = []
-        self._forward: dict[int, tuple[str, tuple[str, str]]] = {}
-        self._lines: dict[tuple[CodeType, int], tuple[str, str] | None] = {}
 
-    def name_modules(self, model: nn.Module) -> None:
+    def name(self, model: nn.Module) -> None:
         """Call the modules of `model`, too, by their qualified names from now on."""
         self._names.update((id(module), name) for name, module in model.named_modules())
 
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Follow which module runs."""
+        changed = self._changed
 
         def enter(module: nn.Module, *_: Any) -> None:
             self._running.append(self._names.get(id(module), type(module).__name__))
+            if changed is not None:
+                changed()
 
         def leave(*_: Any) -> None:
             if self._running:  # else the watch began inside of this module
                 self._running.pop()
+            if changed is not None:
+                changed()
 
         handles = (
             hooks.register_module_forward_pre_hook(enter),
@@ -74,9 +80,39 @@ class SiteFinder:
             self._running.clear()
 
     @property
+    def is_any(self) -> bool:
+        """Whether one is running."""
+        return bool(self._running)
+
+    @property
+    def innermost(self) -> str:
+        """The one that runs within all others that do; empty if none does."""
+        return self._running[-1] if self._running else ""
+
+
+class SiteFinder:
+    """Names the place of each operator; in backward, the place of the forward operator it differentiates.
+
+    Autograd numbers its nodes as forward makes them (`sequence_nr`), which is how backward finds its way home.
+    """
+
+    def __init__(self) -> None:
+        self._modules = RunningModules()
+        self._forward: dict[int, tuple[str, tuple[str, str]]] = {}
+        self._lines: dict[tuple[CodeType, int], tuple[str, str] | None] = {}
+
+    def name_modules(self, model: nn.Module) -> None:
+        """Call the modules of `model`, too, by their qualified names from now on."""
+        self._modules.name(model)
+
+    def watching(self) -> AbstractContextManager[None]:
+        """Follow which module runs."""
+        return self._modules.watching()
+
+    @property
     def in_module(self) -> bool:
         """Whether a module is running."""
-        return bool(self._running)
+        return self._modules.is_any
 
     def site(self, operator: str) -> Site:
         """The place of the operator that is being run."""
@@ -84,7 +120,7 @@ class SiteFinder:
         if node is not None and not torch.is_grad_enabled():
             module, caller = self._forward.get(node._sequence_nr(), ("", _NOBODY))
             return Site(operator, module, *caller)
-        module, caller = self._running[-1] if self._running else "", self._caller()
+        module, caller = self._modules.innermost, self._caller()
         self._forward.setdefault(torch._C._autograd._get_sequence_nr() - 1, (module, caller))
         return Site(operator, module, *caller)
 
@@ -126,53 +162,6 @@ class SiteFinder:
 def is_own(path: str) -> bool:
     """Whether a file is the program's own: not torch's, and not what runs or watches it here."""
     return not path.startswith(_NOT_THE_PROGRAM)
-
-
-def calling_line_of(frames: Iterable[dict[str, Any]]) -> str:
-    """``file:line`` of the program in frames as the CUDA allocator records them, the innermost first."""
-    for frame in frames:
-        path = frame["filename"]
-        if is_own(path) and "/torch/" not in path and "/torchinductor_" not in path:  # which writes code of its own
-            return f"{os.path.basename(path)}:{frame['line']}"
-    return ""
-
-
-def in_checkpoint(frames: Iterable[dict[str, Any]]) -> bool:
-    """Whether such frames are a checkpoint's that repeats its forward. Its own nested backward is none."""
-    for frame in frames:
-        if frame["filename"].endswith("torch/autograd/graph.py"):
-            return False
-        if frame["filename"].endswith("torch/utils/checkpoint.py"):
-            return True
-    return False
-
-
-class Noted(Protocol):
-    """Something that a run said while the allocator wrote down what it did."""
-
-    @property
-    def position(self) -> int:
-        """How many allocations and releases had been made by then."""
-
-
-N = TypeVar("N", bound=Noted)
-
-
-def in_order(trace: Iterable[dict[str, Any]], notes: Iterable[N]) -> Iterator[dict[str, Any] | N]:
-    """The entries of the CUDA allocator's history, each note after as many allocations and releases as it counted."""
-    pending = iter(notes)
-    note = next(pending, None)
-    position = 0
-    for entry in trace:
-        counts = entry["action"] in ("alloc", "free_requested")
-        while counts and note is not None and note.position <= position:
-            yield note
-            note = next(pending, None)
-        position += counts
-        yield entry
-    while note is not None:
-        yield note
-        note = next(pending, None)
 
 
 def _line(code: CodeType, number: int) -> tuple[str, str] | None:

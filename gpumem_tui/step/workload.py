@@ -11,6 +11,8 @@ from torch import nn
 class WorkloadError(Exception):
     """A workload that cannot be run as asked; the message is one line naming the option or file to change."""
 
+    says_where = True
+
 
 class Workload(Protocol):
     """Something to train. The functions of a workload file have the same names and parameters."""
@@ -31,9 +33,3 @@ class Workload(Protocol):
     def train_step(self, model: nn.Module, optimizer: torch.optim.Optimizer | None, batch: object) -> None:
         """One full step: forward, backward, optimizer step, gradients dropped."""
         ...
-
-
-def local(tensor: torch.Tensor) -> torch.Tensor:
-    """The part of a tensor that lies on this rank: of a DTensor its shard, of any other the tensor itself."""
-    shard: torch.Tensor = getattr(tensor, "_local_tensor", tensor)
-    return shard

@@ -185,6 +185,7 @@ class TraceDone:
         changes: of a command, by change, why it cannot be made or was not; empty where it can be, or was.
         is_sharded: whether each rank of a command holds a part.
         emptied: before which events the step emptied its cache.
+        parameters: of a command, the values in the parameters of its models, a shared one once; 0 where it is none.
         rows_asked_for: of a command, the largest part into which it cuts its batch (see `simulator.parts`); 0 for none.
         apart: the trace at one size for which this form does not hold, as `AffineTrace.apart`; None for none.
         streams, completions: as in `Timeline`.
@@ -206,6 +207,7 @@ class TraceDone:
     changes: tuple[tuple[str, str], ...] = ()
     is_sharded: bool = False
     emptied: tuple[int, ...] = ()
+    parameters: int = 0
     rows_asked_for: int = 0
     apart: TraceDone | None = None
     streams: tuple[int, ...] = ()

@@ -1,7 +1,8 @@
 """The fork server: a Python that imports torch once, and forks a fresh child for each request.
 
 Standard library and torch only, as `trial`. It speaks with `interpreters.ForkServer` over a socket of messages: a
-`Task` with the child's three descriptors comes in; ``pid N`` and, when the child has ended, ``exit CODE`` go out.
+`Task` as JSON with the child's three descriptors comes in; ``pid N`` and, when the child has ended, ``exit CODE`` go
+out.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import sys
 import warnings
 from contextlib import suppress
 from importlib import import_module
-from typing import NoReturn
+from typing import NoReturn, TypedDict
 
 from gpumem_tui.importing import after_import
 from gpumem_tui.simulator.uncompiled import exclude_nothing, leave_compiler_unloaded
@@ -34,6 +35,13 @@ _USED_BY_EVERY_STEP = (
     "gpumem_tui.workload.user_file",
 )
 """What the step of a simulated GPU imports sooner or later."""
+
+
+class Task(TypedDict):
+    """What one child does otherwise than this process: its directory, and variables; None removes one."""
+
+    directory: str
+    environment: dict[str, str | None]
 
 
 def serve(control_fd: int, *, simulated: bool) -> NoReturn:
@@ -78,25 +86,22 @@ def _import_torch(simulated: bool) -> None:
     register()
 
 
-def _fork(control: socket.socket, environment: dict[str, str | None], descriptors: list[int]) -> int:
-    """Start a child; gives its process id.
-
-    Args:
-        environment: variables that are otherwise for this child; None removes one.
-    """
+def _fork(control: socket.socket, task: Task, descriptors: list[int]) -> int:
+    """Start a child; gives its process id."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of threads: those of torch's libraries know of forks
         child = os.fork()
     if child == 0:
         control.close()
-        _become_child(environment, descriptors)
+        _become_child(task, descriptors)
     return child
 
 
-def _become_child(environment: dict[str, str | None], descriptors: list[int]) -> NoReturn:
+def _become_child(task: Task, descriptors: list[int]) -> NoReturn:
     """Do one request in a session of its own."""
     os.setsid()
-    for name, value in environment.items():
+    os.chdir(task["directory"])
+    for name, value in task["environment"].items():
         if value is None:
             os.environ.pop(name, None)
         else:

@@ -14,8 +14,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 from rich.segment import Segment
-from rich.style import Style
-from textual.app import App, SystemCommand
+from textual.app import SystemCommand
 from textual.binding import Binding, BindingType
 from textual.color import Color
 from textual.command import CommandPalette
@@ -29,9 +28,9 @@ from textual.widget import Widget
 
 from gpumem_tui.errors import OptionError
 from gpumem_tui.tui.kit.background import in_daemon_thread
-from gpumem_tui.tui.kit.driver import TerminalDriver
 from gpumem_tui.tui.kit.glyphs import to_ascii
 from gpumem_tui.tui.kit.main_screen import MainScreen
+from gpumem_tui.tui.kit.textual_internals import KeysInOrder, TerminalDriver
 from gpumem_tui.tui.kit.theme import PALETTE, THEME, THEMES
 
 if TYPE_CHECKING:
@@ -73,15 +72,7 @@ class AsciiFilter(LineFilter):
         return [Segment(to_ascii(text), style, control) for text, style, control in segments]
 
 
-class StyleFilter(LineFilter):
-    """Gives every segment a style: Textual's own filter for NO_COLOR fails on the plot's segments that have none."""
-
-    def apply(self, segments: list[Segment], background: Color) -> list[Segment]:
-        """Replace a missing style by the empty one."""
-        return [Segment(text, style or Style.null(), control) for text, style, control in segments]
-
-
-class GpuMemApp(App[int]):
+class GpuMemApp(KeysInOrder[int]):
     """The main screens, one at a time.
 
     Args:
@@ -125,7 +116,6 @@ class GpuMemApp(App[int]):
         self._handlers: dict[signal.Signals, SignalHandler] = {}
         self._ending = False
         self.left = threading.Event()  # set by whoever ran the app, when the terminal is restored too
-        self._styled = StyleFilter()
         self._ascii = AsciiFilter(enabled=ascii_only)
         self._makers = screens
         self._python = python
@@ -217,18 +207,18 @@ class GpuMemApp(App[int]):
             screen.load(plan)
 
     async def _search(self, plan: Plan) -> None:
-        from gpumem_tui.options.configuration import configure
-        from gpumem_tui.plan.export import search_values
+        from gpumem_tui.options.configuration import configure, options_of
         from gpumem_tui.tui.search.screen import SearchScreen
 
         try:
-            found = await in_daemon_thread(lambda: configure({**search_values(plan), "python": self._python}))
+            options = options_of(plan, self._python)
+            config = await in_daemon_thread(lambda: configure(options))
         except OptionError as error:
             self.notify(str(error), title="Search", severity="error")
             return
         await self._show("search")
         screen = self._made.get("search")
-        if isinstance(screen, SearchScreen) and not screen.load(*found):
+        if isinstance(screen, SearchScreen) and not screen.load(options.trained, config):
             self.notify("another search is running: cancel it first", title="Search", severity="warning")
 
     def notify(self, message: str, **named: Any) -> None:
@@ -255,9 +245,8 @@ class GpuMemApp(App[int]):
         return TerminalDriver if found is LinuxDriver else found
 
     def get_line_filters(self) -> Sequence[LineFilter]:
-        """Textual's between ours."""
-        styled = [self._styled] if self.no_color else []
-        return [*styled, *super().get_line_filters(), *([self._ascii] if self._ascii.enabled else [])]
+        """Textual's, and ours after them."""
+        return [*super().get_line_filters(), *([self._ascii] if self._ascii.enabled else [])]
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
         """The keys that do something now, by name, and Textual's own where they make sense."""

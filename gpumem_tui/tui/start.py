@@ -9,7 +9,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from gpumem_tui.errors import OptionError
-from gpumem_tui.monitor.snapshot import NO_DRIVER, Snapshot, Source
+from gpumem_tui.monitor.nvml import NO_DRIVER
+from gpumem_tui.monitor.snapshot import Snapshot, Source
 from gpumem_tui.settings import Settings, load
 
 if TYPE_CHECKING:
@@ -43,10 +44,10 @@ def open_program(settings: Settings) -> int:
     if _worth_watching(snapshot) or _anything_publishes():
         return _watch(partial(_monitor_screen, source, settings), settings)
     source.stop()
-    from gpumem_tui.options.configuration import configure
+    from gpumem_tui.options.configuration import Options, configure
 
-    options, config = configure({})
-    return open_search(options, config, autostart=False, settings=settings)
+    options = Options()
+    return open_search(options.trained, configure(options), autostart=False, settings=settings)
 
 
 def open_monitor(source: Source, settings: Settings, *, notice: str = "", is_here: bool = True) -> int:
@@ -289,11 +290,12 @@ def _default_configuration() -> tuple[WorkloadOptions, SearchConfig]:
     Raises:
         Unavailable: the environment asks for what cannot be searched or traced.
     """
-    from gpumem_tui.options.configuration import configure
+    from gpumem_tui.options.configuration import Options, configure
     from gpumem_tui.tui.app import Unavailable
 
+    options = Options()
     try:
-        return configure({})
+        return options.trained, configure(options)
     except OptionError as error:
         raise Unavailable(str(error)) from error
 

@@ -11,7 +11,8 @@ from pathlib import Path
 from gpumem_tui import host_memory
 from gpumem_tui.memory import Bucket, Unknown
 from gpumem_tui.monitor.processes import HostProcesses
-from gpumem_tui.monitor.snapshot import GpuReading, Reading
+from gpumem_tui.monitor.readings import Reading
+from gpumem_tui.monitor.snapshot import GpuReading
 from gpumem_tui.monitor.visible import Candidate
 from gpumem_tui.probe.files import WireError
 from gpumem_tui.probe.wire import CPU

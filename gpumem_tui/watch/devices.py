@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from gpumem_tui.memory import Unknown
 from gpumem_tui.monitor.probes import ProbeFigures, Probes
-from gpumem_tui.monitor.snapshot import Reading
+from gpumem_tui.monitor.readings import Reading
 from gpumem_tui.monitor.visible import Candidate, visible_devices
 from gpumem_tui.probe.wire import CPU
 from gpumem_tui.watch import hosts

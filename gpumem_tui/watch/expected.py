@@ -9,13 +9,14 @@ from types import MappingProxyType
 
 from gpumem_tui.catalog.shapes import Gpu, ModelShape
 from gpumem_tui.formula.optimizers import OPTIMIZER_RECORDS
+from gpumem_tui.formula.precision import PRECISION_RECORDS
 from gpumem_tui.formula.predict import DEFAULT_HEADROOM, FormulaPrediction, at_moment, max_batch_size, predict, terms
 from gpumem_tui.formula.recipe import SHARDINGS, Optimizer, Precision, Recipe
 from gpumem_tui.formula.remedies import Remedy, remedies
 from gpumem_tui.formula.rows import Moment, fixed_row
 from gpumem_tui.memory import Bucket, Unknown, format_bytes
-from gpumem_tui.monitor.snapshot import Reading
-from gpumem_tui.watch.documents import Trained
+from gpumem_tui.monitor.readings import Reading
+from gpumem_tui.probe.documents import Trained
 from gpumem_tui.watch.shape import class_name, derive
 
 FIXED = (Bucket.PARAMETERS, Bucket.GRADIENTS, Bucket.OPTIMIZER)
@@ -24,7 +25,9 @@ FIXED = (Bucket.PARAMETERS, Bucket.GRADIENTS, Bucket.OPTIMIZER)
 _OPTIMIZERS: Mapping[str, Optimizer] = MappingProxyType(
     {name: key for key, record in OPTIMIZER_RECORDS.items() for name in record.class_names}
 )
-_PRECISIONS: Mapping[str, Precision] = MappingProxyType({"float32": "fp32", "bfloat16": "bf16"})
+_PRECISIONS: Mapping[str, Precision] = MappingProxyType(
+    {record.weights: key for key, record in PRECISION_RECORDS.items() if not record.is_mixed}
+)
 
 
 @dataclass(frozen=True)

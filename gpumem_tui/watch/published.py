@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from gpumem_tui.memory import Unknown, format_bytes
 from gpumem_tui.monitor.probes import Growing, Probes, RanOutOfMemory
-from gpumem_tui.monitor.snapshot import NOT_LOOKED_UP_YET, GpuReading, HostProcess, Reading
+from gpumem_tui.monitor.readings import Reading
+from gpumem_tui.monitor.snapshot import NOT_LOOKED_UP_YET, GpuReading, HostProcess
 
 if TYPE_CHECKING:
     from gpumem_tui.watch.expected import Expected

@@ -9,7 +9,7 @@ from enum import Enum
 from types import MappingProxyType
 
 from gpumem_tui.memory import Bucket, Unknown, Value
-from gpumem_tui.monitor.snapshot import Reading
+from gpumem_tui.monitor.readings import Reading
 from gpumem_tui.probe.files import Files
 from gpumem_tui.probe.wire import CPU, Process, Record
 from gpumem_tui.text import shortened

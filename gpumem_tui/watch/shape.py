@@ -13,13 +13,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from gpumem_tui.catalog.huggingface import TRAINING_SEQ_LEN
+from gpumem_tui.catalog.families import FAMILIES, Family
 from gpumem_tui.catalog.loader import models
-from gpumem_tui.catalog.shapes import Family, ModelShape, ShapeError
+from gpumem_tui.catalog.shapes import ModelShape, ShapeError
 from gpumem_tui.formula.parameters import count_parameters
 from gpumem_tui.memory import Unknown
-from gpumem_tui.monitor.snapshot import Reading
-from gpumem_tui.watch.documents import Trained, TrainedModel, TrainedParameter
+from gpumem_tui.monitor.readings import Reading
+from gpumem_tui.probe.documents import Trained, TrainedModel, TrainedParameter
 
 _MOSTLY = 0.95
 _TOLERANCE = 0.01
@@ -158,9 +158,10 @@ def _transformer(
         dropout=dropout,
         **sizes,  # type: ignore[arg-type]
     )
-    if family in TRAINING_SEQ_LEN:
-        longest = shape.max_seq_len or (known.max_seq_len if known is not None else TRAINING_SEQ_LEN[family])
-        length = min(longest, TRAINING_SEQ_LEN[family])
+    usual = FAMILIES[family].training_seq_len
+    if usual:
+        longest = shape.max_seq_len or (known.max_seq_len if known is not None else usual)
+        length = min(longest, usual)
         shape = replace(shape, seq_len=length, max_seq_len=longest)
         assumed.append(f"sequence length {length:,}")
     return Derived(shape, tuple(assumed))

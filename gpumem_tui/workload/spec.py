@@ -24,12 +24,39 @@ def split_file(text: str) -> tuple[Path, str]:
 
 
 @dataclass(frozen=True)
+class HuggingFaceModel:
+    """A model that transformers builds from its config.json, where there is no closed form of it.
+
+    Attributes:
+        name: what to call it.
+        model_type, architecture: as the configuration has them; `architecture` is empty where it names no class.
+        no_formula: why there is no closed form.
+        seq_len: tokens a sample; 0 for a model of images.
+        is_text_alone: it takes images or sound as well, and is trained without.
+    """
+
+    name: str
+    model_type: str
+    architecture: str
+    no_formula: str
+    seq_len: int
+    is_text_alone: bool = False
+
+    @property
+    def kind(self) -> str:
+        """Its class, or its type where it names none."""
+        alone = " (on text alone)" if self.is_text_alone else ""
+        return (self.architecture or self.model_type) + alone
+
+
+@dataclass(frozen=True)
 class WorkloadSpec:
     """What to train: a model of the catalog by a recipe, a user's file (``FILE[:NAME]``), or a user's command.
 
     Exactly one of the three is given.
 
     Attributes:
+        hugging_face: beside a command that this program has written: what it trains, by the recipe.
         assumed_rows: what share is kept where shapes depend on computed values: see `simulator.shaped.AssumedRows`.
     """
 
@@ -37,6 +64,7 @@ class WorkloadSpec:
     shape: ModelShape | None = None
     file: str | None = None
     command: Command | None = None
+    hugging_face: HuggingFaceModel | None = None
     assumed_rows: tuple[tuple[str, float], ...] = ()
 
     def __post_init__(self) -> None:
@@ -46,9 +74,16 @@ class WorkloadSpec:
     @property
     def name(self) -> str:
         """What to call it on the screen."""
+        if self.hugging_face is not None:
+            return self.hugging_face.name
         if self.command is not None:
             return self.command.text
         return self.shape.name if self.shape is not None else str(self.file)
+
+    @property
+    def noun(self) -> str:
+        """What a sentence calls it where it is run: a command, or a model that this program wrote one for."""
+        return "the command" if self.hugging_face is None else "the model"
 
     def batch_words(self, batch_size: int) -> str:
         """A batch size as a person says it; of a command whose line does not tell its own, that it is its own."""
@@ -65,6 +100,7 @@ class WorkloadSpec:
             shape=None if shape is None else ModelShape(**{**shape, "stages": tuple(shape["stages"])}),
             file=values["file"],
             command=None if values["command"] is None else Command.from_wire(values["command"]),
+            hugging_face=None if values["hugging_face"] is None else HuggingFaceModel(**values["hugging_face"]),
             assumed_rows=tuple((place, share) for place, share in values["assumed_rows"]),
         )
 

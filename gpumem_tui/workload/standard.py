@@ -10,15 +10,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gpumem_tui.catalog.shapes import LANGUAGE_MODELS, SEQUENCE_FAMILIES, ModelShape
-from gpumem_tui.formula.recipe import Precision, Recipe
+from gpumem_tui.catalog.shapes import ModelShape
+from gpumem_tui.formula.precision import PRECISION_RECORDS
+from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.step.workload import WorkloadError
 from gpumem_tui.workload.models import build_model
 from gpumem_tui.workload.models.recompute import check_recompute
 from gpumem_tui.workload.optimizers import optimizer_factory
 from gpumem_tui.workload.sharded import build_sharded
-
-_AUTOCAST: dict[Precision, torch.dtype] = {"amp-bf16": torch.bfloat16, "amp-fp16": torch.float16}
 
 _INITIAL_LOSS_SCALE = 2.0**10
 """Below GradScaler's own 2**16: a first step whose gradients overflow is skipped, and the optimizer would
@@ -37,6 +36,7 @@ class CatalogWorkload:
         self.name = shape.name
         self.shape = shape
         self.recipe = recipe
+        self._precision = PRECISION_RECORDS[recipe.precision]
         self._make_optimizer = optimizer_factory(recipe.optimizer)
         self._scaler: torch.amp.GradScaler | None = None
 
@@ -46,7 +46,7 @@ class CatalogWorkload:
         Raises:
             WorkloadError: sharding, where no process group of the recipe's size exists.
         """
-        if self.recipe.precision == "amp-fp16":
+        if self._precision.scales_loss:
             self._scaler = torch.amp.GradScaler(device.type, init_scale=_INITIAL_LOSS_SCALE)
         with _default_dtype(self._dtype):
             if self.recipe.sharding != "none":
@@ -73,14 +73,14 @@ class CatalogWorkload:
         [batch, 3, pixels, pixels] and labels; mlp: features [batch, inputs] and labels. Ids, labels are int64.
         """
         shape = self.shape
-        if shape.family in SEQUENCE_FAMILIES:
+        if shape.record.inputs == "tokens":
             inputs = torch.randint(shape.vocab, (batch_size, shape.seq_len), device=device)
-        elif shape.family == "mlp":
+        elif shape.record.inputs == "features":
             inputs = torch.randn(batch_size, shape.inputs, device=device, dtype=self._dtype)
         else:
             pixels = shape.image_size
             inputs = torch.randn(batch_size, 3, pixels, pixels, device=device, dtype=self._dtype)
-        if shape.family in LANGUAGE_MODELS:
+        if shape.record.predicts_tokens:
             return inputs, torch.randint(shape.vocab, (batch_size, shape.seq_len), device=device)
         return inputs, torch.randint(shape.classes, (batch_size,), device=device)
 
@@ -91,7 +91,8 @@ class CatalogWorkload:
         """
         assert optimizer is not None, "build() made one"
         inputs, targets = cast("tuple[Tensor, Tensor]", batch)
-        autocast = _AUTOCAST.get(self.recipe.precision)
+        name = self._precision.autocast
+        autocast: torch.dtype | None = getattr(torch, name) if name else None
         with torch.autocast(inputs.device.type, dtype=autocast, enabled=autocast is not None):
             logits = model(inputs)
             # In fp32 at every precision: autocast does it unasked, loops for 16-bit weights write it out.
@@ -108,7 +109,8 @@ class CatalogWorkload:
     @property
     def _dtype(self) -> torch.dtype:
         """The dtype of weights and of floating-point inputs."""
-        return torch.bfloat16 if self.recipe.precision == "bf16" else torch.float32
+        found: torch.dtype = getattr(torch, self._precision.weights)
+        return found
 
 
 @contextmanager

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from gpumem_tui.catalog.loader import CatalogError, find_model, load_hf_config, shape_from_hf_config
-from gpumem_tui.catalog.shapes import ModelShape
+from gpumem_tui.catalog.loader import find_model, load_hf_config, shape_from_hf_config
+from gpumem_tui.catalog.shapes import CatalogError, ModelShape
 
 Config = dict[str, object]
 

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpumem_tui.catalog.loader import CatalogError, find_gpu, find_model, gpus, models
+from gpumem_tui.catalog.loader import find_gpu, find_model, gpus, models
+from gpumem_tui.catalog.shapes import CatalogError
 
 
 @pytest.mark.parametrize(

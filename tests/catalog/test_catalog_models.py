@@ -7,8 +7,9 @@ from typing import get_args
 
 import pytest
 
+from gpumem_tui.catalog.families import Family
 from gpumem_tui.catalog.loader import find_model, models
-from gpumem_tui.catalog.shapes import SEQUENCE_FAMILIES, Family, ModelShape
+from gpumem_tui.catalog.shapes import ModelShape
 
 PUBLISHED = [
     # Model cards and reference implementations, typed in apart from the catalog.
@@ -138,7 +139,7 @@ def test_shape_can_exist_and_says_where_it_comes_from(shape: ModelShape) -> None
 
 @pytest.mark.parametrize("shape", ALL_MODELS)
 def test_trains_within_the_positions_it_has(shape: ModelShape) -> None:
-    if shape.family in SEQUENCE_FAMILIES:
+    if shape.record.inputs == "tokens":
         assert 0 < shape.seq_len <= shape.max_seq_len
     else:
         assert shape.seq_len == shape.max_seq_len == 0

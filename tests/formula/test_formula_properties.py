@@ -9,15 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpumem_tui.catalog.loader import models
-from gpumem_tui.catalog.shapes import ATTENTION_FAMILIES, ModelShape
+from gpumem_tui.catalog.shapes import ModelShape
 from gpumem_tui.formula.parameters import gathered_parameters
-from gpumem_tui.formula.precision import STORAGE
+from gpumem_tui.formula.precision import PRECISION_RECORDS
 from gpumem_tui.formula.predict import by_moment, max_batch_size, predict, usable_bytes
 from gpumem_tui.formula.recipe import ATTENTIONS, OPTIMIZERS, PRECISIONS, RECOMPUTES, SHARDINGS, Recipe
 from gpumem_tui.memory import GIB
 
 SHAPES = st.sampled_from(list(models().values()))
-TRANSFORMERS = st.sampled_from([shape for shape in models().values() if shape.family in ATTENTION_FAMILIES])
+TRANSFORMERS = st.sampled_from([shape for shape in models().values() if shape.record.has_attention])
 RECIPES = st.builds(
     Recipe,
     precision=st.sampled_from(PRECISIONS),
@@ -90,7 +90,7 @@ def test_grows_with_every_dimension(shape: ModelShape, recipe: Recipe, more: int
 def test_more_stages_save_more_but_for_what_zero3_gathers(shape: ModelShape, recipe: Recipe) -> None:
     peaks = [peak_bytes(shape, replace(recipe, sharding=sharding)) for sharding in SHARDINGS]
     if recipe.gpus > 1:
-        peaks[-1] -= gathered_parameters(shape) * STORAGE[recipe.precision].parameter_bytes
+        peaks[-1] -= gathered_parameters(shape) * PRECISION_RECORDS[recipe.precision].parameter_bytes
     assert peaks == sorted(peaks, reverse=True)
     alone = peak_bytes(shape, replace(recipe, sharding="none", gpus=1))
     assert peaks[0] == alone

@@ -10,16 +10,14 @@ from typing import Any, cast, get_args, get_origin, get_type_hints
 
 from hypothesis import strategies as st
 
-from gpumem_tui.memory import GIB, MIB, Unknown, Value
+from gpumem_tui.memory import GIB, MIB, Bucket, Ledger, LedgerRow, Unknown, Value
+from gpumem_tui.monitor.readings import READINGS
 from gpumem_tui.monitor.snapshot import (
-    DeviceLedger,
     DeviceState,
     GpuProcess,
     GpuReading,
     HostProcess,
     HostReading,
-    LedgerKind,
-    LedgerRow,
     Memory,
     ProcessKind,
     Snapshot,
@@ -51,15 +49,15 @@ def memory(used_bytes: int, total_bytes: int = 80 * GIB) -> Memory:
     return Memory(total_bytes, RESERVED_BYTES, used_bytes, total_bytes - RESERVED_BYTES - used_bytes)
 
 
-def ledger(held: Memory, processes: Sequence[GpuProcess], unaccounted_bytes: int, note: str) -> DeviceLedger:
+def ledger(held: Memory, processes: Sequence[GpuProcess], unaccounted_bytes: int, note: str) -> Ledger[GpuProcess]:
     """What adds up: the driver's reserve, the processes in their order, what nobody accounts for, and what is free."""
     rows = (
-        LedgerRow(LedgerKind.DRIVER_RESERVED, RESERVED_BYTES),
-        *(LedgerRow(LedgerKind.PROCESS, process.used_bytes, process) for process in processes),
-        LedgerRow(LedgerKind.UNACCOUNTED, unaccounted_bytes, note=note),
-        LedgerRow(LedgerKind.FREE, held.free_bytes),
+        LedgerRow(Bucket.DRIVER_RESERVED, RESERVED_BYTES),
+        *(LedgerRow(Bucket.PROCESS, process.used_bytes, process) for process in processes),
+        LedgerRow(Bucket.UNACCOUNTED, unaccounted_bytes, note=note),
+        LedgerRow(Bucket.FREE, held.free_bytes),
     )
-    return DeviceLedger(held.total_bytes, rows)
+    return Ledger(held.total_bytes, rows)
 
 
 def gpu(index: int = 0, used_bytes: int = 10 * GIB, **changes: Any) -> GpuReading:
@@ -68,6 +66,7 @@ def gpu(index: int = 0, used_bytes: int = 10 * GIB, **changes: Any) -> GpuReadin
     unaccounted_bytes = min(256 * MIB, used_bytes)
     owner = process(4000 + index, used_bytes - unaccounted_bytes)
     values: dict[str, Any] = {
+        **dict.fromkeys(READINGS, 0),
         "index": index,
         "uuid": f"GPU-{index:08d}",
         "name": "NVIDIA A100-SXM4-80GB",
@@ -115,7 +114,7 @@ def machine(gpus: Sequence[GpuReading] = (), *, after_s: float = 0.0, **changes:
 def anything(wanted: Any) -> st.SearchStrategy[Any]:
     """Any value of a type of `snapshot.py`."""
     origin, arguments = get_origin(wanted), get_args(wanted)
-    if wanted is DeviceLedger:
+    if origin is Ledger:
         return _ledgers()
     if is_dataclass(wanted):
         hints = get_type_hints(wanted)
@@ -140,17 +139,17 @@ def anything(wanted: Any) -> st.SearchStrategy[Any]:
     return simple[wanted]
 
 
-def _ledgers() -> st.SearchStrategy[DeviceLedger]:
+def _ledgers() -> st.SearchStrategy[Ledger[GpuProcess]]:
     sizes = st.lists(st.integers(min_value=0, max_value=2**40), min_size=3, max_size=3)
     owners = anything(GpuProcess)
     return st.builds(_ledger, sizes, owners, st.text(max_size=8), st.booleans())
 
 
-def _ledger(sizes: list[int], owner: GpuProcess, note: str, folded: bool) -> DeviceLedger:
+def _ledger(sizes: list[int], owner: GpuProcess, note: str, folded: bool) -> Ledger[GpuProcess]:
     reserve, held, free = sizes
-    rows = (
-        LedgerRow(LedgerKind.DRIVER_RESERVED, Unknown(note) if folded else reserve),
-        LedgerRow(LedgerKind.PROCESS, held, owner, note),
-        LedgerRow(LedgerKind.FREE, free),
+    rows: tuple[LedgerRow[GpuProcess], ...] = (
+        LedgerRow(Bucket.DRIVER_RESERVED, Unknown(note) if folded else reserve),
+        LedgerRow(Bucket.PROCESS, held, owner, note),
+        LedgerRow(Bucket.FREE, free),
     )
-    return DeviceLedger(sum(sizes), rows)
+    return Ledger(sum(sizes), rows)

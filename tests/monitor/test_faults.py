@@ -10,10 +10,11 @@ from time import monotonic
 
 import pytest
 
-from gpumem_tui.memory import GIB, Unknown
+from gpumem_tui.memory import GIB, Bucket, Unknown
+from gpumem_tui.monitor.readings import Reading
 from gpumem_tui.monitor.sampler import Sampler
-from gpumem_tui.monitor.snapshot import DeviceState, HostProcess, LedgerKind, Reading, Snapshot
-from tests.monitor.watching import PATIENCE_S, gpu, is_complete, no_processes, until, watching
+from gpumem_tui.monitor.snapshot import DeviceState, HostProcess, Snapshot
+from tests.monitor.watching import gpu, is_complete, no_processes, until, watching
 from tests.nvml_stub.machine import FakeMachine
 from tests.nvml_stub.scenario import (
     DRIVER_NOT_LOADED,
@@ -30,6 +31,7 @@ from tests.nvml_stub.scenario import (
     FakeProcess,
     Scenario,
 )
+from tests.waiting import DEADLINE_S
 
 _THREE = Scenario(gpus=[FakeGpu(uuid=f"GPU-{name}", used_bytes=GIB) for name in "abc"])
 
@@ -221,7 +223,7 @@ def test_a_process_list_that_is_not_permitted_is_not_an_empty_one(fake_nvml: Fak
         found = gpu(until(sampler, is_complete), 0)
     assert found.processes == Unknown("no permission")
     assert not isinstance(found.ledger, Unknown)
-    (unaccounted,) = (row for row in found.ledger.rows if row.kind is LedgerKind.UNACCOUNTED)
+    (unaccounted,) = (row for row in found.ledger.rows if row.kind is Bucket.UNACCOUNTED)
     assert unaccounted.size_bytes == GIB
     assert "all processes (their list: no permission)" in unaccounted.note
 
@@ -253,7 +255,7 @@ def test_an_old_driver_counts_its_reserve_as_used(fake_nvml: FakeMachine) -> Non
     assert not isinstance(found.ledger, Unknown)
     assert found.memory.used_bytes == 4 * GIB
     assert found.memory.reserved_bytes == Unknown("drivers before 510 count it as used")
-    assert found.ledger.size_bytes(LedgerKind.PROCESS) == 3 * GIB
+    assert found.ledger.size_bytes(Bucket.PROCESS) == 3 * GIB
     assert found.ledger.rows[-2].size_bytes == GIB
     assert "the driver's reserve" in found.ledger.rows[-2].note
 
@@ -294,7 +296,7 @@ def test_mig_is_switched_on_and_off_while_watched(fake_nvml: FakeMachine) -> Non
         first, second = found.instances
         assert (first.uuid, second.uuid) == ("MIG-1", "MIG-2")
         assert not isinstance(first.ledger, Unknown)
-        assert first.ledger.size_bytes(LedgerKind.PROCESS) == 2 * GIB
+        assert first.ledger.size_bytes(Bucket.PROCESS) == 2 * GIB
         assert not isinstance(found.processes, Unknown)
         assert [(process.pid, process.instance) for process in found.processes] == [(11, "MIG-1")]
         fake_nvml.show(whole)
@@ -377,7 +379,7 @@ def test_a_host_that_hangs_stops_no_snapshots(fake_nvml: FakeMachine) -> None:
     answers = threading.Event()
 
     def look(pids: Iterable[int]) -> Mapping[int, Reading[HostProcess]]:
-        answers.wait(PATIENCE_S)
+        answers.wait(DEADLINE_S)
         return no_processes(pids)
 
     fake_nvml.show(_THREE)

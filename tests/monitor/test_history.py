@@ -6,7 +6,7 @@ import math
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gpumem_tui.memory import GIB, Unknown
@@ -149,7 +149,6 @@ def test_an_unknown_gpu_has_no_past() -> None:
     assert _gib(History().series("GPU-x", 3, 3, START_S)) == [None] * 3
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     steps=st.lists(st.tuples(st.floats(0.05, 400), st.integers(0, 79)), min_size=1, max_size=60),
     columns=st.integers(1, 50),

@@ -62,7 +62,7 @@ def test_the_numbers_are_the_snapshots() -> None:
     assert (process["pid"], process["used_bytes"], process["user"]) == (4001, 10 * GIB - 256 * MIB, "alice")
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large], deadline=None)
+@settings(suppress_health_check=[HealthCheck.data_too_large])
 @given(snapshot=anything(Snapshot))
 def test_any_snapshot_makes_valid_json(snapshot: Snapshot) -> None:
     body = _plain(snapshot)
@@ -135,7 +135,7 @@ class TestTable:
         blind = list(table(machine([gpu(processes=Unknown("no permission"))]), ()))
         assert "No process list could be read." in blind
 
-    @settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large], deadline=None)
+    @settings(suppress_health_check=[HealthCheck.data_too_large])
     @given(snapshot=anything(Snapshot))
     def test_any_snapshot_can_be_printed(self, snapshot: Snapshot) -> None:
         assert all(len(line) <= 60 for line in table(snapshot, Alerts().update(snapshot), width=60))

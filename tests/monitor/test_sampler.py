@@ -5,12 +5,13 @@ from __future__ import annotations
 import threading
 from dataclasses import replace
 
-from gpumem_tui.memory import GIB, Unknown
+from gpumem_tui.memory import GIB, Bucket, Unknown
 from gpumem_tui.monitor.sampler import Sampler
-from gpumem_tui.monitor.snapshot import DeviceState, LedgerKind, ProcessKind, Snapshot
-from tests.monitor.watching import PATIENCE_S, gpu, is_complete, no_processes, until, watching
+from gpumem_tui.monitor.snapshot import DeviceState, ProcessKind, Snapshot
+from tests.monitor.watching import gpu, is_complete, no_processes, until, watching
 from tests.nvml_stub.machine import FakeMachine
 from tests.nvml_stub.scenario import Calls, FakeGpu, FakeInstance, FakeProcess, Scenario
+from tests.waiting import DEADLINE_S
 
 _EIGHT = Scenario(
     gpus=[
@@ -41,8 +42,8 @@ def test_a_snapshot_has_what_the_scenario_says(fake_nvml: FakeMachine) -> None:
         (703, 10 * GIB, 30),
     ]
     assert not isinstance(seventh.ledger, Unknown)
-    assert seventh.ledger.size_bytes(LedgerKind.PROCESS) == 30 * GIB
-    assert seventh.ledger.size_bytes(LedgerKind.UNACCOUNTED) == 0
+    assert seventh.ledger.size_bytes(Bucket.PROCESS) == 30 * GIB
+    assert seventh.ledger.size_bytes(Bucket.UNACCOUNTED) == 0
 
 
 def test_a_process_on_both_lists_is_one_process(fake_nvml: FakeMachine) -> None:
@@ -83,7 +84,7 @@ def test_instances_are_in_the_first_snapshot_of_a_divided_gpu(fake_nvml: FakeMac
     assert not isinstance(read.memory, Unknown)
     assert (read.memory.total_bytes, read.memory.used_bytes) == (10 * GIB, 2 * GIB)
     assert not isinstance(read.ledger, Unknown)
-    assert read.ledger.size_bytes(LedgerKind.UNACCOUNTED) == GIB
+    assert read.ledger.size_bytes(Bucket.UNACCOUNTED) == GIB
 
 
 def test_the_first_snapshot_does_not_wait_for_what_is_slow(fake_nvml: FakeMachine) -> None:
@@ -142,11 +143,11 @@ def test_the_end(fake_nvml: FakeMachine) -> None:
         sampler.stop()
         last = sampler.latest()
         assert last is not None
-        assert sampler.wait(last, PATIENCE_S) is None, "none ever again, and at once"
+        assert sampler.wait(last, DEADLINE_S) is None, "none ever again, and at once"
         assert sampler.latest() is last
     for thread in threading.enumerate():
         if thread.name.startswith("gpu-"):
-            thread.join(PATIENCE_S)
+            thread.join(DEADLINE_S)
             assert not thread.is_alive(), thread.name
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from gpumem_tui.catalog.loader import find_gpu, find_model
 from gpumem_tui.formula.recipe import Recipe
@@ -60,7 +60,6 @@ def test_eight_billion_parameters_in_fp32_exceed_80_gib_before_the_first_sample(
     assert (now.prediction.fixed_bytes - scratch_bytes) / GIB == pytest.approx(119.7, abs=0.1)
 
 
-@settings(deadline=None)
 @given(plans())
 def test_fits_is_the_same_as_not_above_the_largest_batch(plan: Plan) -> None:
     now = answer(plan)

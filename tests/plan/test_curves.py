@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from gpumem_tui.catalog.loader import find_gpu, find_model
 from gpumem_tui.formula.recipe import Recipe
@@ -31,7 +31,6 @@ def line(curve: Curve | None, index: int = 0) -> dict[float, float]:
     return dict(curve.series[index].points)
 
 
-@settings(deadline=None, max_examples=50)
 @given(plans())
 def test_points_rise_along_x_and_the_plan_stands_among_them(plan: Plan) -> None:
     largest = answer(plan).max_batch_size

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from gpumem_tui.catalog.loader import find_gpu, find_model
 from gpumem_tui.formula.predict import terms
@@ -17,7 +17,6 @@ from gpumem_tui.plan.techniques import techniques
 from tests.plan.plans import GPT2, LLAMA_ON_FOUR, plans
 
 
-@settings(deadline=None)
 @given(plans())
 def test_nothing_is_left_unexplained(plan: Plan) -> None:
     found, judged = explanations(plan), techniques(plan)

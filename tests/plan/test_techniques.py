@@ -41,7 +41,6 @@ def names(found: Combination) -> list[str]:
     return [change.key for change in found.changes]
 
 
-@settings(deadline=None)
 @given(plans())
 def test_every_number_is_that_of_the_plan_it_leads_to(plan: Plan) -> None:
     before = answer(plan)
@@ -54,7 +53,6 @@ def test_every_number_is_that_of_the_plan_it_leads_to(plan: Plan) -> None:
         assert technique.source
 
 
-@settings(deadline=None)
 @given(plans())
 def test_every_plan_it_leads_to_can_be_entered(plan: Plan) -> None:
     for technique in techniques(plan).helping:
@@ -64,7 +62,6 @@ def test_every_plan_it_leads_to_can_be_entered(plan: Plan) -> None:
         assert plan_of(draft_of(found.plan)) == found.plan
 
 
-@settings(deadline=None)
 @given(plans())
 def test_each_technique_is_listed_once(plan: Plan) -> None:
     judged = techniques(plan)
@@ -201,7 +198,6 @@ class TestCheapest:
         assert isinstance(found, Unknown)
         assert "1,024 GPUs" in found.reason
 
-    @settings(deadline=None)
     @given(plans())
     def test_it_fits_reaches_the_samples_and_costs_what_it_says(self, plan: Plan) -> None:
         found = cheapest_combination(plan)
@@ -216,7 +212,7 @@ class TestCheapest:
         priced = sum((change.price for change in found.changes), Price())
         assert priced <= found.price
 
-    @settings(deadline=None, max_examples=25)
+    @settings(max_examples=25)
     @given(plans())
     def test_no_cheaper_set_fits(self, plan: Plan) -> None:
         """Against a plain search over all sets on the GPUs there are, each predicted as a whole."""

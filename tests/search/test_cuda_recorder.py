@@ -8,7 +8,8 @@ from gpumem_tui.memory import ALLOCATED_BUCKETS, Bucket
 from gpumem_tui.simulator.replay import replay
 from gpumem_tui.simulator.timeline import Mark, Timeline
 from gpumem_tui.step import Phase
-from gpumem_tui.trial.cuda_recorder import RunNote, merge
+from gpumem_tui.step.cuda_history import HistoryNote
+from gpumem_tui.trial.cuda_recorder import merge
 
 CHECKPOINT = {"filename": "/env/lib/python3.11/site-packages/torch/utils/checkpoint.py", "line": 1, "name": "f"}
 MODEL = {"filename": "/home/user/model.py", "line": 12, "name": "forward"}
@@ -46,15 +47,15 @@ def test_a_step_is_told_by_its_notes() -> None:
         *gone(0x2000, 1000, 61),
     ]
     notes = [
-        RunNote(0, phase=(0, Phase.BUILD)),
-        RunNote(1, bucket=Bucket.PARAMETERS, addresses=(0x1000, 0xDEAD)),
-        RunNote(1, phase=(1, Phase.BATCH)),
-        RunNote(2, bucket=Bucket.BATCH_DATA, addresses=(0x2000,)),
-        RunNote(2, phase=(1, Phase.FORWARD)),
-        RunNote(5, phase=(1, Phase.BACKWARD)),
-        RunNote(7, phase=(1, Phase.OPTIMIZER)),
-        RunNote(7, bucket=Bucket.GRADIENTS, addresses=(0x5000,)),
-        RunNote(8, bucket=Bucket.OPTIMIZER, addresses=(0x6000,)),
+        HistoryNote(0, phase=Phase.BUILD, step=0),
+        HistoryNote(1, bucket=Bucket.PARAMETERS, addresses=(0x1000, 0xDEAD)),
+        HistoryNote(1, phase=Phase.BATCH, step=1),
+        HistoryNote(2, bucket=Bucket.BATCH_DATA, addresses=(0x2000,)),
+        HistoryNote(2, phase=Phase.FORWARD, step=1),
+        HistoryNote(5, phase=Phase.BACKWARD, step=1),
+        HistoryNote(7, phase=Phase.OPTIMIZER, step=1),
+        HistoryNote(7, bucket=Bucket.GRADIENTS, addresses=(0x5000,)),
+        HistoryNote(8, bucket=Bucket.OPTIMIZER, addresses=(0x6000,)),
     ]
     timeline = merge(history, notes)
     assert timeline.events == (1, 2, 3, 4, -4, 5, -3, 6, -5, -2)
@@ -78,15 +79,15 @@ def test_a_step_is_told_by_its_notes() -> None:
 
 
 def test_a_note_follows_the_allocations_that_it_counted() -> None:
-    timeline = merge([made(0x1000, 400, 10)], [RunNote(1, bucket=Bucket.PARAMETERS, addresses=(0x1000,))])
+    timeline = merge([made(0x1000, 400, 10)], [HistoryNote(1, bucket=Bucket.PARAMETERS, addresses=(0x1000,))])
     assert buckets(timeline) == [Bucket.PARAMETERS]
 
 
 def test_an_address_used_again_is_another_allocation() -> None:
     history = [made(0x1000, 400, 10), *gone(0x1000, 400, 20), made(0x1000, 900, 30)]
     notes = [
-        RunNote(1, bucket=Bucket.BATCH_DATA, addresses=(0x1000,)),
-        RunNote(3, bucket=Bucket.OPTIMIZER, addresses=(0x1000,)),
+        HistoryNote(1, bucket=Bucket.BATCH_DATA, addresses=(0x1000,)),
+        HistoryNote(3, bucket=Bucket.OPTIMIZER, addresses=(0x1000,)),
     ]
     timeline = merge(history, notes)
     assert timeline.sizes == (400, 900)
@@ -102,7 +103,7 @@ def test_a_forward_repeated_in_backward_makes_activations() -> None:
         *gone(0x2000, 512, 22),
         *gone(0x3000, 512, 23),
     ]
-    notes = [RunNote(0, phase=(1, Phase.FORWARD)), RunNote(2, phase=(1, Phase.BACKWARD))]
+    notes = [HistoryNote(0, phase=Phase.FORWARD, step=1), HistoryNote(2, phase=Phase.BACKWARD, step=1)]
     assert buckets(merge(history, notes)) == [Bucket.TEMPORARY, Bucket.ACTIVATIONS, Bucket.TEMPORARY]
 
 
@@ -113,7 +114,7 @@ def test_the_run_ends_where_memory_was_out() -> None:
         *gone(0x1000, 512, 21),
         made(0x2000, 512, 22),
     ]
-    timeline = merge(history, [RunNote(0, phase=(1, Phase.FORWARD))], failed=True)
+    timeline = merge(history, [HistoryNote(0, phase=Phase.FORWARD, step=1)], failed=True)
     assert timeline.events == (1,)
     assert buckets(timeline)[0] is Bucket.ACTIVATIONS
 
@@ -127,9 +128,9 @@ def test_what_was_there_before_the_recording_is_passed_over() -> None:
 def test_gradients_of_a_reentrant_checkpoints_own_backward_are_no_activations() -> None:
     engine = {"filename": "/env/lib/python3.11/site-packages/torch/autograd/graph.py", "line": 1, "name": "f"}
     history = [made(0x1000, 512, 10, engine, CHECKPOINT), *gone(0x1000, 512, 11)]
-    assert buckets(merge(history, [RunNote(0, phase=(1, Phase.BACKWARD))])) == [Bucket.TEMPORARY]
+    assert buckets(merge(history, [HistoryNote(0, phase=Phase.BACKWARD, step=1)])) == [Bucket.TEMPORARY]
 
 
 def test_an_out_of_memory_that_the_run_survives_cuts_nothing() -> None:
     history = [made(0x1000, 512, 10), entry("oom", 0, 1 << 40, 20), made(0x2000, 512, 22)]
-    assert merge(history, [RunNote(0, phase=(1, Phase.FORWARD))]).events == (1, 2)
+    assert merge(history, [HistoryNote(0, phase=Phase.FORWARD, step=1)]).events == (1, 2)

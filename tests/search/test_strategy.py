@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 import pytest
 from hypothesis import given
-from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from gpumem_tui.search.strategy import (
@@ -25,7 +24,6 @@ CAPACITY = 5000 * BYTES_A_SAMPLE
 every_strategy = pytest.mark.parametrize("name", NAMES)
 truths = st.integers(0, 5000)
 predictions = st.none() | st.integers(0, 50_000) | st.integers(0, 10)
-quick = hypothesis_settings(deadline=None)
 Fits = Callable[[int], bool]
 
 
@@ -56,7 +54,6 @@ def assert_proven(tried: list[Tried], largest: int) -> None:
 
 
 @every_strategy
-@quick
 @given(largest=truths, predicted=predictions, step=st.none() | st.integers(1, 500))
 def test_every_search_ends_with_the_largest_size_run_and_the_next_one_failed(
     name: Name, largest: int, predicted: int | None, step: int | None
@@ -67,7 +64,6 @@ def test_every_search_ends_with_the_largest_size_run_and_the_next_one_failed(
 
 
 @every_strategy
-@quick
 @given(largest=truths, predicted=predictions, peaks=st.lists(st.integers(0, 2 * CAPACITY), min_size=1, max_size=20))
 def test_misleading_peaks_do_not_mislead(name: Name, largest: int, predicted: int | None, peaks: list[int]) -> None:
     largest = reachable(name, largest)
@@ -80,7 +76,6 @@ def test_misleading_peaks_do_not_mislead(name: Name, largest: int, predicted: in
 
 
 @every_strategy
-@quick
 @given(largest=truths, predicted=predictions, ceiling=st.integers(1, 5000))
 def test_no_size_beyond_the_ceiling_is_tried(name: Name, largest: int, predicted: int | None, ceiling: int) -> None:
     largest = reachable(name, largest)
@@ -91,14 +86,12 @@ def test_no_size_beyond_the_ceiling_is_tried(name: Name, largest: int, predicted
         assert len(tried) <= PATIENCE_TRIALS + 3 * ceiling.bit_length(), "it goes down one by one"
 
 
-@quick
 @given(largest=st.integers(1, 10**6))
 def test_a_right_prediction_takes_two_trials(largest: int) -> None:
     tried = explore(StrategySettings("guided", largest, CAPACITY), lambda size: size <= largest)
     assert [t.batch_size for t in tried] == [largest, largest + 1]
 
 
-@quick
 @given(largest=st.integers(100, 5000), percent=st.integers(-20, 20).filter(bool))
 def test_a_prediction_that_is_off_costs_few_trials_where_memory_is_linear(largest: int, percent: int) -> None:
     predicted = largest + largest * percent // 100
@@ -108,7 +101,6 @@ def test_a_prediction_that_is_off_costs_few_trials_where_memory_is_linear(larges
     assert len(tried) <= 6
 
 
-@quick
 @given(largest=truths, step=st.integers(1, 500))
 def test_a_ramp_climbs_in_equal_steps_until_the_first_failure(largest: int, step: int) -> None:
     largest = reachable("ramp", largest)
@@ -117,7 +109,6 @@ def test_a_ramp_climbs_in_equal_steps_until_the_first_failure(largest: int, step
     assert climbed == [1 + step * index for index in range(len(climbed))]
 
 
-@quick
 @given(predicted=st.integers(1, 5000))
 def test_a_ramp_without_a_step_suits_the_prediction(predicted: int) -> None:
     tried = explore(StrategySettings("ramp", predicted, CAPACITY), lambda size: size <= predicted)
@@ -125,7 +116,6 @@ def test_a_ramp_without_a_step_suits_the_prediction(predicted: int) -> None:
     assert before_failing <= 2 * RAMP_TRIALS
 
 
-@quick
 @given(largest=truths)
 def test_doubling_doubles(largest: int) -> None:
     tried = explore(StrategySettings("double", None, CAPACITY), lambda size: size <= largest)
@@ -133,13 +123,28 @@ def test_doubling_doubles(largest: int) -> None:
     assert upward[: largest.bit_length() + 1] == [2**power for power in range(largest.bit_length() + 1)]
 
 
+MOST_TRIALS: dict[Name, Callable[[int], int]] = {
+    "guided": lambda largest: 2,
+    "double": lambda largest: 2 * (largest + 2).bit_length() + 2,
+    "binary": lambda largest: 2 * (largest + 2).bit_length() + 2,
+    "ramp": lambda largest: 2 * RAMP_TRIALS + (largest + 2).bit_length(),
+}
+"""What a search takes that was predicted right, by the largest batch size."""
+
+
 @every_strategy
-@quick
-@given(largest=truths)
-def test_halving_takes_a_logarithm_of_trials(name: Name, largest: int) -> None:
-    if name in ("double", "binary"):
-        tried = explore(StrategySettings(name, largest, CAPACITY), lambda size: size <= largest)
-        assert len(tried) <= 2 * (largest + 2).bit_length() + 2
+@given(largest=st.integers(0, 5000))
+def test_a_right_prediction_bounds_the_trials(name: Name, largest: int) -> None:
+    tried = explore(StrategySettings(name, largest, CAPACITY), lambda size: size <= largest)
+    assert_proven(tried, largest)
+    assert len(tried) <= MOST_TRIALS[name](largest)
+
+
+@pytest.mark.parametrize("name", ["double", "binary"])
+@given(largest=truths, predicted=predictions)
+def test_halving_takes_a_logarithm_of_trials(name: Name, largest: int, predicted: int | None) -> None:
+    tried = explore(StrategySettings(name, predicted, CAPACITY), lambda size: size <= largest)
+    assert len(tried) <= 3 * max(largest + 2, predicted or 32).bit_length() + 2
 
 
 @every_strategy
@@ -155,7 +160,6 @@ def test_nothing_tried_is_an_open_bracket() -> None:
 
 
 @every_strategy
-@quick
 @given(largest=truths, predicted=predictions)
 def test_a_floor_is_never_gone_below(name: Name, largest: int, predicted: int | None) -> None:
     largest = max(2, reachable(name, largest))

@@ -6,7 +6,6 @@ from itertools import pairwise
 
 import pytest
 from hypothesis import given
-from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from gpumem_tui.memory import KIB, MIB
@@ -48,7 +47,6 @@ operations = st.lists(
     max_size=80,
 )
 Program = list[tuple[str, int]]
-few = hypothesis_settings(max_examples=60, deadline=None)
 
 
 class Run:
@@ -172,7 +170,6 @@ class Run:
 
 
 @every_configuration
-@few
 @given(program=operations)
 def test_the_books_balance_after_every_operation(text: str, program: Program) -> None:
     run = Run(text)
@@ -182,7 +179,6 @@ def test_the_books_balance_after_every_operation(text: str, program: Program) ->
 
 
 @every_configuration
-@few
 @given(program=operations)
 def test_freeing_everything_gives_everything_back(text: str, program: Program) -> None:
     run = Run(text)
@@ -197,7 +193,6 @@ def test_freeing_everything_gives_everything_back(text: str, program: Program) -
 
 
 @every_configuration
-@few
 @given(program=operations)
 def test_the_same_program_gives_the_same_addresses_and_statistics(text: str, program: Program) -> None:
     first, second = Run(text), Run(text)
@@ -208,7 +203,6 @@ def test_the_same_program_gives_the_same_addresses_and_statistics(text: str, pro
     assert [block.address for block in first.live] == [block.address for block in second.live]
 
 
-@few
 @given(program=operations, size=sizes)
 def test_a_cached_block_that_fits_is_used_smallest_and_lowest_first(program: Program, size: int) -> None:
     run = Run("")

@@ -177,7 +177,6 @@ def trace_of(constant_bytes: int, slope_bytes: int) -> AffineTrace:
     )
 
 
-@hypothesis_settings(deadline=None)
 @given(
     constant=st.integers(1, 40 * MIB),
     slope=st.integers(1, 5 * MIB),
@@ -214,7 +213,7 @@ def test_the_largest_batch_of_a_model_is_what_the_device_runs(shape: ModelShape,
 
 
 @given(capacity=st.integers(1, 256 * MIB))
-@hypothesis_settings(deadline=None, max_examples=25)
+@hypothesis_settings(max_examples=25)
 def test_a_run_fits_exactly_where_its_reserved_bytes_do(capacity: int) -> None:
     timeline = fitted(MLP, Recipe()).at(8)
     without_limit = replay(timeline)

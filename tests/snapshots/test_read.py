@@ -220,7 +220,7 @@ class TestForeign:
             read_snapshot(path)
 
     @given(st.data())
-    @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
     def test_a_damaged_file_is_read_or_refused(self, tmp_path: Path, data: st.DataObject) -> None:
         path = written(tmp_path, files.training())
         content = bytearray(path.read_bytes())

@@ -11,7 +11,8 @@ from gpumem_tui.memory import GIB, Unknown
 from gpumem_tui.monitor.alerts import Alert, AlertKind, Severity
 from gpumem_tui.monitor.history import Column, values_of
 from gpumem_tui.monitor.ledger import device_ledger
-from gpumem_tui.monitor.snapshot import GpuProcess, GpuReading, Instance, Memory, Reading
+from gpumem_tui.monitor.readings import Reading
+from gpumem_tui.monitor.snapshot import GpuProcess, GpuReading, Instance, Memory
 from gpumem_tui.tui.kit.shares import Share, legend
 from gpumem_tui.tui.monitor.entries import entries
 from gpumem_tui.tui.monitor.gpus import gpus_view

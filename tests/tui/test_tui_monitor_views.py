@@ -6,19 +6,19 @@ import re
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from gpumem_tui.memory import GIB, MIB, Unknown
+from gpumem_tui.memory import GIB, MIB, Bucket, Ledger, LedgerRow, Unknown
 from gpumem_tui.monitor.alerts import Alert, AlertKind, Severity
 from gpumem_tui.monitor.history import Column
-from gpumem_tui.monitor.snapshot import DeviceLedger, GpuProcess, LedgerKind, LedgerRow, ProcessKind, Snapshot
+from gpumem_tui.monitor.snapshot import GpuProcess, ProcessKind, Snapshot
 from gpumem_tui.tui.kit.figures import Row, age, fit
 from gpumem_tui.tui.kit.shares import bar, legend
 from gpumem_tui.tui.monitor.entries import entries, entry_of, moved
 from gpumem_tui.tui.monitor.gpus import gpus_view
-from gpumem_tui.tui.monitor.header import alert_row, header_row
+from gpumem_tui.tui.monitor.header import alert_row, header_row, trouble_rows
 from gpumem_tui.tui.monitor.history import axis_of, chart_columns, history_view
 from gpumem_tui.tui.monitor.layout import SMALLEST, layout
 from gpumem_tui.tui.monitor.process_details import details_rows
@@ -26,7 +26,6 @@ from gpumem_tui.tui.monitor.processes import table_view
 from gpumem_tui.tui.monitor.readings import short_name
 from gpumem_tui.tui.monitor.shares import shares
 from gpumem_tui.tui.monitor.state import MonitorState, SortBy, device_key, focused_on, seen, sorted_by, sorted_on
-from gpumem_tui.tui.monitor.trouble import trouble_rows
 from gpumem_tui.watch.published import Published
 from tests.tui import monitor_scene as scene
 
@@ -188,12 +187,12 @@ def test_unaccounted_memory_stands_with_its_reason() -> None:
 
 def test_a_share_of_unknown_size_is_a_dash_with_its_reason() -> None:
     hidden = replace(scene.process(100, 0), used_bytes=Unknown("not available on this driver"))
-    rows = (
-        LedgerRow(LedgerKind.PROCESS, hidden.used_bytes, hidden),
-        LedgerRow(LedgerKind.FREE, 70 * GIB),
-        LedgerRow(LedgerKind.UNACCOUNTED, Unknown("a process's memory is not available")),
+    rows: tuple[LedgerRow[GpuProcess], ...] = (
+        LedgerRow(Bucket.PROCESS, hidden.used_bytes, hidden),
+        LedgerRow(Bucket.FREE, 70 * GIB),
+        LedgerRow(Bucket.UNACCOUNTED, Unknown("a process's memory is not available")),
     )
-    gpu = replace(scene.gpu(0, []), ledger=DeviceLedger(80 * GIB, rows))
+    gpu = replace(scene.gpu(0, []), ledger=Ledger(80 * GIB, rows))
     said = "\n".join(text(row) for row in legend(shares(gpu, {}), 100, 6))
     assert "–" in said
     assert "not available on this driver" in said
@@ -430,7 +429,6 @@ def test_what_is_wrong_and_the_way_on_fit_everywhere(snapshot: Snapshot | None, 
 
 
 @given(st.text(max_size=30), st.integers(0, 30))
-@settings(max_examples=200)
 def test_fit_gives_exactly_the_width(some: str, cells: int) -> None:
     fitted = fit(some, cells)
     assert cell_len(fitted) == cells

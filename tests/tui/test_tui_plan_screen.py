@@ -12,7 +12,7 @@ from textual.events import MouseScrollDown, MouseScrollUp
 from gpumem_tui.catalog.loader import find_gpu, find_model
 from gpumem_tui.errors import OptionError
 from gpumem_tui.memory import Bucket
-from gpumem_tui.options.configuration import configure
+from gpumem_tui.options.configuration import Options, configure
 from gpumem_tui.plan.answers import answer
 from gpumem_tui.plan.plan import Plan
 from gpumem_tui.plan.store import PlanStore
@@ -23,11 +23,10 @@ from gpumem_tui.search.control import Control
 from gpumem_tui.search.predicting import Predicted
 from gpumem_tui.search.prediction import Formula, Prediction
 from gpumem_tui.tui.app import GpuMemApp
-from gpumem_tui.tui.kit.dialogs import PickScreen
+from gpumem_tui.tui.kit.dialogs import HelpScreen, PickScreen
 from gpumem_tui.tui.kit.figures import compact_bytes
-from gpumem_tui.tui.kit.help_screen import HelpScreen
 from gpumem_tui.tui.plan import panes as plan_panes
-from gpumem_tui.tui.plan.controls_panel import PlanControls
+from gpumem_tui.tui.plan.controls import PlanControls
 from gpumem_tui.tui.plan.screen import PlanScreen
 from gpumem_tui.tui.start import open_plan
 from tests.tui import plan_scene
@@ -69,6 +68,21 @@ async def test_every_digit_counts_at_once(tmp_path: Path) -> None:
         assert plan_now(pilot).batch_size == 8
         await pilot.press("ctrl+r")
         assert plan_now(pilot).batch_size == 12
+
+
+async def test_a_digit_picks_the_choice_at_its_place_or_says_why_not(tmp_path: Path) -> None:
+    async with plan_scene.app(GPT2, tmp_path).run_test(size=MEDIUM) as pilot:
+        await plan_scene.settled(pilot)
+        await choose(pilot, "recompute")
+        await pilot.press("3")
+        assert plan_now(pilot).recipe.recompute == "full"
+        await pilot.press("4")
+        assert plan_now(pilot).recipe.recompute == "full"
+        assert "4 picks nothing: 1 to 3 are" in text_of(pilot, "#controls")
+        await choose(pilot, "gpu")
+        await pilot.press("1")
+        assert plan_now(pilot).gpu == GPT2.gpu
+        assert "too many for a digit" in " ".join(text_of(pilot, "#controls").split())
 
 
 async def test_escape_leaves_the_number_that_was(tmp_path: Path) -> None:
@@ -157,7 +171,7 @@ async def test_the_mouse_chooses_changes_and_turns(tmp_path: Path) -> None:
             await until(pilot, lambda wanted=batch_size: plan_now(pilot).batch_size == wanted)  # type: ignore[misc]
 
 
-async def test_digits_are_the_programs_where_no_number_is_chosen(tmp_path: Path) -> None:
+async def test_digits_are_the_programs_outside_the_controls(tmp_path: Path) -> None:
     def search() -> PlanScreen:
         return PlanScreen(FITS, tracer=plan_scene.HandTracer, store=PlanStore(tmp_path))
 
@@ -171,8 +185,7 @@ async def test_digits_are_the_programs_where_no_number_is_chosen(tmp_path: Path)
         await pilot.press("2")
         assert pilot.app.screen is app.main_screen("plan")
         assert plan_now(pilot).batch_size == 2
-        await choose(pilot, "precision")
-        await pilot.press("2")
+        await pilot.press("tab", "2")
         await until(pilot, lambda: pilot.app.screen is not app.main_screen("plan"))
 
 
@@ -286,7 +299,7 @@ async def test_any_size_at_any_moment(tmp_path: Path) -> None:
 
 
 def test_a_plan_that_cannot_be_is_refused_before_the_screen() -> None:
-    _, config = configure({"gpu": "sim:t4-16gb"})
+    config = configure(Options(gpu="sim:t4-16gb"))
     impossible = Plan(find_model("gpt2"), config.workload.recipe, find_gpu("t4-16gb"), batch_size=8, target_batch=4)
     with pytest.raises(OptionError, match="--target-batch: 4 is less than one pass of 8"):
         open_plan(impossible, config)

@@ -121,7 +121,7 @@ def test_names_that_are_no_rings(ring: RingFile, name: str) -> None:
     assert reasons(ring.files.directory) == [f"{name} is no name of a ring"]
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_a_ring_of_garbage_is_refused_or_read_but_never_harms(data: st.DataObject, ring: RingFile) -> None:
     """Bytes are overwritten anywhere: what is then shown passed every check."""
@@ -137,7 +137,7 @@ def test_a_ring_of_garbage_is_refused_or_read_but_never_harms(data: st.DataObjec
         ring.path.write_bytes(before)
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(content=st.binary(max_size=200) | st.text(max_size=200).map(str.encode))
 def test_documents_of_garbage_are_refused(content: bytes, ring: RingFile) -> None:
     for path, read in (
@@ -160,7 +160,7 @@ _JSON = st.recursive(
 )
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(field=st.sampled_from(sorted(out_of_memory())), value=_JSON)
 def test_a_document_with_a_wrong_field_is_refused_or_still_makes_sense(
     field: str, value: object, ring: RingFile

@@ -244,7 +244,7 @@ def test_llama_block_against_a_plain_reference() -> None:
     torch.testing.assert_close(ours.double(), reference, atol=1e-4, rtol=1e-4)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(first=st.integers(0, 40), second=st.integers(0, 40), shift=st.integers(0, 40))
 def test_rotary_scores_depend_on_distance_only(first: int, second: int, shift: int) -> None:
     generator = torch.Generator().manual_seed(first * 41 + second)

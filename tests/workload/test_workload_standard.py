@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gpumem_tui.catalog.shapes import ATTENTION_FAMILIES, ModelShape
+from gpumem_tui.catalog.shapes import ModelShape
 from gpumem_tui.formula.recipe import RECOMPUTES, Precision, Recipe, Recompute
 from gpumem_tui.step.workload import WorkloadError
 from gpumem_tui.workload.models import build_model
@@ -26,7 +26,7 @@ PRECISIONS: tuple[Precision, ...] = ("fp32", "amp-bf16", "bf16")
 SHAPES_AND_RECOMPUTES = [
     pytest.param(shape, recompute, id=f"{shape.name} {recompute}")
     for shape, recompute in product(TINY, RECOMPUTES)
-    if recompute != "selective" or shape.family in ATTENTION_FAMILIES
+    if recompute != "selective" or shape.record.has_attention
 ]
 
 

@@ -31,26 +31,10 @@ CAPACITY_COLOUR = "#D55E00"
 Look = tuple[str, str]
 """A pattern and a colour of the theme. The patterns tell things apart without any colour."""
 
-BUCKET_LOOKS: dict[Bucket, Look] = {
-    Bucket.PARAMETERS: ("█", "$parameters"),
-    Bucket.GRADIENTS: ("▓", "$gradients"),
-    Bucket.OPTIMIZER: ("▒", "$optimizer"),
-    Bucket.ACTIVATIONS: ("▚", "$activations"),
-    Bucket.BATCH_DATA: ("┃", "$batch-data"),
-    Bucket.TEMPORARY: ("╱", "$temporary"),
-    Bucket.OTHER: ("╳", "$other"),
-    Bucket.CACHE: ("░", "$cache"),
-    Bucket.CONTEXT: ("═", "$cache"),
-    Bucket.OTHER_PROCESSES: ("◆", "$cache"),
-    Bucket.DRIVER_RESERVED: ("▪", "$cache"),
-    Bucket.FREE: ("·", "$free"),
-}
+BUCKET_LOOKS: dict[Bucket, Look] = {bucket: (bucket.pattern, f"${bucket.colour}") for bucket in Bucket}
 
 PROCESS_LOOKS: tuple[Look, ...] = (("█", "$process-1"), ("▓", "$process-2"), ("▒", "$process-3"), ("▚", "$process-4"))
 """In turn for the processes of a GPU whose share is not divided, the largest first: quieter than the buckets."""
-
-UNACCOUNTED_LOOK: Look = ("?", "$other")
-UTILIZATION_COLOUR = "$optimizer"
 
 EIGHTHS = " ▁▂▃▄▅▆▇█"
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from gpumem_tui.memory import Bucket
+from gpumem_tui.monitor.ledger import DEVICE_BUCKETS
+from gpumem_tui.tui.kit.dialogs import help_entry, help_heading
 from gpumem_tui.tui.kit.figures import MUTED, Row
-from gpumem_tui.tui.kit.glyphs import BUCKET_LOOKS, PROCESS_LOOKS, UNACCOUNTED_LOOK, Look
-from gpumem_tui.tui.kit.help import entry, heading
+from gpumem_tui.tui.kit.glyphs import BUCKET_LOOKS
 
 _KEYS = (
     ("↑ ↓", "choose a process; page up, page down, home and end too"),
@@ -30,12 +31,6 @@ _KEYS = (
     ("ctrl+p", "all commands by name, and the themes"),
     ("q", "quit"),
 )
-_LEDGER: tuple[tuple[Look, str, str], ...] = (
-    (BUCKET_LOOKS[Bucket.DRIVER_RESERVED], "driver reserved", "of the device's total, never given to CUDA"),
-    (PROCESS_LOOKS[0], "pid and name", "what the driver says this process holds"),
-    (UNACCOUNTED_LOOK, "unaccounted", "in use, but by no process that the driver lists"),
-    (BUCKET_LOOKS[Bucket.FREE], "free", "what CUDA can still give"),
-)
 _COLUMNS = (
     ("GPU MEM", "GiB on that device; a process on two GPUs has two lines"),
     ("SM%", "share of the GPU's multiprocessors over the last seconds"),
@@ -58,13 +53,15 @@ _MARKS = (
 def monitor_help() -> list[Row]:
     """The lines of the help."""
     return [
-        heading("Keys"), *(entry(key, what) for key, what in _KEYS), [],
-        heading("Ledger"), *(_share(look, title, what) for look, title, what in _LEDGER),
-        entry("", "a process with a probe is divided into its buckets"), [],
-        heading("Columns"), *(entry(name, what) for name, what in _COLUMNS), [],
-        heading("Marks"), *(entry(mark, what) for mark, what in _MARKS),
+        help_heading("Keys"), *(help_entry(key, what) for key, what in _KEYS), [],
+        help_heading("Ledger"), *(_bucket(bucket) for bucket in DEVICE_BUCKETS),
+        help_entry("", "a process with a probe is divided into its buckets"), [],
+        help_heading("Columns"), *(help_entry(name, what) for name, what in _COLUMNS), [],
+        help_heading("Marks"), *(help_entry(mark, what) for mark, what in _MARKS),
     ]  # fmt: skip
 
 
-def _share(look: Look, title: str, what: str) -> Row:
-    return [(look[0] * 2, look[1]), (f" {title:<17}", ""), (what, MUTED)]
+def _bucket(bucket: Bucket) -> Row:
+    pattern, colour = BUCKET_LOOKS[bucket]
+    title = "pid and name" if bucket is Bucket.PROCESS else bucket.title
+    return [(pattern * 2, colour), (f" {title:<17}", ""), (bucket.meaning, MUTED)]

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from typing import TypeVar
 
 from gpumem_tui.memory import Unknown, Value, format_bytes
-from gpumem_tui.monitor.snapshot import Memory, ProcessKind, Reading
+from gpumem_tui.monitor.readings import Reading
+from gpumem_tui.monitor.snapshot import Memory, ProcessKind
 from gpumem_tui.tui.kit.figures import MUTED, Row, age
 from gpumem_tui.tui.monitor.entries import Entry
 from gpumem_tui.tui.monitor.state import MonitorState, device_key

@@ -7,7 +7,8 @@ from typing import TypeVar
 
 from gpumem_tui.memory import GIB, Unknown, Value
 from gpumem_tui.monitor.alerts import AlertKind
-from gpumem_tui.monitor.snapshot import DeviceState, GpuReading, Reading
+from gpumem_tui.monitor.readings import Reading
+from gpumem_tui.monitor.snapshot import DeviceState, GpuReading
 from gpumem_tui.tui.kit.figures import ABSENT, Span, fit_right
 from gpumem_tui.tui.monitor.state import MonitorState
 

@@ -10,25 +10,18 @@ from gpumem_tui.plan.controls import Choice, control_of
 from gpumem_tui.plan.explain import Explanation, explanations
 from gpumem_tui.plan.plan import Plan
 from gpumem_tui.plan.state import PlanState
+from gpumem_tui.tui.kit.dialogs import help_entry, help_heading
 from gpumem_tui.tui.kit.figures import MUTED, Row
 from gpumem_tui.tui.kit.glyphs import BAR_ORDER, BUCKET_LOOKS
-from gpumem_tui.tui.kit.help import entry, heading
 
 Text = tuple[str, list[Row]]
 """A title and its lines."""
 
-_TRACE_ONLY: Mapping[str, str] = {
-    Bucket.CACHE.value: "Reserved from the device, not allocated at the peak: the caching allocator keeps freed blocks "
-    "and rounds segments up. The closed form estimates what of it lies in pieces that nothing fits into.",
-    Bucket.CONTEXT.value: "What CUDA, its kernels and libraries take for themselves before the first tensor. Measured "
-    "on one architecture and assumed for the others.",
-    Bucket.DRIVER_RESERVED.value: "Of the device's total, never given to CUDA.",
-    Bucket.OTHER.value: "Allocated but not attributed: slack of blocks that are not split.",
-    Bucket.TEMPORARY.value: "What lives within one phase: workspaces, gradients on their way, communication buffers.",
-    "moment": "The two columns are of two moments, so that the buckets differ most: each column is when most is "
-    "allocated by its own reckoning.",
-    "free": "What is left of the device. By the closed form: of the usable bytes; by the trace: of all of it, with "
-    "cached segments counted as used.",
+_BESIDE_FORMULA: Mapping[str, str] = {
+    **{bucket.value: bucket.explanation for bucket in Bucket if bucket.explanation},
+    "moment": "The two columns are of two moments, so that activations and temporary differ most. Traced: the buckets "
+    "when most is allocated, which is outside forward and backward here. Formula: every row in full at once, as at the "
+    "turn from forward to backward.",
 }
 _ALSO: Mapping[str, tuple[str, ...]] = {
     Bucket.PARAMETERS.value: ("textbook-parameters",),
@@ -50,7 +43,7 @@ _KEYS = (
     ("↑ ↓", "choose a control, or a row"),
     ("← →", "change the control by a step; elsewhere: the next pane"),
     ("shift ← →", "jump: half or twice, the next power of two"),
-    ("0 … 9", "type a number; backspace takes a digit away, esc the number"),
+    ("0 … 9", "type a number, or pick a choice by its place; backspace takes a digit away, esc the number"),
     ("enter", "pick from a list; in a pane: apply, or explain"),
     ("tab", "controls, ledger, pane; esc goes back to the controls"),
     ("n t v j c", "numbers, techniques, curves, judgement, compare"),
@@ -60,7 +53,7 @@ _KEYS = (
     ("w o", "save the plan under a name, open or delete a saved one"),
     ("s", "search the largest batch with these settings"),
     ("x", "export: Markdown, command line, JSON"),
-    ("f1 f2 f3", "Monitor, Search, Plan: where 1 2 3 would type a number"),
+    ("f1 f2 f3", "Monitor, Search, Plan: where 1 2 3 type a number or pick a choice"),
     ("wheel", "turns the control under the pointer"),
 )
 _COLUMNS = (
@@ -77,8 +70,8 @@ def explanation(plan: Plan, key: str) -> Text | None:
     names = [row.name for row in answer(plan).prediction.rows if row.bucket.value == key]
     texts = [known[name] for name in (*names, key, *_ALSO.get(key, ())) if name in known]
     lines = [line for text in texts for line in _explained(text, headed=len(texts) > 1)]
-    if key in _TRACE_ONLY:
-        lines = [[(_TRACE_ONLY[key], "")], [], *lines]
+    if key in _BESIDE_FORMULA:
+        lines = [[(_BESIDE_FORMULA[key], "")], [], *lines]
     if not lines:
         return None
     title = texts[0].title if len(texts) == 1 or key not in _titles() else _titles()[key]
@@ -104,15 +97,15 @@ def control_help(state: PlanState, key: str) -> Text:
 
 def plan_help() -> list[Row]:
     """The keys, the columns and the patterns."""
-    keys = [entry(name, what) for name, what in _KEYS]
-    columns = [entry(name, what) for name, what in _COLUMNS]
+    keys = [help_entry(name, what) for name, what in _KEYS]
+    columns = [help_entry(name, what) for name, what in _COLUMNS]
     looks = [[(BUCKET_LOOKS[bucket][0] * 2, BUCKET_LOOKS[bucket][1]), (f" {bucket.title}", "")] for bucket in BAR_ORDER]
-    return [heading("Keys"), *keys, [], heading("Numbers"), *columns, [], heading("Buckets"), *looks]
+    return [help_heading("Keys"), *keys, [], help_heading("Numbers"), *columns, [], help_heading("Buckets"), *looks]
 
 
 def _explained(text: Explanation, *, headed: bool) -> Iterable[Row]:
     if headed:
-        yield heading(text.title)
+        yield help_heading(text.title)
     yield [(text.formula, "bold")]
     yield [(text.numbers, "")]
     if text.limits:

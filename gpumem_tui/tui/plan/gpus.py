@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from gpumem_tui.memory import Unknown
 from gpumem_tui.plan.by_gpu import LargestOnGpu
 from gpumem_tui.plan.plan import Plan
-from gpumem_tui.tui.kit.figures import ABSENT, MUTED, compact_bytes, fit
-from gpumem_tui.tui.kit.rows import ListRow, heading, paragraph, row
+from gpumem_tui.tui.kit.figures import ABSENT, MUTED, ListRow, compact_bytes, fit, heading, paragraph, row
 
 _NAME_WIDTH = 34
 _FIGURE_WIDTH = 9

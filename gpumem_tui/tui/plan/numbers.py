@@ -10,9 +10,21 @@ from gpumem_tui.plan.answers import Answer, differing_phase, headroom_of, sample
 from gpumem_tui.plan.tracing import Pending, TraceFailed, TraceReady, TraceState
 from gpumem_tui.search.ranges import room_words
 from gpumem_tui.search.report import PHASE_WORDS
-from gpumem_tui.tui.kit.figures import ABSENT, MUTED, Row, Span, compact_bytes, fit, joined, proportions, signed
-from gpumem_tui.tui.kit.glyphs import BUCKET_LOOKS
-from gpumem_tui.tui.kit.rows import ListRow, paragraph, row
+from gpumem_tui.tui.kit.figures import (
+    ABSENT,
+    MUTED,
+    ListRow,
+    Row,
+    Span,
+    compact_bytes,
+    fit,
+    joined,
+    paragraph,
+    row,
+    signed,
+)
+from gpumem_tui.tui.kit.glyphs import BAR_ORDER, BUCKET_LOOKS
+from gpumem_tui.tui.kit.shares import bucket_cells
 
 PENDING = "…"
 _TITLE_WIDTH = 16
@@ -23,9 +35,7 @@ _FACT_WIDTH = 44
 _VERDICT_WIDTH = 60
 """Cells from which the verdict also says what of."""
 _LIMIT = "│"
-_PEAK, _HEADROOM, _FREE = "= allocated peak", "headroom", "free"
-
-_ORDER = (*ALLOCATED_BUCKETS, Bucket.CACHE, Bucket.CONTEXT, Bucket.DRIVER_RESERVED)
+_PEAK, _HEADROOM = "= allocated peak", "headroom"
 
 
 @dataclass(frozen=True)
@@ -122,14 +132,7 @@ def _formula_segments(answer: Answer) -> dict[Bucket, int]:
 def _traced_bar(answer: Answer, traced: TraceState, width: int) -> Row:
     if not isinstance(traced, TraceReady):
         return [("·" * width, BUCKET_LOOKS[Bucket.FREE][1])]
-    found, gpu = traced.answer, answer.plan.gpu
-    segments = {
-        **{bucket: found.breakdown[bucket] for bucket in ALLOCATED_BUCKETS},
-        Bucket.CACHE: found.peak_reserved_bytes - found.peak_allocated_bytes,
-        Bucket.CONTEXT: found.context_bytes,
-        Bucket.DRIVER_RESERVED: gpu.total_bytes - gpu.cuda_total_bytes,
-    }
-    return _bar(answer, segments, gpu.total_bytes, width)
+    return _bar(answer, traced.answer.ledger.known(), answer.plan.gpu.total_bytes, width)
 
 
 def _bar(answer: Answer, segments: Mapping[Bucket, int], limit_bytes: int, width: int) -> Row:
@@ -137,12 +140,9 @@ def _bar(answer: Answer, segments: Mapping[Bucket, int], limit_bytes: int, width
     if width <= 0:
         return []
     total_bytes = answer.plan.gpu.total_bytes
-    used_bytes = sum(segments.values())
-    shown = [(bucket, segments.get(bucket, 0)) for bucket in _ORDER]
+    used_bytes = sum(segments.get(bucket, 0) for bucket in BAR_ORDER if bucket is not Bucket.FREE)
     scale_bytes = max(total_bytes, used_bytes)
-    shown.append((Bucket.FREE, scale_bytes - used_bytes))
-    cells = proportions([size_bytes for _, size_bytes in shown], width)
-    drawn = [look for (bucket, _), count in zip(shown, cells, strict=True) for look in [BUCKET_LOOKS[bucket]] * count]
+    drawn = bucket_cells({**segments, Bucket.FREE: scale_bytes - used_bytes}, width)
     limit = min(width - 1, limit_bytes * width // scale_bytes)
     if limit_bytes < scale_bytes:
         drawn[limit] = (_LIMIT, "bold $text-error" if used_bytes > limit_bytes else "bold")
@@ -156,34 +156,20 @@ def _lines(answer: Answer, traced: TraceState) -> list[_Line]:
     beside_bytes = gpu.total_bytes - headroom_of(plan) - answer.usable_bytes
     found = traced.answer if isinstance(traced, TraceReady) else None
     waiting = Unknown("no trace")
-    buckets = [
-        _Line(bucket.title, answer.breakdown[bucket], found.breakdown[bucket] if found else waiting, bucket.value,
-              bucket)
-        for bucket in ALLOCATED_BUCKETS
-    ]  # fmt: skip
-    kept = f"{_HEADROOM} {plan.headroom * 100:g} %"
-    if found is None:
-        beside: list[tuple[Bucket, Value]] = [(b, waiting) for b in (Bucket.CACHE, Bucket.CONTEXT)]
-        free: Value = waiting
-        peak: Value = waiting
-    else:
-        beside = [
-            (Bucket.CACHE, found.peak_reserved_bytes - found.peak_allocated_bytes),
-            (Bucket.CONTEXT, found.context_bytes),
-        ]
-        peak, free = found.peak_allocated_bytes, gpu.cuda_total_bytes - found.device_used_bytes
-    beside.append((Bucket.DRIVER_RESERVED, gpu.total_bytes - gpu.cuda_total_bytes if found else waiting))
+    ledger = found.ledger if found else None
     # One figure by formula: context, workspaces and the driver's reserve at most.
-    formula: dict[Bucket, Value] = {Bucket.CACHE: answer.prediction.cache_bytes, Bucket.CONTEXT: beside_bytes}
+    estimated: dict[Bucket, Value] = {Bucket.CACHE: answer.prediction.cache_bytes, Bucket.CONTEXT: beside_bytes}
+
+    def line(bucket: Bucket, formula: Value) -> _Line:
+        return _Line(bucket.title, formula, ledger.size_bytes(bucket) if ledger else waiting, bucket.value, bucket)
+
+    beside = (Bucket.CACHE, Bucket.CONTEXT, Bucket.DRIVER_RESERVED)
     return [
-        *buckets,
-        _Line(_PEAK, answer.peak_bytes, peak, "peak"),
-        *(
-            _Line(bucket.title, formula.get(bucket, not_counted), value, bucket.value, bucket)
-            for bucket, value in beside
-        ),
-        _Line(kept, headroom_bytes, Unknown("counted row by row"), "usable"),
-        _Line(_FREE, answer.spare_bytes, free, "free", Bucket.FREE),
+        *(line(bucket, answer.breakdown[bucket]) for bucket in ALLOCATED_BUCKETS),
+        _Line(_PEAK, answer.peak_bytes, found.peak_allocated_bytes if found else waiting, "peak"),
+        *(line(bucket, estimated.get(bucket, not_counted)) for bucket in beside),
+        _Line(f"{_HEADROOM} {plan.headroom * 100:g} %", headroom_bytes, Unknown("counted row by row"), "usable"),
+        line(Bucket.FREE, answer.spare_bytes),
     ]
 
 

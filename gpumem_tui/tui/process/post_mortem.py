@@ -6,10 +6,10 @@ import textwrap
 from collections.abc import Iterator
 
 from gpumem_tui.formula.predict import DEFAULT_HEADROOM
-from gpumem_tui.memory import Unknown, format_bytes
+from gpumem_tui.memory import Bucket, Unknown, format_bytes
 from gpumem_tui.text import printable
 from gpumem_tui.tui.kit.figures import ABSENT, MUTED, Row, fit, percent
-from gpumem_tui.tui.kit.glyphs import BUCKET_LOOKS, UNACCOUNTED_LOOK
+from gpumem_tui.tui.kit.glyphs import BUCKET_LOOKS
 from gpumem_tui.tui.kit.shares import Share, bar
 from gpumem_tui.tui.process.probed import sample_rows
 from gpumem_tui.watch.ends import memory_phrase
@@ -61,7 +61,7 @@ def _ledger(case: Case, width: int) -> Iterator[Row]:
     stretches = [Share(title, title, value, BUCKET_LOOKS[bucket]) for bucket, title, value in ledger_rows(case)]
     if total_bytes is not None:
         known_bytes = sum(share.size_bytes for share in stretches if isinstance(share.size_bytes, int))
-        unknown = Share("not known", "not known", max(0, total_bytes - known_bytes), UNACCOUNTED_LOOK)
+        unknown = Share("not known", "not known", max(0, total_bytes - known_bytes), BUCKET_LOOKS[Bucket.UNACCOUNTED])
         yield bar([*stretches[:-1], unknown, stretches[-1]], width)
         yield []
     for share in stretches:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from gpumem_tui.memory import ALLOCATED_BUCKETS, Breakdown, Bucket, Unknown, Value, format_bytes
-from gpumem_tui.monitor.snapshot import Reading
+from gpumem_tui.monitor.readings import Reading
 from gpumem_tui.tui.kit.figures import ABSENT, MUTED, Row, percent
 from gpumem_tui.tui.kit.glyphs import BUCKET_LOOKS
 from gpumem_tui.watch.jobs import total_bytes

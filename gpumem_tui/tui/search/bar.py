@@ -5,9 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from gpumem_tui.memory import ALLOCATED_BUCKETS, Breakdown, Bucket, Unknown
+from textual.content import Content
+from textual.widget import Widget
+
+from gpumem_tui.memory import ALLOCATED_BUCKETS, Breakdown, Bucket, Ledger, Unknown
 from gpumem_tui.trial.events import Outcome, Sample
-from gpumem_tui.tui.kit.figures import compact_bytes
+from gpumem_tui.tui.kit.figures import compact_bytes, joined, wrapped
+from gpumem_tui.tui.kit.glyphs import BAR_ORDER, BUCKET_LOOKS
+from gpumem_tui.tui.kit.lines import assembled
+from gpumem_tui.tui.kit.shares import bucket_cells
 from gpumem_tui.tui.search.state import RunningTrial, SearchState
 
 _ENDINGS: dict[Outcome, str] = {"fit": "ended", "oom": "ran out of memory", "error": "failed"}
@@ -81,14 +87,54 @@ def _live(sample: Sample | None) -> tuple[Breakdown, int]:
 
 def _bar(state: SearchState, title: str, allocated: Breakdown, reserved_bytes: int, context_bytes: int) -> BarView:
     gpu = state.config.device.gpu
-    free_bytes = gpu.cuda_total_bytes - reserved_bytes - context_bytes
-    segments = {
-        **{bucket: allocated[bucket] for bucket in ALLOCATED_BUCKETS},
-        Bucket.CACHE: reserved_bytes - allocated.total_bytes,
-        Bucket.CONTEXT: context_bytes,
-        Bucket.DRIVER_RESERVED: gpu.total_bytes - gpu.cuda_total_bytes,
-        Bucket.FREE: max(0, free_bytes),
-    }
-    if free_bytes < 0:
-        title += f" · {compact_bytes(-free_bytes)} more than the device has"
+    ledger: Ledger[None] = Ledger.of_step(
+        allocated,
+        allocated_bytes=allocated.total_bytes,
+        reserved_bytes=reserved_bytes,
+        used_bytes=reserved_bytes + context_bytes,
+        cuda_total_bytes=gpu.cuda_total_bytes,
+        total_bytes=gpu.total_bytes,
+    )
+    segments = ledger.known()
+    if segments[Bucket.FREE] < 0:
+        title += f" · {compact_bytes(-segments[Bucket.FREE])} more than the device has"
+        segments[Bucket.FREE] = 0
     return BarView(title, segments)
+
+
+_LEGEND_TITLE_WIDTH = 15
+_LEGEND_VALUE_WIDTH = 8
+_ROOMY = 100
+
+
+class MemoryBar(Widget):
+    """A heading, the bar, and its legend in numbers as far as the height allows."""
+
+    ALLOW_SELECT = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._view = BarView("", {})
+
+    def show(self, state: SearchState) -> None:
+        """Render a state; nothing is drawn again if nothing changed."""
+        view = bar_view(state)
+        if view != self._view:
+            self._view = view
+            self.border_title = Content(view.title)
+            self.refresh()
+
+    def render(self) -> Content:
+        """The bar at the widget's size."""
+        width = self.size.width
+        shown = [(bucket, self._view.segments[bucket]) for bucket in BAR_ORDER if self._view.segments.get(bucket)]
+        bar = joined(bucket_cells(self._view.segments, width))
+        legend = [
+            [
+                BUCKET_LOOKS[bucket],
+                (f" {bucket.title:<{_LEGEND_TITLE_WIDTH}}", ""),
+                (f"{compact_bytes(size_bytes):>{_LEGEND_VALUE_WIDTH}}", "bold"),
+            ]
+            for bucket, size_bytes in shown
+        ]
+        return assembled([bar, *wrapped(legend, width, gap=3 if width > _ROOMY else 1)])

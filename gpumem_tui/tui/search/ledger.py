@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Union
 
+from gpumem_tui.catalog.shapes import Gpu
 from gpumem_tui.formula.predict import FormulaPrediction
-from gpumem_tui.memory import ALLOCATED_BUCKETS, GIB, Bucket, Unknown, Value
+from gpumem_tui.memory import ALLOCATED_BUCKETS, GIB, Breakdown, Bucket, Ledger, Unknown, Value
 from gpumem_tui.search.comparison import caveat, compared
 from gpumem_tui.search.prediction import Traced
 from gpumem_tui.search.ranges import range_line
@@ -20,13 +22,16 @@ from gpumem_tui.tui.search.state import SearchState
 PEAK = "= allocated peak"
 RESERVED = "= reserved"
 USED = "= device used"
-DRIVER = Bucket.DRIVER_RESERVED.title
-CACHE = Bucket.CACHE.title
-CONTEXT = Bucket.CONTEXT.title
-FREE = "free"
 
-Column = dict[str, Value]
-"""The figures of one producer by row title; a row it says nothing of is Unknown."""
+RowKey = Union[Bucket, str]  # noqa: UP007  an alias cannot be written with | on Python 3.10
+"""A bucket, or the title of a sum of those above it."""
+
+Column = Mapping[RowKey, Value]
+"""The figures of one producer; a row it says nothing of is Unknown."""
+
+_ROWS: tuple[RowKey, ...] = (
+    *ALLOCATED_BUCKETS, PEAK, Bucket.CACHE, RESERVED, Bucket.CONTEXT, USED, Bucket.DRIVER_RESERVED, Bucket.FREE,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -73,21 +78,11 @@ def ledger_view(state: SearchState) -> LedgerView:
     batch_size, shown = state.shown_batch_size, state.shown
     gpu = state.config.device.gpu
     formula = _formula_column(state.formula.at(batch_size))
-    traced = _traced_column(state.traced, batch_size)
-    tried = _tried_column(shown.result if shown is not None else None)
-    total = gpu.total_bytes / GIB
-    free = f"free of {total:.{0 if total >= 100 else 1}f} GiB"
-    driver_bytes = gpu.total_bytes - gpu.cuda_total_bytes
-    for column in (formula, traced, tried):
-        used = column[USED]
-        column[DRIVER] = used if isinstance(used, Unknown) else driver_bytes
-        column[free] = used if isinstance(used, Unknown) else gpu.cuda_total_bytes - used
+    traced = _traced_column(gpu, state.traced, batch_size)
+    tried = _tried_column(gpu, shown.result if shown is not None else None)
     against = compared(state.config, state.traced)
     predicted = formula if against == "formula" else traced
     error_of = _error_of(predicted, tried, shown.result if shown is not None else None)
-    titles = [
-        *(bucket.title for bucket in ALLOCATED_BUCKETS), PEAK, CACHE, RESERVED, CONTEXT, USED, DRIVER, free,
-    ]  # fmt: skip
     tried_title = state.config.device.measured_title
     said = [f"trial {shown.number} said: {shown.result.detail}"] if shown is not None and shown.result.detail else []
     headed = (("formula", formula), ("traced", traced), (tried_title.lower(), tried))
@@ -98,7 +93,7 @@ def ledger_view(state: SearchState) -> LedgerView:
         tried_title=tried_title,
         error_title=f"{against} error",
         captions=_captions(state, shown),
-        rows=tuple(LedgerLine(t, formula[t], traced[t], tried[t], *error_of(t)) for t in titles),
+        rows=tuple(LedgerLine(_title(k, gpu), formula[k], traced[k], tried[k], *error_of(k)) for k in _ROWS),
         notes=(*filter(None, (doubt,)), *_moment(state, batch_size), *_noted(state, shown), *_reasons(headed), *said),
     )
 
@@ -129,65 +124,66 @@ def _noted(state: SearchState, shown: TrialFinished | None) -> Iterable[str]:
     return dict.fromkeys((*of_trace, *(shown.result.notes if shown is not None else ())))
 
 
-def _all(titles: Iterable[str], value: Value) -> Column:
-    return dict.fromkeys(titles, value)
-
-
-_BUCKET_TITLES = tuple(bucket.title for bucket in ALLOCATED_BUCKETS)
-_ABOVE_DEVICE = (*_BUCKET_TITLES, PEAK, CACHE, RESERVED, CONTEXT, USED)
+def _title(key: RowKey, gpu: Gpu) -> str:
+    if key is Bucket.FREE:
+        total = gpu.total_bytes / GIB
+        return f"free of {total:.{0 if total >= 100 else 1}f} GiB"
+    return key.title if isinstance(key, Bucket) else key
 
 
 def _formula_column(prediction: FormulaPrediction | Unknown) -> Column:
     if isinstance(prediction, Unknown):
-        return _all(_ABOVE_DEVICE, prediction)
-    column = _all(_ABOVE_DEVICE, Unknown("not counted by the closed form"))
-    column.update({row.bucket.title: prediction.breakdown[row.bucket] for row in prediction.rows})
+        return dict.fromkeys(_ROWS, prediction)
+    column: dict[RowKey, Value] = dict.fromkeys(_ROWS, Unknown("not counted by the closed form"))
+    column.update({row.bucket: prediction.breakdown[row.bucket] for row in prediction.rows})
     column[PEAK] = prediction.peak_bytes
     return column
 
 
-def _traced_column(traced: Traced | Unknown, batch_size: int) -> Column:
+def _traced_column(gpu: Gpu, traced: Traced | Unknown, batch_size: int) -> Column:
     if isinstance(traced, Unknown):
-        return _all(_ABOVE_DEVICE, traced)
-    replay = traced.at(batch_size)
-    column = _figures(replay.peak_allocated_bytes, replay.peak_reserved_bytes, traced.device_used_bytes(batch_size))
-    return {**column, **{bucket.title: replay.breakdown[bucket] for bucket in ALLOCATED_BUCKETS}}
+        return dict.fromkeys(_ROWS, traced)
+    replay, used_bytes = traced.at(batch_size), traced.device_used_bytes(batch_size)
+    return _column(gpu, replay.breakdown, replay.peak_allocated_bytes, replay.peak_reserved_bytes, used_bytes)
 
 
-def _tried_column(result: TrialDone | None) -> Column:
+def _tried_column(gpu: Gpu, result: TrialDone | None) -> Column:
     if result is None:
-        return _all(_ABOVE_DEVICE, Unknown("no trial has ended yet"))
-    breakdown = result.breakdown
+        return dict.fromkeys(_ROWS, Unknown("no trial has ended yet"))
     if not result.device_used_bytes:
-        return _all(_ABOVE_DEVICE, Unknown(result.buckets_unknown))
-    column = _figures(result.peak_allocated_bytes, result.peak_reserved_bytes, result.device_used_bytes)
-    for bucket in ALLOCATED_BUCKETS:
-        column[bucket.title] = Unknown(result.buckets_unknown) if breakdown is None else breakdown[bucket]
-    return column
+        return dict.fromkeys(_ROWS, Unknown(result.buckets_unknown))
+    breakdown = result.breakdown or Unknown(result.buckets_unknown)
+    return _column(gpu, breakdown, result.peak_allocated_bytes, result.peak_reserved_bytes, result.device_used_bytes)
 
 
-def _figures(allocated_bytes: int, reserved_bytes: int, used_bytes: int) -> Column:
-    return {
-        PEAK: allocated_bytes,
-        CACHE: reserved_bytes - allocated_bytes,
-        RESERVED: reserved_bytes,
-        CONTEXT: used_bytes - reserved_bytes,
-        USED: used_bytes,
-    }
+def _column(
+    gpu: Gpu, breakdown: Breakdown | Unknown, allocated_bytes: int, reserved_bytes: int, used_bytes: int
+) -> Column:
+    """A device's ledger, and the sums between its rows."""
+    ledger: Ledger[None] = Ledger.of_step(
+        breakdown,
+        allocated_bytes=allocated_bytes,
+        reserved_bytes=reserved_bytes,
+        used_bytes=used_bytes,
+        cuda_total_bytes=gpu.cuda_total_bytes,
+        total_bytes=gpu.total_bytes,
+    )
+    rows: dict[RowKey, Value] = {row.kind: row.size_bytes for row in ledger.rows}
+    return {**rows, PEAK: allocated_bytes, RESERVED: reserved_bytes, USED: used_bytes}
 
 
 def _error_of(
     predicted: Column, tried: Column, result: TrialDone | None
-) -> Callable[[str], tuple[Value, float | None]]:
+) -> Callable[[RowKey], tuple[Value, float | None]]:
     """How far the prediction is off, by row. A trial that ended early is nothing to compare with."""
     if result is not None and result.outcome != "fit":
         early = Unknown("the trial ended early: its figures are those reached until then")
-        return lambda title: (early, None)
+        return lambda key: (early, None)
     return partial(_error, predicted, tried)
 
 
-def _error(predicted: Column, tried: Column, title: str) -> tuple[Value, float | None]:
-    said, was = predicted[title], tried[title]
+def _error(predicted: Column, tried: Column, key: RowKey) -> tuple[Value, float | None]:
+    said, was = predicted[key], tried[key]
     if isinstance(said, Unknown):
         return said, None
     if isinstance(was, Unknown):

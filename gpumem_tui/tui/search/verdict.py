@@ -7,9 +7,10 @@ from typing import Literal
 
 from gpumem_tui.memory import Unknown
 from gpumem_tui.plan.advice import Advice, advise, obstacle
+from gpumem_tui.search.json_report import wanted_accumulation
 from gpumem_tui.search.prediction import Traced
 from gpumem_tui.search.ranges import found_line, largest_words
-from gpumem_tui.search.report import accumulation_line, gap_line, headroom_line, wanted_accumulation
+from gpumem_tui.search.report import accumulation_line, gap_line, headroom_line
 from gpumem_tui.search.verdict import Verdict
 from gpumem_tui.tui.search.bar import running_title
 from gpumem_tui.tui.search.state import SearchState, Stage
@@ -72,7 +73,7 @@ def _tracing(state: SearchState) -> str:
     if workload.command is None:
         return f"tracing one training step of {workload.name} without a GPU: some seconds"
     at = "" if state.tracing is None else f" batch size {state.tracing:,}"
-    return f"tracing{at}: the command runs on a simulated GPU"
+    return f"tracing{at}: {'the command' if workload.hugging_face is None else workload.name} runs on a simulated GPU"
 
 
 def _idle(state: SearchState, notice: str) -> VerdictView:
@@ -80,7 +81,7 @@ def _idle(state: SearchState, notice: str) -> VerdictView:
     how = "simulated" if config.device.simulated else "run"
     where = notice or config.device.gpu.title
     what, traced = f"batch of {short_name(config)}", "The step is traced once"
-    if config.workload.command is not None:
+    if config.workload.command is not None and config.workload.hugging_face is None:
         what, traced = BATCH, "The command is run to trace its step"
     return VerdictView(
         "READY",

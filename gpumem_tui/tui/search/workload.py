@@ -6,11 +6,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from gpumem_tui.formula.parameters import count_parameters
+from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.memory import Unknown, format_bytes, format_count
 from gpumem_tui.search.config import SearchConfig
 from gpumem_tui.search.prediction import Traced
 from gpumem_tui.search.ranges import largest_words
 from gpumem_tui.tui.search.state import SearchState
+from gpumem_tui.workload.spec import HuggingFaceModel
 
 _PANEL_CHARACTERS = 160
 _LINE_CHARACTERS = 60
@@ -20,6 +22,10 @@ _LINE_CHARACTERS = 60
 def workload_lines(config: SearchConfig) -> Iterator[tuple[str, str]]:
     """Name and value, a line each; without a name, a sentence across the panel."""
     shape, recipe, command = config.workload.shape, config.workload.recipe, config.workload.command
+    if config.workload.hugging_face is not None:
+        yield from _hugging_face_lines(config.workload.hugging_face)
+        yield from _recipe_lines(recipe)
+        return
     if shape is None:
         yield ("file", short_name(config)) if command is None else ("command", "")
         if command is not None:
@@ -39,10 +45,22 @@ def workload_lines(config: SearchConfig) -> Iterator[tuple[str, str]]:
         yield "seq len", f"{shape.seq_len:,}"
     if shape.image_size:
         yield "image", f"{shape.image_size} px"
+    yield from _recipe_lines(recipe)
+
+
+def _recipe_lines(recipe: Recipe) -> Iterator[tuple[str, str]]:
     yield "precision", recipe.precision
     yield "optimizer", recipe.optimizer
     yield "recompute", recipe.recompute
     yield "attention", recipe.attention
+
+
+def _hugging_face_lines(model: HuggingFaceModel) -> Iterator[tuple[str, str]]:
+    yield "model", model.name
+    yield "type", model.model_type
+    yield "class", model.kind
+    if model.seq_len:
+        yield "seq len", f"{model.seq_len:,}"
 
 
 def strategy_lines(state: SearchState) -> Iterator[tuple[str, str]]:
@@ -66,19 +84,29 @@ def strategy_lines(state: SearchState) -> Iterator[tuple[str, str]]:
 
 def workload_summary(config: SearchConfig) -> str:
     """The workload and the strategy in one line."""
-    shape, recipe = config.workload.shape, config.workload.recipe
+    shape, recipe, model = config.workload.shape, config.workload.recipe, config.workload.hugging_face
     target = "" if config.target_batch is None else f"target {config.target_batch:,}"
+    if model is not None:
+        size = f"seq {model.seq_len:,}" if model.seq_len else ""
+        return " · ".join(
+            filter(None, (model.name, model.model_type, size, *_recipe_words(recipe), config.strategy, target))
+        )
     if shape is None:
         ranks = f"{recipe.gpus:,} ranks" if recipe.gpus > 1 else ""
         return " · ".join(filter(None, (short_name(config), ranks, config.strategy, target)))
     size = f"seq {shape.seq_len:,}" if shape.seq_len else f"{shape.image_size} px" if shape.image_size else ""
     parts = [
-        shape.name, f"{format_count(count_parameters(shape))} params", size, recipe.precision, recipe.optimizer,
-        "" if recipe.recompute == "none" else f"recompute {recipe.recompute}",
-        "" if recipe.attention == "auto" else f"attention {recipe.attention}",
-        config.strategy, target,
+        shape.name, f"{format_count(count_parameters(shape))} params", size, *_recipe_words(recipe), config.strategy,
+        target,
     ]  # fmt: skip
     return " · ".join(part for part in parts if part)
+
+
+def _recipe_words(recipe: Recipe) -> Iterator[str]:
+    yield recipe.precision
+    yield recipe.optimizer
+    yield "" if recipe.recompute == "none" else f"recompute {recipe.recompute}"
+    yield "" if recipe.attention == "auto" else f"attention {recipe.attention}"
 
 
 def device_words(config: SearchConfig) -> tuple[str, str]:
@@ -92,7 +120,7 @@ def short_name(config: SearchConfig) -> str:
     """The workload's name within a line: a file's without its folder, and no more than the beginning of a command."""
     workload = config.workload
     if workload.command is not None:
-        return _shortened(workload.command.text, _LINE_CHARACTERS)
+        return _shortened(workload.name, _LINE_CHARACTERS)
     return workload.name if workload.shape is not None else Path(workload.name).name
 
 

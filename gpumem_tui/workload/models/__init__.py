@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 from torch import nn
 
-from gpumem_tui.catalog.shapes import Family, ModelShape
+from gpumem_tui.catalog.families import Family
+from gpumem_tui.catalog.shapes import ModelShape
 from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.workload.models.bert import Bert
 from gpumem_tui.workload.models.gpt2 import Gpt2

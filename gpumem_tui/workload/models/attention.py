@@ -11,11 +11,12 @@ from gpumem_tui.formula.recipe import Attention, Recipe
 from gpumem_tui.step.workload import WorkloadError
 from gpumem_tui.workload.models.recompute import run
 
-_BACKENDS: dict[Attention, SDPBackend] = {
+KERNELS: dict[Attention, SDPBackend] = {
     "flash": SDPBackend.FLASH_ATTENTION,
     "efficient": SDPBackend.EFFICIENT_ATTENTION,
     "math": SDPBackend.MATH,
 }
+"""What `--attention` insists on, as PyTorch names it."""
 
 _NO_KERNEL = ("No available kernel", "No viable backend")
 """How scaled_dot_product_attention says that none of the allowed kernels can run."""
@@ -54,7 +55,7 @@ class AttentionCore(nn.Module):
         if self.attention == "auto":
             return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=self.causal)
         try:
-            with sdpa_kernel(_BACKENDS[self.attention]):
+            with sdpa_kernel(KERNELS[self.attention]):
                 return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=self.causal)
         except RuntimeError as error:
             if not any(complaint in str(error) for complaint in _NO_KERNEL):

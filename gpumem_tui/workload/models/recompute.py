@@ -7,14 +7,14 @@ from collections.abc import Callable
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from gpumem_tui.catalog.shapes import ATTENTION_FAMILIES, ModelShape
+from gpumem_tui.catalog.shapes import ModelShape
 from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.step.workload import WorkloadError
 
 
 def check_recompute(shape: ModelShape, recipe: Recipe) -> None:
     """Raise WorkloadError if the recipe's recompute does not exist for this family."""
-    if recipe.recompute == "selective" and shape.family not in ATTENTION_FAMILIES:
+    if recipe.recompute == "selective" and not shape.record.has_attention:
         raise WorkloadError(
             f"--recompute selective: {shape.name} has no attention to recompute; use --recompute full or none"
         )

@@ -1,0 +1,91 @@
+"""What data parallel training over more GPUs costs: the bytes that each GPU sends, over the slowest link on their way.
+
+Gradients are summed in a ring, which sends 2(n − 1)/n of them from each of n GPUs (Patarasuk & Yuan 2009), at the
+links' full rate: a lower bound of the time. ZeRO 1 and 2 send as much, ZeRO 3 half as much again (Rajbhandari et al.
+2020, section 7). At best this is hidden behind backward, as torch's DDP and FSDP do (Li et al. 2020); at worst it comes
+on top.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gpumem_tui.catalog.shapes import Gpu, ModelShape
+from gpumem_tui.catalog.speeds import GpuSpeed
+from gpumem_tui.formula.parameters import count_parameters
+from gpumem_tui.formula.precision import PRECISION_RECORDS
+from gpumem_tui.formula.recipe import Recipe
+from gpumem_tui.memory import Unknown
+
+GPUS_OF_A_NODE = 8
+_PAIR = 2
+_BACKWARD_SHARE = 2 / 3
+"""Of a pass: backward has two products for one of forward."""
+_GIGA = 1e9
+BRIDGED = ("rtx-2080-ti", "titan-rtx", "rtx-3090", "rtx-a5000", "rtx-a6000", "a40", "a30")
+"""Cards whose NVLink is a bridge between two; the others' reaches every GPU of a node."""
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """How GPUs are connected.
+
+    Attributes:
+        name: for the reader.
+        gigabytes_per_s: of one ring, in one direction.
+        most: GPUs that it reaches.
+    """
+
+    name: str
+    gigabytes_per_s: float
+    most: int
+
+
+def links(gpu: Gpu) -> tuple[Link, ...] | Unknown:
+    """The links that a GPU can have, within a node and between nodes of eight, the slowest first.
+
+    A node has one 100 Gb/s Ethernet port, or a 400 Gb/s InfiniBand port for each GPU.
+    """
+    speed = gpu.speed
+    if speed is None:
+        return Unknown(f"the links of {gpu.title} are not in the catalog")
+    inside = [Link("PCIe", speed.pcie, GPUS_OF_A_NODE)]
+    if speed.nvlink is not None:
+        inside.append(Link("NVLink", speed.nvlink, _PAIR if gpu.name.startswith(BRIDGED) else GPUS_OF_A_NODE))
+    return (*inside, *_between_nodes(speed, inside[-1]))
+
+
+def _between_nodes(speed: GpuSpeed, inside: Link) -> tuple[Link, ...]:
+    within = inside.gigabytes_per_s if inside.most == GPUS_OF_A_NODE else speed.pcie
+    many = 1 << 20
+    return (
+        Link("nodes, 100 Gb/s Ethernet", min(within, 12.5), many),
+        Link("nodes, 400 Gb/s InfiniBand a GPU", min(within, 50.0 * GPUS_OF_A_NODE), many),
+    )
+
+
+def sent_bytes(shape: ModelShape, recipe: Recipe, gpus: int) -> float:
+    """What each of so many GPUs sends for one optimizer step of one pass."""
+    stored = PRECISION_RECORDS[recipe.precision]
+    gradients = count_parameters(shape) * stored.gradient_bytes
+    if recipe.sharding != "zero3":
+        return 2 * (gpus - 1) / gpus * gradients
+    gathered = count_parameters(shape) * min(stored.parameter_bytes, stored.compute_bytes)
+    return (gpus - 1) / gpus * (gradients + 2 * gathered)
+
+
+def efficiency(
+    shape: ModelShape, recipe: Recipe, gpus: int, link: Link, step_s: float, passes: int
+) -> tuple[float, float]:
+    """Share of each GPU's speed that is left over `gpus`: with nothing hidden, and with all that backward can hide.
+
+    Args:
+        step_s: a whole optimizer step on one GPU, its passes included, in seconds.
+        passes: of that step. Gradients are summed after the last (torch's ``no_sync``); ZeRO 3 communicates in each.
+    """
+    if gpus == 1:
+        return 1.0, 1.0
+    times = passes if recipe.sharding == "zero3" else 1
+    communication_s = times * sent_bytes(shape, recipe, gpus) / (link.gigabytes_per_s * _GIGA)
+    exposed_s = max(0.0, communication_s - times * _BACKWARD_SHARE * step_s / passes)
+    return step_s / (step_s + communication_s), step_s / (step_s + exposed_s)

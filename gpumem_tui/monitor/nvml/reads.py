@@ -1,0 +1,285 @@
+"""One function for each thing that is read by NVML: a value, or `Unknown` with the reason. A lost GPU raises `Gone`.
+
+Imports pynvml: import this module where it is needed, not at a program's start.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pynvml
+
+from gpumem_tui.memory import Unknown, Value
+from gpumem_tui.monitor.backend import Identity, ListedProcess
+from gpumem_tui.monitor.nvml.calls import NOT_AVAILABLE, Caller, NvmlFault, declared, number, reading, refused, text
+from gpumem_tui.monitor.readings import Reading
+from gpumem_tui.monitor.snapshot import Memory
+
+# ---- the system
+
+
+def driver_version(call: Caller) -> Reading[str]:
+    """As nvidia-smi prints it."""
+    return reading(lambda: text(call("nvmlSystemGetDriverVersion")))
+
+
+def cuda_version(call: Caller) -> Reading[str]:
+    """The newest CUDA version that the driver runs, "12.4"."""
+    version = number(call, "nvmlSystemGetCudaDriverVersion")
+    return version if isinstance(version, Unknown) else f"{version // 1000}.{version % 1000 // 10}"
+
+
+# ---- one GPU: what does not change
+
+
+_INTEGRATED = {(3, 2), (5, 3), (6, 2), (7, 2), (8, 7), (10, 1), (11, 0), (12, 1)}
+"""Compute capabilities that only integrated GPUs have: Tegra K1 and X1, TX2, Xavier, Orin, Thor (before and since CUDA
+13) and GB10, by the table at developer.nvidia.com/cuda-gpus. NVML itself does not say whether memory is unified."""
+
+_VIRTUALIZATION_HOSTS = (
+    pynvml.NVML_GPU_VIRTUALIZATION_MODE_HOST_VGPU,
+    pynvml.NVML_GPU_VIRTUALIZATION_MODE_HOST_VSGA,
+)
+
+
+def identity(call: Caller, handle: Any) -> Identity:
+    """Read once for each handle.
+
+    Raises:
+        NvmlFault: the UUID cannot be read.
+    """
+    name = reading(lambda: text(call("nvmlDeviceGetName", handle)))
+    bus_id = reading(lambda: text(call("nvmlDeviceGetPciInfo", handle).busId))
+    virtualization = number(call, "nvmlDeviceGetVirtualizationMode", handle)
+    uuid, capability = text(call("nvmlDeviceGetUUID", handle)), compute_capability(call, handle)
+    return Identity(
+        uuid=uuid,
+        name="unnamed GPU" if isinstance(name, Unknown) else name,
+        bus_id="" if isinstance(bus_id, Unknown) else bus_id,
+        compute_capability=capability,
+        integrated=capability in _INTEGRATED,
+        holds_virtual_machines=virtualization in _VIRTUALIZATION_HOSTS,
+    )
+
+
+def compute_capability(call: Caller, handle: Any) -> Reading[tuple[int, int]]:
+    """(8, 0) for sm_80."""
+
+    def read() -> tuple[int, int]:
+        major, minor = call("nvmlDeviceGetCudaComputeCapability", handle)
+        return int(major), int(minor)
+
+    return reading(read)
+
+
+# ---- one GPU: memory and processes
+
+
+_MEMORY_V2 = "nvmlDeviceGetMemoryInfo_v2"
+_NO_SECOND_VERSION = (pynvml.NVML_ERROR_FUNCTION_NOT_FOUND, pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH)
+
+
+def memory(call: Caller, handle: Any) -> Reading[Memory]:
+    """By the second version of the call, which tells the driver's reserve apart, or the first on older drivers."""
+    if _MEMORY_V2 not in call.missing:
+        try:
+            found = call("nvmlDeviceGetMemoryInfo", handle, version=declared("nvmlMemory_v2"))
+            return _memory(found, _size(int(found.reserved)))
+        except NvmlFault as fault:
+            if fault.code not in _NO_SECOND_VERSION:
+                return refused(fault)
+            call.missing.add(_MEMORY_V2)
+    older = Unknown("drivers before 510 count it as used")
+    return reading(lambda: _memory(call("nvmlDeviceGetMemoryInfo", handle), older))
+
+
+def _memory(found: Any, reserved_bytes: Value) -> Reading[Memory]:
+    if any(value in NOT_AVAILABLE for value in (found.total, found.used, found.free)):
+        return Unknown("not available")
+    return Memory(int(found.total), reserved_bytes, int(found.used), int(found.free))
+
+
+def _size(size_bytes: int) -> Value:
+    return Unknown("not available") if size_bytes in NOT_AVAILABLE else size_bytes
+
+
+def compute_processes(call: Caller, handle: Any) -> Reading[tuple[ListedProcess, ...]]:
+    """Processes with a CUDA context, clients of MPS included."""
+    return reading(lambda: _processes(call, "nvmlDeviceGetComputeRunningProcesses", handle))
+
+
+def graphics_processes(call: Caller, handle: Any) -> Reading[tuple[ListedProcess, ...]]:
+    """Processes that draw."""
+    return reading(lambda: _processes(call, "nvmlDeviceGetGraphicsRunningProcesses", handle))
+
+
+def _processes(call: Caller, function: str, handle: Any) -> tuple[ListedProcess, ...]:
+    kind = declared("c_nvmlProcessInfo_v2_t")
+    for version in ("_v3", "_v2"):
+        name = function + version
+        if name in call.missing or (version == "_v3" and _longer_v3_structs()):
+            continue
+        try:
+            found = _array(call, name, kind, lambda count, infos: (handle, count, infos))
+        except NvmlFault as fault:
+            if fault.code != pynvml.NVML_ERROR_FUNCTION_NOT_FOUND:
+                raise
+        else:
+            return tuple(ListedProcess(int(p.pid), _size(int(p.usedGpuMemory))) for p in found)
+    raise NvmlFault(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND, "the driver is too old to list processes")
+
+
+def _longer_v3_structs() -> bool:
+    """Drivers 535.43 to 535.86 fill v3 with structs that nvidia-ml-py does not declare, so pids come out wrong.
+
+    They are those that have the first of these symbols and not the second (found by nvitop's authors, issue 75).
+    """
+    library = pynvml.nvmlLib
+    return hasattr(library, "nvmlDeviceGetConfComputeMemSizeInfo") and not hasattr(
+        library, "nvmlDeviceGetRunningProcessDetailList"
+    )
+
+
+_MOST_ENTRIES = 2**20
+
+
+def _array(call: Caller, function: str, kind: Any, arguments: Callable[[Any, Any], tuple[Any, ...]]) -> list[Any]:
+    """What a function that fills an array has.
+
+    One call where it fits, as the list is short; the binding's own functions always ask for the length first, and to
+    list processes is one of the slowest NVML queries.
+    """
+    room = 32
+    while room <= _MOST_ENTRIES:
+        infos, count = (kind * room)(), ctypes.c_uint(room)
+        code = call.direct(function, *arguments(ctypes.byref(count), infos))
+        if code == pynvml.NVML_SUCCESS:
+            return list(infos[: count.value])
+        room = 2 * max(room, count.value)
+    raise NvmlFault(pynvml.NVML_ERROR_INSUFFICIENT_SIZE, "the driver gives no end of entries")
+
+
+def sm_percents(call: Caller, handle: Any, since_us: int) -> Reading[tuple[Mapping[int, int], int]]:
+    """Share of the SMs by pid in the newest sample after `since_us` (NVML's clock), and that sample's time.
+
+    NVML leaves out processes that did nothing.
+    """
+
+    def read() -> tuple[Mapping[int, int], int]:
+        function, kind = "nvmlDeviceGetProcessUtilization", declared("c_nvmlProcessUtilizationSample_t")
+        try:
+            samples = _array(
+                call, function, kind, lambda count, array: (handle, array, count, ctypes.c_ulonglong(since_us))
+            )
+        except NvmlFault as fault:
+            if fault.code != pynvml.NVML_ERROR_NOT_FOUND:
+                raise
+            return {}, since_us
+        samples = [sample for sample in samples if sample.pid and sample.smUtil <= 100]
+        samples.sort(key=lambda sample: sample.timeStamp)
+        return {s.pid: s.smUtil for s in samples}, max((s.timeStamp for s in samples), default=since_us)
+
+    return reading(read)
+
+
+# ---- one GPU: what it does
+
+
+_PERCENT = 100
+
+
+def utilization(call: Caller, handle: Any) -> Reading[tuple[int, int]]:
+    """Per cent of the last sample period in which a kernel ran, and in which memory was read or written."""
+
+    def read() -> Reading[tuple[int, int]]:
+        rates = call("nvmlDeviceGetUtilizationRates", handle)
+        return (
+            Unknown("not available") if max(rates.gpu, rates.memory) > _PERCENT else (int(rates.gpu), int(rates.memory))
+        )
+
+    return reading(read)
+
+
+def mig_mode(call: Caller, handle: Any) -> Reading[bool]:
+    """Whether the GPU is divided into instances now."""
+    return reading(lambda: bool(call("nvmlDeviceGetMigMode", handle)[0]))
+
+
+def mig_places(call: Caller, handle: Any) -> Reading[int]:
+    """Up to how many instances a GPU in MIG mode can have."""
+    return number(call, "nvmlDeviceGetMaxMigDeviceCount", handle)
+
+
+Read = Callable[[Caller, Any], Reading[Any]]
+
+
+def _number(function: str, *arguments: int) -> Read:
+    """A plain number in NVML's own unit."""
+    return lambda call, handle: number(call, function, handle, *arguments)
+
+
+def _scaled(scale: Callable[[int], float], function: str, *arguments: int) -> Read:
+    """A number in another unit than NVML's."""
+
+    def read(call: Caller, handle: Any) -> Reading[float]:
+        found = number(call, function, handle, *arguments)
+        return found if isinstance(found, Unknown) else scale(found)
+
+    return read
+
+
+def _watts(function: str) -> Read:
+    return _scaled(lambda milliwatts: milliwatts / 1000, function)
+
+
+def _pcie_traffic(counter: int) -> Read:
+    """Over the 20 ms that the call takes."""
+    return _scaled(lambda kib: kib * 1024, "nvmlDeviceGetPcieThroughput", counter)
+
+
+def _ecc_errors(kind: int) -> Read:
+    return _number("nvmlDeviceGetTotalEccErrors", kind, pynvml.NVML_VOLATILE_ECC)
+
+
+def _performance_state(call: Caller, handle: Any) -> Reading[int]:
+    state = number(call, "nvmlDeviceGetPerformanceState", handle)
+    return Unknown("not available") if state == pynvml.NVML_PSTATE_UNKNOWN else state
+
+
+_THROTTLES = {
+    pynvml.nvmlClocksThrottleReasonSwPowerCap: "power cap",
+    pynvml.nvmlClocksThrottleReasonSwThermalSlowdown: "hot",
+    pynvml.nvmlClocksThrottleReasonHwThermalSlowdown: "too hot",
+    pynvml.nvmlClocksThrottleReasonHwPowerBrakeSlowdown: "power brake",
+    pynvml.nvmlClocksThrottleReasonHwSlowdown: "hardware slowdown",
+    pynvml.nvmlClocksThrottleReasonSyncBoost: "sync boost",
+}
+
+
+def _throttle(call: Caller, handle: Any) -> Reading[tuple[str, ...]]:
+    bits = number(call, "nvmlDeviceGetCurrentClocksThrottleReasons", handle)
+    if isinstance(bits, Unknown):
+        return bits
+    return tuple(words for bit, words in _THROTTLES.items() if bits & bit)
+
+
+READS: Mapping[str, Read] = {
+    "power_w": _watts("nvmlDeviceGetPowerUsage"),
+    "power_limit_w": _watts("nvmlDeviceGetEnforcedPowerLimit"),
+    "temperature_c": _number("nvmlDeviceGetTemperature", pynvml.NVML_TEMPERATURE_GPU),
+    "temperature_limit_c": _number("nvmlDeviceGetTemperatureThreshold", pynvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN),
+    "fan_percent": _number("nvmlDeviceGetFanSpeed"),
+    "sm_clock_mhz": _number("nvmlDeviceGetClockInfo", pynvml.NVML_CLOCK_SM),
+    "memory_clock_mhz": _number("nvmlDeviceGetClockInfo", pynvml.NVML_CLOCK_MEM),
+    "pcie_generation": _number("nvmlDeviceGetCurrPcieLinkGeneration"),
+    "pcie_width": _number("nvmlDeviceGetCurrPcieLinkWidth"),
+    "pcie_rx_bytes_per_s": _pcie_traffic(pynvml.NVML_PCIE_UTIL_RX_BYTES),
+    "pcie_tx_bytes_per_s": _pcie_traffic(pynvml.NVML_PCIE_UTIL_TX_BYTES),
+    "ecc_corrected": _ecc_errors(pynvml.NVML_MEMORY_ERROR_TYPE_CORRECTED),
+    "ecc_uncorrected": _ecc_errors(pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED),
+    "performance_state": _performance_state,
+    "throttle": _throttle,
+}
+"""How each of the table's readings is fetched that has a call of its own."""

@@ -1,0 +1,129 @@
+"""The table of readings: what is read of every GPU beside its memory and its processes, one entry each.
+
+An entry's name is the attribute of a `snapshot.GpuReading`, the key in JSON and in recordings, and what a backend is
+asked for (`backend.GpuHandle.read`). Its unit is the end of its name.
+"""
+
+# ruff: noqa: RUF009  `_entry` makes a dataclass's field
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from enum import Enum
+from types import MappingProxyType
+from typing import Any, TypeVar, Union
+
+from gpumem_tui.memory import Unknown
+
+T = TypeVar("T")
+Reading = Union[T, Unknown]  # noqa: UP007  an alias cannot be written with | on Python 3.10
+"""A value, or why there is none."""
+
+NOT_READ_YET = Unknown("not read yet")
+"""Still to come, of the driver."""
+NOT_IN_MIG = Unknown("not available in MIG mode")
+
+
+class Pace(Enum):
+    """How often a reading is fetched. The value is in slow intervals, 0 for each interval."""
+
+    EACH_TIME = 0
+    SLOW = 1
+    SLOWER = 3
+    RARE = 12
+
+
+@dataclass(frozen=True)
+class ReadingMetric:
+    """A reading as a Prometheus metric.
+
+    Attributes:
+        name: without ``gpumem_gpu_``.
+        factor: what one unit of the reading is in the metric's base unit.
+        words: what the metric is; empty for the reading's own words.
+        counter: it only grows.
+        label: a further label and its value. An empty value: the reading is a list, with a series of 1 for each entry.
+    """
+
+    name: str
+    factor: float = 1
+    words: str = ""
+    counter: bool = False
+    label: tuple[str, str] | None = None
+
+
+@dataclass(frozen=True)
+class ReadingEntry:
+    """What is known of a reading.
+
+    Attributes:
+        words: what it is, for people.
+        pace: how often it is fetched.
+        metric: None for a reading that is no metric.
+        in_mig: a GPU that MIG divides has it too. Asking one all the same needs privileges or gives a false 0.
+    """
+
+    words: str
+    pace: Pace
+    metric: ReadingMetric | None = None
+    in_mig: bool = True
+
+
+def _entry(words: str, pace: Pace, metric: ReadingMetric | None = None, *, in_mig: bool = True) -> Any:
+    return field(default=NOT_READ_YET, metadata={"entry": ReadingEntry(words, pace, metric, in_mig)})
+
+
+_ECC = "Memory errors since the driver was loaded"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Telemetry:
+    """What a GPU does now: load, power, heat, clocks, link, errors. The table itself."""
+
+    utilization_percent: Reading[int] = _entry(
+        "Share of the last sample period in which a kernel ran",
+        Pace.EACH_TIME, ReadingMetric("utilization_ratio", 0.01), in_mig=False,
+    )  # fmt: skip
+    memory_utilization_percent: Reading[int] = _entry(
+        "Share of it in which memory was read or written",
+        Pace.EACH_TIME, ReadingMetric("memory_utilization_ratio", 0.01), in_mig=False,
+    )  # fmt: skip
+    power_w: Reading[float] = _entry("Power drawn by the board", Pace.EACH_TIME, ReadingMetric("power_watts"))
+    power_limit_w: Reading[float] = _entry("Power it may draw at most", Pace.RARE, ReadingMetric("power_limit_watts"))
+    temperature_c: Reading[int] = _entry("Temperature of the chip", Pace.SLOW, ReadingMetric("temperature_celsius"))
+    temperature_limit_c: Reading[int] = _entry("Temperature at which the clocks are lowered", Pace.RARE)
+    fan_percent: Reading[int] = _entry("Fan speed", Pace.SLOWER, ReadingMetric("fan_ratio", 0.01))
+    sm_clock_mhz: Reading[int] = _entry(
+        "Clock of the streaming multiprocessors", Pace.SLOW, ReadingMetric("sm_clock_hertz", 1e6)
+    )
+    memory_clock_mhz: Reading[int] = _entry(
+        "Clock of the memory", Pace.SLOWER, ReadingMetric("memory_clock_hertz", 1e6)
+    )
+    pcie_generation: Reading[int] = _entry("Generation of the PCIe link; an idle GPU lowers it", Pace.RARE)
+    pcie_width: Reading[int] = _entry("Lanes of the PCIe link", Pace.RARE)
+    pcie_rx_bytes_per_s: Reading[int] = _entry(
+        "PCIe traffic to the GPU", Pace.SLOWER, ReadingMetric("pcie_receive_bytes_per_second")
+    )
+    pcie_tx_bytes_per_s: Reading[int] = _entry(
+        "PCIe traffic from the GPU", Pace.SLOWER, ReadingMetric("pcie_transmit_bytes_per_second")
+    )
+    ecc_corrected: Reading[int] = _entry(
+        "Memory errors that were corrected since the driver was loaded",
+        Pace.SLOWER, ReadingMetric("ecc_errors", words=_ECC, counter=True, label=("type", "corrected")),
+    )  # fmt: skip
+    ecc_uncorrected: Reading[int] = _entry(
+        "Memory errors that could not be corrected since the driver was loaded",
+        Pace.SLOWER, ReadingMetric("ecc_errors", words=_ECC, counter=True, label=("type", "uncorrected")),
+    )  # fmt: skip
+    performance_state: Reading[int] = _entry("Performance state: 0 is the fastest, 15 the slowest", Pace.SLOWER)
+    throttle: Reading[tuple[str, ...]] = _entry(
+        'Why the clocks are lowered now ("power cap", "hot"); idleness and clocks that a user set are no reasons',
+        Pace.SLOW, ReadingMetric("throttled", words="1 if its clocks are lowered", label=("reason", "")),
+    )  # fmt: skip
+
+
+READINGS: Mapping[str, ReadingEntry] = MappingProxyType(
+    {each.name: each.metadata["entry"] for each in fields(Telemetry)}
+)
+"""The entries by name, in the order of the JSON."""

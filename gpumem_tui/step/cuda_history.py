@@ -1,0 +1,131 @@
+"""What CUDA's caching allocator writes down of a step, and what was noted beside it while the step ran.
+
+The allocator counts what it does, and each note carries that count: so notes find their place in the history when it is
+read. Nothing here synchronizes or allocates on a device. Imports nothing of ours but `step`, and beyond the standard
+library only torch, and is Python 3.9: a user's training process speaks it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from gpumem_tui.memory import Bucket
+from gpumem_tui.step import Phase, Site
+from gpumem_tui.step.sites import is_own
+
+
+@dataclass(frozen=True)
+class HistoryNote:
+    """Something said after so many allocations and releases on a device: a phase or module begins, or what blocks are.
+
+    Attributes:
+        step: of which the phase is, counted from 1; building is step 0.
+        module: the qualified name of the innermost that runs, empty for none.
+        addresses: of blocks that are the bucket's. owners: addresses, each with the module whose it is.
+        step_ends: a step ends here.
+    """
+
+    position: int
+    phase: Phase | None = None
+    module: str | None = None
+    bucket: Bucket | None = None
+    addresses: tuple[int, ...] = ()
+    owners: tuple[tuple[int, str], ...] = ()
+    step_ends: bool = False
+    step: int = 0
+
+    def tagged(self, numbers: Mapping[int, int]) -> Iterator[tuple[int, Bucket]]:
+        """The allocations that it says the bucket of, by number.
+
+        Args:
+            numbers: those that are live, by address.
+        """
+        if self.bucket is not None:
+            for address in self.addresses:
+                if address in numbers:
+                    yield numbers[address], self.bucket
+
+
+class HistoryNotes:
+    """The notes of one device, from when this is made."""
+
+    def __init__(self, device: int | torch.device) -> None:
+        self._device = device
+        self._start = _events(device)
+        self.notes: list[HistoryNote] = []
+
+    @property
+    def position(self) -> int:
+        """Allocations and releases since then."""
+        return _events(self._device) - self._start
+
+    def add(
+        self,
+        phase: Phase | None = None,
+        module: str | None = None,
+        bucket: Bucket | None = None,
+        addresses: Iterable[int] = (),
+        owners: Iterable[tuple[int, str]] = (),
+        step_ends: bool = False,
+        step: int = 0,
+    ) -> None:
+        """Note something now; see `HistoryNote`."""
+        note = HistoryNote(self.position, phase, module, bucket, tuple(addresses), tuple(owners), step_ends, step)
+        self.notes.append(note)
+
+
+def _events(device: int | torch.device) -> int:
+    """Allocations and releases on a device so far."""
+    count: Any = torch.cuda.memory_stats_as_nested_dict(device)["allocation"]["all"]
+    return int(count["allocated"]) + int(count["freed"])
+
+
+def in_order(trace: Iterable[dict[str, Any]], notes: Iterable[HistoryNote]) -> Iterator[dict[str, Any] | HistoryNote]:
+    """The entries of the CUDA allocator's history, each note after as many allocations and releases as it counted."""
+    pending = iter(notes)
+    note = next(pending, None)
+    position = 0
+    for entry in trace:
+        counts = entry["action"] in ("alloc", "free_requested")
+        while counts and note is not None and note.position <= position:
+            yield note
+            note = next(pending, None)
+        position += counts
+        yield entry
+    while note is not None:
+        yield note
+        note = next(pending, None)
+
+
+def made_at(entry: dict[str, Any], phase: Phase, module: str = "") -> tuple[Site, bool]:
+    """Where an allocation of the history was made, and whether by a forward that is repeated in backward.
+
+    Args:
+        phase, module: where the step was then.
+    """
+    frames = entry.get("frames", ())
+    return Site(module=module, source=_calling_line(frames)), phase is Phase.BACKWARD and _in_checkpoint(frames)
+
+
+def _calling_line(frames: Iterable[dict[str, Any]]) -> str:
+    """``file:line`` of the program in frames as the CUDA allocator records them, the innermost first."""
+    for frame in frames:
+        path = frame["filename"]
+        if is_own(path) and "/torch/" not in path and "/torchinductor_" not in path:  # which writes code of its own
+            return f"{os.path.basename(path)}:{frame['line']}"
+    return ""
+
+
+def _in_checkpoint(frames: Iterable[dict[str, Any]]) -> bool:
+    """Whether such frames are a checkpoint's that repeats its forward. Its own nested backward is none."""
+    for frame in frames:
+        if frame["filename"].endswith("torch/autograd/graph.py"):
+            return False
+        if frame["filename"].endswith("torch/utils/checkpoint.py"):
+            return True
+    return False

@@ -1,0 +1,268 @@
+"""Trains a Hugging Face model built from its config.json: a program that is followed like a user's own command.
+
+``python -m gpumem_tui.workload.hugging_face --config config.json --batch-size 4`` builds the class that the
+configuration names, with the transformers of the interpreter that runs it, on the GPU and without weights from
+anywhere, and trains it on random data as transformers' Trainer does: its own loss, of whose outputs only the loss
+outlives the forward pass; no padding and no attention mask.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from importlib import import_module
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import sdpa_kernel
+
+from gpumem_tui.errors import in_one_line
+from gpumem_tui.formula.precision import PRECISION_RECORDS, PrecisionRecord
+from gpumem_tui.formula.recipe import ATTENTIONS, OPTIMIZERS, PRECISIONS, RECOMPUTES, Attention
+from gpumem_tui.step.workload import WorkloadError
+from gpumem_tui.workload.models.attention import KERNELS
+from gpumem_tui.workload.optimizers import optimizer_factory
+
+MOST_STEPS = 10_000
+"""What follows the program ends it long before."""
+
+_HEADS = (
+    "MODEL_FOR_CAUSAL_LM_MAPPING",
+    "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING",
+    "MODEL_FOR_MASKED_LM_MAPPING",
+    "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING",
+    "MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING",
+    "MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING",
+    "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING",
+)
+"""Where transformers lists, by configuration, the classes that have a loss, in the order in which they are tried for a
+configuration that names none."""
+
+_OTHERWISE = "give your step with --workload, or your command after --"
+_USUAL_SIDE, _COLOURS = 224, 3
+"""Of images, where the configuration does not say."""
+
+_MEL_FRAMES_A_POSITION = 2
+"""Whisper's encoder halves the frames (WhisperEncoder: the second convolution has stride 2)."""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Train until whoever follows has seen enough.
+
+    Raises:
+        WorkloadError: there is no transformers here, or it cannot build or train this model so; one line.
+    """
+    asked = _parsed(arguments)
+    transformers = _transformers()
+    with _or_one_line(f"transformers {transformers.__version__} cannot read {asked.config}"):
+        config = _config(transformers, asked)
+    kind = _class(transformers, config)
+    record = PRECISION_RECORDS[asked.precision]
+    device = torch.device("cuda")
+    with _or_one_line(f"{kind.__name__} cannot be built"):
+        model = _build(kind, config, record, device)
+    if asked.recompute == "full":
+        _recompute(model)
+    optimizer = optimizer_factory(asked.optimizer)([p for p in model.parameters() if p.requires_grad])
+    with _or_one_line(f"{kind.__name__} cannot be trained on a batch as it is made here"):
+        make_batch = batches(model, asked.seq_len)
+        _train(model, optimizer, lambda: make_batch(asked.batch_size, device), record, asked.attention)
+
+
+@contextmanager
+def _or_one_line(what: str) -> Iterator[None]:
+    """What goes wrong within, said in one line with what to do; running out of memory is no mistake."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        if getattr(error, "says_where", False):
+            raise
+        raise WorkloadError(f"--config: {what} ({_first_line(error)}): {_OTHERWISE}") from error
+
+
+def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="gpumem_tui.workload.hugging_face", description=__doc__)
+    parser.add_argument("--config", required=True)
+    parser.add_argument("--batch-size", type=int, required=True)
+    parser.add_argument("--seq-len", type=int, default=0)
+    parser.add_argument("--image-size", type=int, default=0)
+    parser.add_argument("--precision", choices=PRECISIONS, default="fp32")
+    parser.add_argument("--optimizer", choices=OPTIMIZERS, default="adamw")
+    parser.add_argument("--recompute", choices=RECOMPUTES, default="none")
+    parser.add_argument("--attention", choices=ATTENTIONS, default="auto")
+    return parser.parse_args(arguments)
+
+
+def _transformers() -> Any:
+    os.environ["HF_HUB_OFFLINE"] = "1"  # everything there is to know is in the file
+    try:
+        return import_module("transformers")
+    except ImportError as error:
+        raise WorkloadError(
+            f"--config: {sys.executable} cannot import transformers ({in_one_line(error)}), which builds this model: "
+            f"install it there, give --python the interpreter you train in, or {_OTHERWISE}"
+        ) from error
+
+
+def _config(transformers: Any, asked: argparse.Namespace) -> Any:
+    """The configuration, as the transformers here reads it."""
+    config = transformers.AutoConfig.from_pretrained(asked.config)
+    if hasattr(config, "quantization_config"):  # `options` asks whether the weights are to be trained unquantized
+        del config.quantization_config
+    config.use_cache = False
+    if asked.image_size:
+        config.image_size = asked.image_size
+    return config
+
+
+def _class(transformers: Any, config: Any) -> Any:
+    """The class that the configuration names if it has a loss, else the first kind that transformers has for it."""
+    automatic = import_module("transformers.models.auto.modeling_auto")
+    for name in config.architectures or ():
+        named = getattr(transformers, name, None)
+        if named is not None and ("For" in name or name.endswith("LMHeadModel")):
+            return named
+    for table in _HEADS:
+        found = getattr(automatic, table, {}).get(type(config), None)
+        if found is not None:
+            return found[0] if isinstance(found, tuple) else found
+    raise WorkloadError(
+        f"--config: transformers {transformers.__version__} has no class with a loss for model_type "
+        f"{config.model_type!r}: {_OTHERWISE}"
+    )
+
+
+def _build(kind: Any, config: Any, record: PrecisionRecord, device: torch.device) -> nn.Module:
+    """The model on the device, in the precision's dtype; its weights are not initialized."""
+    dtype = getattr(torch, record.weights)
+
+    def built(attention: str) -> nn.Module:
+        with _uninitialized(), torch.device(device):
+            model = kind._from_config(config, attn_implementation=attention, dtype=dtype)
+            model.tie_weights()  # a part of what is left out
+        found: nn.Module = model.to(device).train()
+        return found
+
+    try:
+        return built("sdpa")
+    except (ValueError, ImportError):  # how transformers says that a class has no such implementation
+        return built("eager")
+
+
+def _uninitialized() -> AbstractContextManager[object]:
+    """transformers' own way not to fill weights that are overwritten anyway; it has moved in its version 5."""
+    for place in ("transformers.initialization", "transformers.modeling_utils"):
+        try:
+            return cast("AbstractContextManager[object]", import_module(place).no_init_weights())
+        except (ImportError, AttributeError):
+            continue
+    return nullcontext()
+
+
+def _recompute(model: Any) -> None:
+    if not getattr(model, "supports_gradient_checkpointing", False):
+        raise WorkloadError(f"--recompute full: {type(model).__name__} has no gradient checkpointing; use none")
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+
+
+def batches(model: Any, seq_len: int) -> Callable[[int, torch.device], dict[str, Tensor]]:
+    """What makes a batch of so many samples: random inputs and labels of the shapes that the model's class takes.
+
+    Args:
+        seq_len: tokens a sample; of an encoder–decoder in the encoder and in the decoder.
+
+    Raises:
+        WorkloadError: a model that takes neither tokens nor images nor sound's spectra.
+    """
+    config, name = model.config, type(model).__name__
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    side = getattr(config, "image_size", _USUAL_SIDE)
+    image = tuple(side) if isinstance(side, (list, tuple)) else (side, side)
+
+    def labels(samples: int) -> Tensor:
+        if "SemanticSegmentation" in name:
+            return torch.randint(config.num_labels, (samples, *image))
+        if "Classification" in name and "Token" not in name:
+            return torch.randint(config.num_labels, (samples,))
+        if "TokenClassification" in name:
+            return torch.randint(config.num_labels, (samples, seq_len))
+        return torch.randint(text.vocab_size, (samples, seq_len))
+
+    def inputs(samples: int) -> dict[str, Tensor]:
+        main_input = model.main_input_name
+        if main_input == "input_ids" or (main_input == "pixel_values" and _takes_text(config)):
+            tokens: dict[str, Tensor] = {"input_ids": torch.randint(text.vocab_size, (samples, seq_len))}
+            if _takes_text(config):  # which of them stand for parts of an image: none
+                tokens["token_type_ids"] = torch.zeros(samples, seq_len, dtype=torch.int64)
+            return tokens
+        if main_input == "pixel_values":
+            return {"pixel_values": torch.randn(samples, getattr(config, "num_channels", _COLOURS), *image)}
+        if main_input == "input_features" and hasattr(config, "max_source_positions"):
+            frames = _MEL_FRAMES_A_POSITION * config.max_source_positions
+            return {"input_features": torch.randn(samples, config.num_mel_bins, frames)}
+        raise WorkloadError(f"--config: {name} takes {main_input}, for which no batch is made here: {_OTHERWISE}")
+
+    def make(samples: int, device: torch.device) -> dict[str, Tensor]:
+        if name.endswith("ForQuestionAnswering"):
+            ends = {key: torch.randint(seq_len, (samples,)) for key in ("start_positions", "end_positions")}
+            batch = {**inputs(samples), **ends}
+        else:
+            batch = {**inputs(samples), "labels": labels(samples)}
+        taken = model.forward.__code__.co_varnames
+        dtype = model.dtype
+        return {
+            key: value.to(device, dtype if value.is_floating_point() else None)
+            for key, value in batch.items()
+            if key != "token_type_ids" or key in taken
+        }
+
+    return make
+
+
+def _takes_text(config: Any) -> bool:
+    """Whether a model of images and text is trained, here on text alone."""
+    return hasattr(config, "vision_config") and hasattr(config, "text_config")
+
+
+def _train(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    make_batch: Callable[[], dict[str, Tensor]],
+    record: PrecisionRecord,
+    attention: Attention,
+) -> None:
+    scaler = torch.amp.GradScaler("cuda") if record.scales_loss else None
+    dtype: torch.dtype | None = getattr(torch, record.autocast) if record.autocast else None
+
+    def loss_of(batch: dict[str, Tensor]) -> Tensor:
+        with torch.autocast("cuda", dtype=dtype, enabled=dtype is not None):
+            loss: Tensor = model(**batch).loss
+        return loss
+
+    with nullcontext() if attention == "auto" else sdpa_kernel(KERNELS[attention]):
+        for _ in range(MOST_STEPS):
+            batch = make_batch()  # stays through the step, as a data loader's does in its loop
+            loss = loss_of(batch)
+            if scaler is None:
+                loss.backward()
+                optimizer.step()
+            else:
+                scaler.scale(loss).backward()
+                scaler.step(optimizer)
+                scaler.update()
+            optimizer.zero_grad(set_to_none=True)
+
+
+def _first_line(error: BaseException) -> str:
+    """An error's type and the first sentence: transformers explains itself over many."""
+    return f"{type(error).__name__}: {in_one_line(error).partition('. ')[0]}"
+
+
+if __name__ == "__main__":
+    main()
