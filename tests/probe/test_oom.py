@@ -178,7 +178,9 @@ def test_what_goes_wrong_takes_the_place_of_no_error_of_the_program() -> None:
     def broken() -> Known:
         raise RuntimeError("the probe's own")
 
-    met, written, errors = [], [], []
+    met: list[str] = []
+    written: list[dict[str, Any]] = []
+    errors: list[tuple[str, ...]] = []
 
     def guarded(work: Callable[[], None]) -> None:
         try:
@@ -186,7 +188,9 @@ def test_what_goes_wrong_takes_the_place_of_no_error_of_the_program() -> None:
         except RuntimeError as error:
             met.append(str(error))
 
-    box = BlackBox(broken, written.append, lambda *told: errors.append(told), guarded)
+    box = BlackBox(
+        broken, lambda document: written.append(as_written(document)), lambda *told: errors.append(told), guarded
+    )
     box.allocation_failed(0, 12345, 80 * GIB, GIB)
     box.process_failed(torch.OutOfMemoryError("CUDA out of memory."), None)
     assert met == ["the probe's own"] * 2

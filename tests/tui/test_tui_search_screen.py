@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,9 +20,7 @@ from gpumem_tui.search.config import SearchConfig
 from gpumem_tui.search.control import Control
 from gpumem_tui.search.runner import SearchEvent
 from gpumem_tui.tui.app import GpuMemApp
-from gpumem_tui.tui.kit.help_screen import HelpScreen
-from gpumem_tui.tui.search import batch_plot
-from gpumem_tui.tui.search.batch_plot import BatchPlot
+from gpumem_tui.tui.kit.dialogs import HelpScreen
 from gpumem_tui.tui.search.form import EditScreen
 from gpumem_tui.tui.search.form_fields import FIELDS
 from gpumem_tui.tui.search.panels import LedgerTable, ReasonPanel, VerdictPanel
@@ -31,17 +28,10 @@ from gpumem_tui.tui.search.screen import SearchFunction, SearchScreen
 from gpumem_tui.tui.search.state import Stage
 from gpumem_tui.tui.search.trial_log import TrialLog
 from tests.tui import scene
+from tests.tui.pictures import until
 
 CONFIG = scene.config()
 SIZE = (120, 40)
-
-
-async def until(pilot: Pilot[int], holds: Callable[[], bool]) -> None:
-    """Wait for something that a thread brings about."""
-    deadline = time.monotonic() + 30
-    while not holds():
-        assert time.monotonic() < deadline, "it did not come about"
-        await pilot.pause(0.02)
 
 
 def screen_of(pilot: Pilot[int]) -> SearchScreen:
@@ -147,20 +137,6 @@ async def test_a_search_that_cannot_start_says_why_and_may_be_tried_again() -> N
         await until(pilot, lambda: screen.state.stage is Stage.FAILED)
         assert "install torch" in str(screen.query_one(VerdictPanel).render())
         assert "s" in keys(pilot)
-
-
-async def test_a_program_that_ends_before_the_chart_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    app = scene.app(CONFIG, scene.missing_torch, autostart=False)
-
-    def slow() -> BatchPlot:
-        deadline = time.monotonic() + 30
-        while scene.search_screen(app).query("#plot-pane"):
-            assert time.monotonic() < deadline, "the screen did not go"
-        return BatchPlot()
-
-    monkeypatch.setattr(batch_plot, "BatchPlot", slow)
-    async with app.run_test(size=SIZE) as pilot:
-        assert pilot.app is app
 
 
 async def test_how_the_wanted_batch_is_reached_is_said_on_the_smallest_screen_too() -> None:

@@ -7,7 +7,7 @@ from textual.pilot import Pilot
 
 from gpumem_tui.tui.search.state import Stage
 from tests.tui import scene
-from tests.tui.pictures import SIZES, Compare, stands_still, until
+from tests.tui.pictures import SIZES, Compare, pressed
 
 CONFIG = scene.config()
 BIG = scene.config("llama-2-7b", "t4-16gb")
@@ -16,21 +16,13 @@ BIG = scene.config("llama-2-7b", "t4-16gb")
 def settled(stage: Stage, *keys: str) -> object:
     """Wait until the search is where it should be and all of it is drawn, then press keys."""
 
-    async def wait(pilot: Pilot[int]) -> None:
+    def there(pilot: Pilot[int]) -> bool:
         screen = scene.search_screen(pilot.app)
+        state = screen.state
+        said = state.running is not None and state.running.sample is not None
+        return screen.settled and state.stage is stage and (said or stage is not Stage.RUNNING)
 
-        def there() -> bool:
-            state = screen.state
-            said = state.running is not None and state.running.sample is not None
-            return screen.settled and state.stage is stage and (said or stage is not Stage.RUNNING)
-
-        await until(pilot, there)
-        await stands_still(pilot)
-        for key in keys:
-            await pilot.press(key)
-        await stands_still(pilot)
-
-    return wait
+    return pressed(*keys, there=there)
 
 
 @pytest.mark.parametrize("size", SIZES.values(), ids=SIZES)
