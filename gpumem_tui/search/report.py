@@ -41,11 +41,10 @@ def workload_line(workload: WorkloadSpec, parameters: int = 0) -> str:
     """The workload in one line. `parameters`: as a trace has counted them, where there is no closed form."""
     shape, recipe, model = workload.shape, workload.recipe, workload.hugging_face
     if model is not None:
-        kind = model.architecture or model.model_type
         counted = f"{parameters:,} parameters" if parameters else ""
         size = f"sequence length {model.seq_len:,}" if model.seq_len else ""
         how = (recipe.precision, recipe.optimizer, f"recompute {recipe.recompute}", f"attention {recipe.attention}")
-        return " · ".join(part for part in (model.name, kind, counted, size, *how) if part)
+        return " · ".join(part for part in (model.name, model.kind, counted, size, *how) if part)
     if workload.command is not None:
         ranks = f" · rank 0 of {recipe.gpus}" if recipe.gpus > 1 else ""
         return f"{workload.name}{ranks}"
