@@ -55,6 +55,11 @@ class ConfigFile:
         return found if isinstance(found, dict) else self.values
 
     @property
+    def takes_more_than_text(self) -> bool:
+        """Whether it takes images or sound beside tokens."""
+        return "text_config" in self.values and len({"vision_config", "audio_config"} & self.values.keys()) > 0
+
+    @property
     def takes_tokens(self) -> bool:
         """Whether a sample is tokens, as far as the file says."""
         return "vision_config" in self.values or not {"image_size", "num_channels", "patch_size"} & self.values.keys()

@@ -44,7 +44,12 @@ class Weights:
 
 
 def linear_names(shape: ModelShape) -> tuple[str, ...]:
-    """What the linear layers of its blocks are called, which may have adapters."""
+    """What the linear layers of its blocks are called, which may have adapters; of language models only.
+
+    Of a classifier PEFT trains the head as well (`modules_to_save`), which these forms do not count.
+    """
+    if not shape.record.predicts_tokens:
+        return ()
     return tuple(tensor.linear for tensor in parameter_tensors(shape) if tensor.linear)
 
 
@@ -56,7 +61,9 @@ def targets(shape: ModelShape, recipe: Recipe) -> frozenset[str]:
     """
     names = linear_names(shape)
     if not names:
-        raise AdapterError("--adapter", f"{shape.name} has no transformer blocks to put adapters in; train it in full")
+        raise AdapterError(
+            "--adapter", f"{shape.name} is no language model, and of others none are counted; train it in full"
+        )
     if recipe.lora_targets == ALL_LINEAR:
         return frozenset(names)
     wanted = [name.strip() for name in recipe.lora_targets.split(",")]
@@ -110,6 +117,18 @@ def _adapter(tensor: ParameterTensor, rank: int) -> Iterator[ParameterTensor]:
 def trained_parameters(shape: ModelShape, recipe: Recipe) -> int:
     """Values with a gradient: all of the network's, or the adapters'."""
     return _values(weights(shape, recipe).trained)
+
+
+def unquantized_parameters(shape: ModelShape, recipe: Recipe) -> int:
+    """Values that are kept as the precision has it: all but the quantized ones, adapters included."""
+    found = weights(shape, recipe)
+    return _values((*found.trained, *found.frozen))
+
+
+def unquantized_in_block(shape: ModelShape, recipe: Recipe) -> int:
+    """Those of one transformer block."""
+    without = replace(shape, layers=shape.layers - 1)
+    return unquantized_parameters(shape, recipe) - unquantized_parameters(without, recipe)
 
 
 def kept_bytes(shape: ModelShape, recipe: Recipe) -> int:

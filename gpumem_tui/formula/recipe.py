@@ -60,3 +60,11 @@ class Recipe:
     def has_adapters(self) -> bool:
         """Whether the network's own weights are frozen, and adapters trained."""
         return self.adapter != "none"
+
+    @property
+    def adapter_words(self) -> str:
+        """The adapters and what is under them in a few words; empty without."""
+        if not self.has_adapters:
+            return ""
+        base = "" if self.base_quantization == "none" else f" over {self.base_quantization}"
+        return f"LoRA rank {self.lora_rank} at {self.lora_targets}{base}"

@@ -11,9 +11,15 @@ from gpumem_tui.formula.predict import DEFAULT_HEADROOM, max_batch_size, predict
 from gpumem_tui.formula.recipe import Recipe
 
 _LEFT_TO_THE_PLAN = frozenset(
-    {"zero1", "zero2", *(key for key, technique in OPTIMIZER_TECHNIQUES.items() if not technique.is_remedy)}
+    {
+        "zero1",
+        "zero2",
+        "lora",
+        "qlora",
+        *(key for key, technique in OPTIMIZER_TECHNIQUES.items() if not technique.is_remedy),
+    }
 )
-"""Sharding less than all, and optimizers that are rarely the first thought."""
+"""Sharding less than all, another training altogether, and optimizers that are rarely the first thought."""
 
 _WORTHWHILE = 0.01
 """Share of the step that a remedy must save to be worth naming, unless it raises the batch size."""
@@ -49,6 +55,7 @@ def remedies(
     total_bytes: int,
     headroom: float = DEFAULT_HEADROOM,
     gpu: Gpu | None = None,
+    beside_bytes: int = 0,
 ) -> list[Remedy]:
     """Every single change of a search's options that helps, the largest resulting batch first, then the most bytes.
 
@@ -56,12 +63,13 @@ def remedies(
         total_bytes: memory of one GPU.
         headroom: share of it to leave free.
         gpu: decides the 16-bit format; None for one that has bfloat16.
+        beside_bytes: of the GPU, that the allocator cannot have.
 
     Raises:
         ValueError: a headroom that is no share of the card.
     """
     peak_bytes = predict(shape, recipe, 1).peak_bytes
-    fitting = max_batch_size(shape, recipe, total_bytes, headroom)
+    fitting = max_batch_size(shape, recipe, total_bytes, headroom, beside_bytes=beside_bytes)
     found = []
     setup = Setup(shape, recipe)
     for change in changes(setup, gpu):
@@ -69,7 +77,7 @@ def remedies(
             continue
         new = change.applied(setup)
         saved_bytes = peak_bytes - predict(new.shape, new.recipe, 1).peak_bytes
-        new_size = max_batch_size(new.shape, new.recipe, total_bytes, headroom)
+        new_size = max_batch_size(new.shape, new.recipe, total_bytes, headroom, beside_bytes=beside_bytes)
         if new_size > fitting or saved_bytes >= _WORTHWHILE * peak_bytes:
             remedy = Remedy(
                 change.name, change.option, saved_bytes, new_size, change.cost, change.source, new.shape, new.recipe

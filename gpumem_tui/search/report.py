@@ -41,11 +41,16 @@ def workload_line(workload: WorkloadSpec, parameters: int = 0) -> str:
     """The workload in one line. `parameters`: as a trace has counted them, where there is no closed form."""
     shape, recipe, model = workload.shape, workload.recipe, workload.hugging_face
     if model is not None:
-        kind = model.architecture or model.model_type
         counted = f"{parameters:,} parameters" if parameters else ""
         size = f"sequence length {model.seq_len:,}" if model.seq_len else ""
-        how = (recipe.precision, recipe.optimizer, f"recompute {recipe.recompute}", f"attention {recipe.attention}")
-        return " · ".join(part for part in (model.name, kind, counted, size, *how) if part)
+        how = (
+            recipe.adapter_words,
+            recipe.precision,
+            recipe.optimizer,
+            f"recompute {recipe.recompute}",
+            f"attention {recipe.attention}",
+        )
+        return " · ".join(part for part in (model.name, model.kind, counted, size, *how) if part)
     if workload.command is not None:
         ranks = f" · rank 0 of {recipe.gpus}" if recipe.gpus > 1 else ""
         return f"{workload.name}{ranks}"
@@ -56,6 +61,7 @@ def workload_line(workload: WorkloadSpec, parameters: int = 0) -> str:
         parts.append(f"sequence length {shape.seq_len:,}")
     if shape.image_size:
         parts.append(f"{shape.image_size} px")
+    parts += [recipe.adapter_words] * recipe.has_adapters
     parts += [recipe.precision, recipe.optimizer, f"recompute {recipe.recompute}", f"attention {recipe.attention}"]
     if recipe.sharding != "none" or recipe.gpus > 1:
         parts.append(f"sharding {recipe.sharding} over {recipe.gpus} GPUs")
@@ -71,12 +77,17 @@ def device_line(device: Device, limit_bytes: int | None = None) -> str:
 
 
 def predicted_line(prediction: Prediction) -> str:
-    """Both predicted largest batches."""
-    traced = prediction.traced
-    said = f"predicted largest batch: formula {_value(prediction.formula.max_batch_size)}, traced "
+    """Both predicted largest batches, with the same headroom, and what the trace says of the whole device."""
+    formula, traced = prediction.formula, prediction.traced
+    said = f"predicted largest batch: formula {_value(formula.max_batch_size)}, traced "
     if isinstance(traced, Unknown):
         return said + _value(traced)
-    return said + _value(traced.max_batch_size) + up_to(traced.max_batch_size, traced.may_fit_batch_size)
+    whole = _value(traced.max_batch_size) + up_to(traced.max_batch_size, traced.may_fit_batch_size)
+    if not formula.headroom or isinstance(formula.max_batch_size, Unknown):
+        return said + whole
+    return (
+        f"{said}{_value(prediction.with_headroom)} with {100 * formula.headroom:g} % left free; traced without: {whole}"
+    )
 
 
 def gap_line(prediction: Prediction) -> str:
@@ -84,7 +95,7 @@ def gap_line(prediction: Prediction) -> str:
     formula, traced = prediction.formula, prediction.traced
     if not isinstance(traced, Traced):
         return ""
-    by_formula, by_trace = formula.max_batch_size, traced.max_batch_size
+    by_formula, by_trace = formula.max_batch_size, prediction.with_headroom
     if isinstance(by_formula, Unknown) or isinstance(by_trace, Unknown) or by_formula <= by_trace:
         return ""
     at = max(1, by_trace)

@@ -73,8 +73,8 @@ _COLLECTIVES = ("c10d", "_c10d_functional", "fsdp")
 """NCCL keeps its buffers outside the allocator; FSDP's copies in and out work on what they are given."""
 
 _OURS = "gpumem_tui"
-"""`workload.quantized`, which stands for bitsandbytes' kernels (csrc/kernels.cu, kDequantizeBlockwise): they write their
-result."""
+"""`workload.quantized`, which stands for bitsandbytes' kernels (csrc/kernels.cu, kDequantizeBlockwise): they write
+their result and no more."""
 
 
 def is_assumed(func: torch._ops.OpOverload[..., Any], args: Sequence[Any], compute_capability: tuple[int, int]) -> bool:

@@ -30,7 +30,6 @@ class LoraLinear(nn.Module):
         self.base = base
         self.lora_a = nn.Linear(inputs, rank, bias=False)
         self.lora_b = nn.Linear(rank, outputs, bias=False)
-        nn.init.zeros_(self.lora_b.weight)
 
     def forward(self, x: Tensor) -> Tensor:
         output: Tensor = self.base(x) + self.lora_b(self.lora_a(x)) * _SCALE

@@ -16,7 +16,8 @@ from gpumem_tui.search.config import SearchConfig
 from gpumem_tui.search.control import Unusable
 from gpumem_tui.search.predicting import predict
 from gpumem_tui.search.prediction import Traced
-from tests.command.running import Project
+from tests.command.running import TIMEOUT_S, Project
+from tests.terminal.terminal import terminal
 
 pytestmark = pytest.mark.scripts
 
@@ -170,3 +171,27 @@ def test_what_transformers_does_not_know_is_one_line(tmp_path: Path) -> None:
     path.write_text(json.dumps({"model_type": "nobody-has-this", "vocab_size": 10}))
     with pytest.raises(Unusable, match=r"--config: transformers [\d.]+ cannot read .*nobody-has-this"):
         traced(WorkloadOptions(config=str(path)))
+
+
+def test_where_transformers_is_missing_one_line_says_what_to_do(tmp_path: Path) -> None:
+    project = Project(tmp_path)
+    project.write("transformers.py", "raise ImportError('No module named transformers')")
+    done = project.run("predict", "--model", written(tmp_path, "qwen3"), "--gpu", "sim:t4-16gb", "--batch-size", "1")
+    assert done.code == 2
+    assert "cannot import transformers (No module named transformers), which builds this model" in done.complaint
+    assert "--python" in done.complaint
+    assert "--workload, or your command after --" in done.complaint
+
+
+def test_the_plan_screen_shows_the_trace(tmp_path: Path) -> None:
+    options = ("--model", written(tmp_path, "qwen3"), "--gpu", "sim:t4-16gb", "--no-what-if")
+    with terminal("plan", *options, columns=120, lines=40) as screen:
+        screen.wait_for("qwen3 · Qwen3ForCausalLM", "parameters · sequence length 64", deadline_s=TIMEOUT_S)
+        screen.wait_for("✓ batch 1 fits", "activations", "H100", deadline_s=TIMEOUT_S)
+
+
+def test_a_search_tries_sizes_of_it(tmp_path: Path) -> None:
+    options = ("--model", written(tmp_path, "qwen3"), "--gpu", "sim:t4-16gb", "--limit", "128MiB")
+    *_, result = Project(tmp_path).run("search", *options, "--json").lines
+    assert result["verified"]
+    assert result["max_batch_size"] > 1

@@ -6,10 +6,9 @@ import pytest
 
 from gpumem_tui.catalog.loader import find_model
 from gpumem_tui.formula.adapters import AdapterError, check_adapters, kept_bytes, trained_parameters, weights
-from gpumem_tui.formula.predict import predict
+from gpumem_tui.formula.predict import terms
 from gpumem_tui.formula.quantization import QUANTIZATION_RECORDS
 from gpumem_tui.formula.recipe import BaseQuantization, Recipe
-from gpumem_tui.memory import Bucket
 
 LLAMA_7B_LINEAR = 32 * (4 * 4096 * 4096 + 3 * 4096 * 11008)
 LLAMA_7B_OTHERS = 2 * 32_000 * 4096 + 65 * 4096
@@ -17,6 +16,15 @@ LLAMA_7B_OTHERS = 2 * 32_000 * 4096 + 65 * 4096
 
 def lora(targets: str = "all-linear", rank: int = 8, quantized: BaseQuantization = "none") -> Recipe:
     return Recipe("bf16", adapter="lora", lora_rank=rank, lora_targets=targets, base_quantization=quantized)
+
+
+def rows(model: str, recipe: Recipe) -> dict[str, int]:
+    return {row.name: row.size_bytes for row in terms(find_model(model), recipe, 1)}
+
+
+def kept_by_blocks(model: str, recipe: Recipe) -> int:
+    found = rows(model, recipe)
+    return found["attention"] + found["feed-forward"] + found["adapters' inner values"]
 
 
 def test_the_adapters_of_llama_2_7b_are_counted_as_by_peft() -> None:
@@ -46,23 +54,22 @@ def test_a_block_that_is_not_full_has_a_scale_too() -> None:
 
 
 def test_gradients_and_state_are_of_the_adapters_only() -> None:
-    buckets = predict(find_model("llama-2-7b"), lora("q_proj,v_proj"), 1).breakdown.buckets
+    found = rows("llama-2-7b", lora("q_proj,v_proj"))
 
-    assert buckets[Bucket.GRADIENTS] == 2 * 4_194_304
-    assert buckets[Bucket.OPTIMIZER] == 2 * 2 * 4_194_304
-    assert buckets[Bucket.PARAMETERS] == 2 * (LLAMA_7B_LINEAR + LLAMA_7B_OTHERS + 4_194_304)
+    assert found["gradients"] == found["scratch of the update"] == found["adapters"] == 2 * 4_194_304
+    assert found["optimizer state"] == 2 * 2 * 4_194_304
+    assert found["frozen parameters"] == 2 * (LLAMA_7B_LINEAR + LLAMA_7B_OTHERS)
+    assert "gradient of the output head" not in found
 
 
 def test_one_matrix_at_a_time_is_unpacked() -> None:
-    rows = {row.name: row for row in predict(find_model("llama-2-7b"), lora(quantized="nf4"), 1).rows}
-
-    assert rows["dequantized matrix"].size_bytes == 2 * 4096 * 11008
-    assert not any(row.name == "dequantized matrix" for row in predict(find_model("llama-2-7b"), lora(), 1).rows)
+    assert rows("llama-2-7b", lora(quantized="nf4"))["dequantized matrix"] == 2 * 4096 * 11008
+    assert "dequantized matrix" not in rows("llama-2-7b", lora())
 
 
 def test_fewer_targets_keep_fewer_inputs() -> None:
     llama = find_model("llama-2-7b")
-    everywhere, somewhere = (predict(llama, lora(at), 4).activation_bytes_per_sample for at in ("all-linear", "q_proj"))
+    everywhere, somewhere = (kept_by_blocks(llama.name, lora(at)) for at in ("all-linear", "q_proj"))
     inner = 2 * 32 * 2048 * 8 * 6
     unkept = 2 * 32 * 2048 * (4096 + 11008)
 
@@ -72,14 +79,14 @@ def test_fewer_targets_keep_fewer_inputs() -> None:
 def test_zero3_shards_the_packed_weights_and_gathers_two_blocks() -> None:
     llama, recipe = find_model("llama-2-70b"), lora(quantized="nf4-dq")
     two = Recipe("bf16", sharding="zero3", gpus=2, adapter="lora", base_quantization="nf4-dq")
-    rows = {row.name: row.size_bytes for row in predict(llama, two, 1).rows}
+    found = rows("llama-2-70b", two)
     matrix = QUANTIZATION_RECORDS["nf4-dq"].matrix_bytes
     attention = 2 * matrix(8192, 8192) + 2 * matrix(1024, 8192)
     adapters = 2 * 8 * (2 * 16_384 + 2 * 9_216 + 3 * (8192 + 28_672))
     block = attention + 2 * matrix(28_672, 8192) + matrix(8192, 28_672) + adapters + 2 * 2 * 8192
 
-    assert rows["gathered parameters"] == 2 * block + 2 * (2 * 32_000 * 8192 + 8192)
-    assert rows["quantized parameters"] == -(-80 * (block - adapters - 4 * 8192) // 2)
+    assert found["gathered parameters"] == 2 * block + 2 * (2 * 32_000 * 8192 + 8192)
+    assert found["quantized parameters"] == -(-80 * (block - adapters - 4 * 8192) // 2)
     assert kept_bytes(llama, recipe) == 80 * block + 2 * (2 * 32_000 * 8192 + 8192)
 
 
@@ -93,7 +100,7 @@ def test_full_training_is_as_it_was() -> None:
 @pytest.mark.parametrize(
     ("model", "recipe", "message"),
     [
-        ("resnet-50", lora(), "--adapter: resnet-50 has no transformer blocks"),
+        ("resnet-50", lora(), "--adapter: resnet-50 is no language model"),
         ("gpt2", lora("q_proj"), "--lora-targets: gpt2 has no q_proj: all-linear, or some of qkv,proj,fc1,fc2"),
         ("gpt2", Recipe(base_quantization="nf4"), "--base-quantization: weights that are trained cannot be quantized"),
         ("gpt2", lora(rank=0), "--lora-rank: must be at least 1"),

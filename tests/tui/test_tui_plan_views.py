@@ -12,9 +12,10 @@ from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.memory import GIB, Range, Unknown
 from gpumem_tui.plan.answers import answer, traced_answer
 from gpumem_tui.plan.curves import Curve, CurveMark, CurveSeries, curves
-from gpumem_tui.plan.judgement import judgements, throughput
+from gpumem_tui.plan.judgement import judgements
 from gpumem_tui.plan.markdown import plan_markdown
 from gpumem_tui.plan.plan import Plan
+from gpumem_tui.plan.speed import throughput
 from gpumem_tui.plan.state import entered, opened
 from gpumem_tui.plan.step_memory import memory_over_step
 from gpumem_tui.plan.tracing import Pending, TraceFailed, TraceReady, TraceState
@@ -242,7 +243,7 @@ def test_two_plans_are_compared_by_trace_too(width: int) -> None:
 
 def test_throughput_is_called_a_model() -> None:
     modelled = said(judgement_rows(judgements(GPT2), throughput(GPT2), ROOMY))
-    assert any("model, not measured" in line for line in modelled)
+    assert any("roofline, not measured" in line for line in modelled)
 
 
 def test_batch_norm_under_16_is_a_warning() -> None:

@@ -41,6 +41,7 @@ PANES = {
     "numbers": "n",
     "techniques": "t",
     "curves": "v",
+    "gpus": "e",
     "judgement": "j",
     "compare": "c",
 }
@@ -60,6 +61,8 @@ def header_row(answer: Answer, traced: TraceState, name: str, time: str, width: 
     verdict = ("! last plan that can be", "bold $text-error") if stale else _verdict(answer, traced)
     right: Row = [verdict, ("  ", ""), (time, MUTED), (" ", "")]
     facts = [plan.shape.name, f"{gpus}{plan.gpu.title}", f"{format_count(count_parameters(plan.shape))} parameters"]
+    if plan.recipe.has_adapters:
+        facts.append(plan.recipe.adapter_words)
     if name:
         facts.insert(0, name)
     styled = [(fact, "" if index else "bold") for index, fact in enumerate(facts)]
@@ -71,6 +74,8 @@ def _verdict(answer: Answer, traced: TraceState) -> Span:
     match traced:
         case TraceReady(_, found, _) if found.fit == "may fit":
             return "? may fit", "bold $text-warning"
+        case TraceReady(_, found, _) if found.fit == "fits" and not found.keeps_headroom:
+            return "! over headroom", "bold $text-warning"
         case TraceReady(_, found, _):
             fits, how = found.fits, ""
         case Pending():

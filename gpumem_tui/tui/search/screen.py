@@ -28,7 +28,8 @@ from gpumem_tui.tui.kit.main_screen import MainScreen
 from gpumem_tui.tui.kit.output_pane import OutputPane, Printed
 from gpumem_tui.tui.search import state as states
 from gpumem_tui.tui.search.bar import MemoryBar
-from gpumem_tui.tui.search.form import Edited, EditScreen
+from gpumem_tui.tui.search.form import EditScreen
+from gpumem_tui.tui.search.form_values import Edited
 from gpumem_tui.tui.search.help import search_help
 from gpumem_tui.tui.search.panels import HeaderLine, LedgerTable, ReasonPanel, VerdictPanel, WorkloadLine, WorkloadPanel
 from gpumem_tui.tui.search.plot import BatchPlot, warm
