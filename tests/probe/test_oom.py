@@ -176,7 +176,9 @@ def test_what_goes_wrong_takes_the_place_of_no_error_of_the_program() -> None:
     def broken() -> Known:
         raise RuntimeError("the probe's own")
 
-    met, written, errors = [], [], []
+    met: list[str] = []
+    written: list[OutOfMemoryDocument] = []
+    errors: list[tuple[object, ...]] = []
 
     def guarded(work: Callable[[], None]) -> None:
         try:
