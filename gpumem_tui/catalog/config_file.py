@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ _FILE = "config.json"
 _HUB_PREFIX = "models--"
 """How huggingface_hub's cache names the folder of a model: ``models--OWNER--NAME`` with ``refs`` and ``snapshots``."""
 
+_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 _LONGEST = ("max_position_embeddings", "n_positions", "max_target_positions", "max_sequence_length", "seq_length")
 _USUAL_TOKENS = {True: 2048, False: 512}
 """Tokens a sample unless told otherwise: of a decoder, and of an encoder or an encoder–decoder."""
@@ -53,6 +55,11 @@ class ConfigFile:
         return found if isinstance(found, dict) else self.values
 
     @property
+    def takes_more_than_text(self) -> bool:
+        """Whether it takes images or sound beside tokens."""
+        return "text_config" in self.values and len({"vision_config", "audio_config"} & self.values.keys()) > 0
+
+    @property
     def takes_tokens(self) -> bool:
         """Whether a sample is tokens, as far as the file says."""
         return "vision_config" in self.values or not {"image_size", "num_channels", "patch_size"} & self.values.keys()
@@ -79,12 +86,21 @@ def read_config_file(path: str | Path) -> ConfigFile:
     """A config.json.
 
     Args:
-        path: the file, a folder that holds it, or a model's folder in huggingface_hub's cache.
+        path: the file, a folder that holds it, a model's folder in huggingface_hub's cache, or its name on the hub
+            (``OWNER/NAME``) where that cache has it.
 
     Raises:
         CatalogError: it cannot be read, or is no JSON object.
     """
     given = Path(path)
+    if _HUB_NAME.fullmatch(str(path)) and given.suffix != ".json" and not os.path.exists(given):
+        cached = _hub_cache() / f"{_HUB_PREFIX}{str(path).replace('/', '--')}"
+        if not cached.is_dir():
+            raise CatalogError(
+                f"there is no file or folder {path}, and no model of that name in {_hub_cache()}: give the path of its "
+                f"{_FILE}, which https://huggingface.co/{path}/blob/main/{_FILE} shows"
+            )
+        given = cached
     try:
         file = _file(given)
         values: object = json.loads(file.read_text(encoding="utf-8"))
@@ -96,6 +112,12 @@ def read_config_file(path: str | Path) -> ConfigFile:
         raise CatalogError(f"{file} is not a model's configuration: expected a JSON object")
     absolute = Path(os.path.abspath(file))
     return ConfigFile(str(absolute), _name(absolute), values)
+
+
+def _hub_cache() -> Path:
+    """Where huggingface_hub keeps models (its documentation, "Environment variables")."""
+    home = os.environ.get("HF_HOME") or "~/.cache/huggingface"
+    return Path(os.environ.get("HF_HUB_CACHE") or Path(home) / "hub").expanduser()
 
 
 def _file(path: Path) -> Path:

@@ -170,7 +170,9 @@ class WorkloadOptions:
             "optimizer": recipe.optimizer, "recompute": recipe.recompute, "attention": recipe.attention,
         }  # fmt: skip
         words += [word for option, value in options.items() if value for word in (f"--{option}", str(value))]
-        model = HuggingFaceModel(file.name, file.model_type, file.architecture, no_form, seq_len)
+        model = HuggingFaceModel(
+            file.name, file.model_type, file.architecture, no_form, seq_len, file.takes_more_than_text
+        )
         return WorkloadSpec(recipe, command=Command(tuple(words), os.getcwd()), hugging_face=model)
 
     def _command_spec(self) -> WorkloadSpec:

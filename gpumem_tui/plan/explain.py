@@ -250,13 +250,16 @@ def _textbook_activations(plan: Plan) -> Explanation:
 
 _JUDGEMENTS: Mapping[str, str] = MappingProxyType(
     {
-        "throughput": "busy share = b · outputs of a layer / 128² / multiprocessors, at most 1; outputs = S · h, or of "
-        "an average convolution",
+        "throughput": "a product takes the longer of 2·m·n·k / (share · peak · tiles / multiprocessors, at most 1) and "
+        "its bytes / bandwidth; backward makes two for one of forward; the update moves 28N bytes with fp32 AdamW",
+        "cost": "hours = tokens / (tokens/s · GPUs · efficiency); cost = hours · GPUs · price",
         "critical-batch": "steps = fewest steps · (1 + B_critical / B); samples = fewest · (1 + B / B_critical)",
+        "batch-multiple": "largest batch − largest batch mod multiple",
         "learning-rate": "rate · (B / B₀)^½ to rate · B / B₀; B the global batch, B₀ the one of the known rate",
         "batch-norm": "(x − mean) / deviation, both of the micro-batch on one GPU: the noise falls as 1 / √b",
         "precision": "relative step of a value = 2^−mantissa bits; smaller than the smallest, it becomes 0",
-        "scaling": "speed-up = GPUs · efficiency; samples a pass = b · GPUs",
+        "scaling": "efficiency = step / (step + exposed); sent = 2(n − 1)/n · gradients, ZeRO 3 as much again by half; "
+        "exposed = sent / link, at best less backward (2/3 of a pass)",
     }
 )
 

@@ -6,10 +6,11 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from gpumem_tui.formula.price import COST_ORDER
 from gpumem_tui.memory import ALLOCATED_BUCKETS, Unknown, format_bytes
+from gpumem_tui.plan.advice_text import Judgement
 from gpumem_tui.plan.answers import Answer, TracedAnswer, answer, traced_answer
 from gpumem_tui.plan.curves import Curve, CurveSeries
 from gpumem_tui.plan.export import all_curves, command_line
-from gpumem_tui.plan.judgement import Judgement, judgements
+from gpumem_tui.plan.judgement import judgements
 from gpumem_tui.plan.plan import Plan
 from gpumem_tui.plan.techniques import Combination, Techniques, cheapest_combination, techniques
 from gpumem_tui.search import report

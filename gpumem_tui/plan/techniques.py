@@ -24,8 +24,9 @@ from gpumem_tui.formula.predict import predict, usable_bytes
 from gpumem_tui.formula.price import Price
 from gpumem_tui.memory import Unknown, format_bytes
 from gpumem_tui.plan.answers import largest_batch, predicted, setup_of, target_of, with_setup
-from gpumem_tui.plan.judgement import SMALLEST_NORMALIZED_BATCH, busy_share
+from gpumem_tui.plan.judgement import SMALLEST_NORMALIZED_BATCH
 from gpumem_tui.plan.plan import Plan
+from gpumem_tui.plan.speed import busy_share
 
 _MOST_ASKED_GPUS = 1024
 """No combination asks for more."""
@@ -209,8 +210,8 @@ def _accumulation_cost(plan: Plan, micro: int, steps: Accumulation) -> str:
 
 
 def _accumulation_percent(plan: Plan, micro: int) -> float:
-    """Extra time because a smaller pass keeps the GPU less busy, see `judgement.busy_share`."""
-    return 100 * (busy_share(plan.shape, plan.gpu, plan.batch_size) / busy_share(plan.shape, plan.gpu, micro) - 1)
+    """Extra time because a smaller pass keeps the GPU less busy, see `speed.busy_share`."""
+    return max(0.0, 100 * (busy_share(plan, plan.batch_size) / busy_share(plan, micro) - 1))
 
 
 def _upsets_batch_norm(plan: Plan, micro: int) -> bool:

@@ -16,7 +16,7 @@ from gpumem_tui.formula.remedies import Remedy, remedies
 from gpumem_tui.formula.rows import fixed_row
 from gpumem_tui.memory import Bucket, Unknown, format_bytes
 from gpumem_tui.monitor.readings import Reading
-from gpumem_tui.watch.documents import Trained
+from gpumem_tui.probe.documents import Trained
 from gpumem_tui.watch.shape import class_name, derive
 
 FIXED = (Bucket.PARAMETERS, Bucket.GRADIENTS, Bucket.OPTIMIZER)

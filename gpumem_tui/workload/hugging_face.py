@@ -11,8 +11,8 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib import import_module
 from typing import Any, cast
 
@@ -42,7 +42,10 @@ _HEADS = (
 """Where transformers lists, by configuration, the classes that have a loss, in the order in which they are tried for a
 configuration that names none."""
 
-_TRIED_ATTENTION = ("sdpa", "eager")
+_OTHERWISE = "give your step with --workload, or your command after --"
+_USUAL_SIDE, _COLOURS = 224, 3
+"""Of images, where the configuration does not say."""
+
 _MEL_FRAMES_A_POSITION = 2
 """Whisper's encoder halves the frames (WhisperEncoder: the second convolution has stride 2)."""
 
@@ -55,15 +58,32 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """
     asked = _parsed(arguments)
     transformers = _transformers()
-    config = _config(transformers, asked)
+    with _or_one_line(f"transformers {transformers.__version__} cannot read {asked.config}"):
+        config = _config(transformers, asked)
+    kind = _class(transformers, config)
     record = PRECISION_RECORDS[asked.precision]
     device = torch.device("cuda")
-    model = _build(transformers, config, record, device)
+    with _or_one_line(f"{kind.__name__} cannot be built"):
+        model = _build(kind, config, record, device)
     if asked.recompute == "full":
         _recompute(model)
     optimizer = optimizer_factory(asked.optimizer)([p for p in model.parameters() if p.requires_grad])
-    make_batch = batches(model, asked.seq_len)
-    _train(model, optimizer, lambda: make_batch(asked.batch_size, device), record, asked.attention)
+    with _or_one_line(f"{kind.__name__} cannot be trained on a batch as it is made here"):
+        make_batch = batches(model, asked.seq_len)
+        _train(model, optimizer, lambda: make_batch(asked.batch_size, device), record, asked.attention)
+
+
+@contextmanager
+def _or_one_line(what: str) -> Iterator[None]:
+    """What goes wrong within, said in one line with what to do; running out of memory is no mistake."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        if getattr(error, "says_where", False):
+            raise
+        raise WorkloadError(f"--config: {what} ({_first_line(error)}): {_OTHERWISE}") from error
 
 
 def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -86,19 +106,13 @@ def _transformers() -> Any:
     except ImportError as error:
         raise WorkloadError(
             f"--config: {sys.executable} cannot import transformers ({in_one_line(error)}), which builds this model: "
-            "install it there, give --python the interpreter you train in, or give your step with --workload or your "
-            "command after --"
+            f"install it there, give --python the interpreter you train in, or {_OTHERWISE}"
         ) from error
 
 
 def _config(transformers: Any, asked: argparse.Namespace) -> Any:
     """The configuration, as the transformers here reads it."""
-    try:
-        config = transformers.AutoConfig.from_pretrained(asked.config)
-    except (ValueError, KeyError, TypeError, OSError, AttributeError, ImportError) as error:
-        raise WorkloadError(
-            f"--config: transformers {transformers.__version__} cannot read {asked.config}: {_first_line(error)}"
-        ) from error
+    config = transformers.AutoConfig.from_pretrained(asked.config)
     if hasattr(config, "quantization_config"):  # `options` asks whether the weights are to be trained unquantized
         del config.quantization_config
     config.use_cache = False
@@ -120,30 +134,25 @@ def _class(transformers: Any, config: Any) -> Any:
             return found[0] if isinstance(found, tuple) else found
     raise WorkloadError(
         f"--config: transformers {transformers.__version__} has no class with a loss for model_type "
-        f"{config.model_type!r}: give your step with --workload, or your command after --"
+        f"{config.model_type!r}: {_OTHERWISE}"
     )
 
 
-def _build(transformers: Any, config: Any, record: PrecisionRecord, device: torch.device) -> nn.Module:
+def _build(kind: Any, config: Any, record: PrecisionRecord, device: torch.device) -> nn.Module:
     """The model on the device, in the precision's dtype; its weights are not initialized."""
-    kind = _class(transformers, config)
     dtype = getattr(torch, record.weights)
-    refusal: Exception | None = None
-    for attention in _TRIED_ATTENTION:
-        try:
-            with _uninitialized(), torch.device(device):
-                model: nn.Module = kind._from_config(config, attn_implementation=attention, dtype=dtype)
-        except (ValueError, ImportError) as error:
-            refusal = error
-        except (RuntimeError, TypeError, AttributeError, KeyError, AssertionError, ZeroDivisionError) as error:
-            if _is_out_of_memory(error):
-                raise
-            refusal = error
-            break
-        else:
-            return model.to(device).train()
-    assert refusal is not None
-    raise WorkloadError(f"--config: {kind.__name__} cannot be built: {_first_line(refusal)}") from refusal
+
+    def built(attention: str) -> nn.Module:
+        with _uninitialized(), torch.device(device):
+            model = kind._from_config(config, attn_implementation=attention, dtype=dtype)
+            model.tie_weights()  # a part of what is left out
+        found: nn.Module = model.to(device).train()
+        return found
+
+    try:
+        return built("sdpa")
+    except (ValueError, ImportError):  # how transformers says that a class has no such implementation
+        return built("eager")
 
 
 def _uninitialized() -> AbstractContextManager[object]:
@@ -173,8 +182,12 @@ def batches(model: Any, seq_len: int) -> Callable[[int, torch.device], dict[str,
     """
     config, name = model.config, type(model).__name__
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    side = getattr(config, "image_size", _USUAL_SIDE)
+    image = tuple(side) if isinstance(side, (list, tuple)) else (side, side)
 
     def labels(samples: int) -> Tensor:
+        if "SemanticSegmentation" in name:
+            return torch.randint(config.num_labels, (samples, *image))
         if "Classification" in name and "Token" not in name:
             return torch.randint(config.num_labels, (samples,))
         if "TokenClassification" in name:
@@ -189,16 +202,11 @@ def batches(model: Any, seq_len: int) -> Callable[[int, torch.device], dict[str,
                 tokens["token_type_ids"] = torch.zeros(samples, seq_len, dtype=torch.int64)
             return tokens
         if main_input == "pixel_values":
-            side = getattr(config, "image_size", 224)
-            height, width = side if isinstance(side, (list, tuple)) else (side, side)
-            return {"pixel_values": torch.randn(samples, getattr(config, "num_channels", 3), height, width)}
+            return {"pixel_values": torch.randn(samples, getattr(config, "num_channels", _COLOURS), *image)}
         if main_input == "input_features" and hasattr(config, "max_source_positions"):
             frames = _MEL_FRAMES_A_POSITION * config.max_source_positions
             return {"input_features": torch.randn(samples, config.num_mel_bins, frames)}
-        raise WorkloadError(
-            f"--config: {name} takes {main_input}, for which no batch can be made here: give your step with "
-            "--workload, or your command after --"
-        )
+        raise WorkloadError(f"--config: {name} takes {main_input}, for which no batch is made here: {_OTHERWISE}")
 
     def make(samples: int, device: torch.device) -> dict[str, Tensor]:
         if name.endswith("ForQuestionAnswering"):
@@ -239,7 +247,8 @@ def _train(
 
     with nullcontext() if attention == "auto" else sdpa_kernel(KERNELS[attention]):
         for _ in range(MOST_STEPS):
-            loss = loss_of(make_batch())
+            batch = make_batch()  # stays through the step, as a data loader's does in its loop
+            loss = loss_of(batch)
             if scaler is None:
                 loss.backward()
                 optimizer.step()
@@ -250,13 +259,9 @@ def _train(
             optimizer.zero_grad(set_to_none=True)
 
 
-def _is_out_of_memory(error: BaseException) -> bool:
-    return isinstance(error, torch.OutOfMemoryError)
-
-
 def _first_line(error: BaseException) -> str:
-    """An error of transformers in one line: it explains itself over many."""
-    return in_one_line(error).partition(". ")[0]
+    """An error's type and the first sentence: transformers explains itself over many."""
+    return f"{type(error).__name__}: {in_one_line(error).partition('. ')[0]}"
 
 
 if __name__ == "__main__":

@@ -32,6 +32,7 @@ class HuggingFaceModel:
         model_type, architecture: as the configuration has them; `architecture` is empty where it names no class.
         no_formula: why there is no closed form.
         seq_len: tokens a sample; 0 for a model of images.
+        is_text_alone: it takes images or sound as well, and is trained without.
     """
 
     name: str
@@ -39,6 +40,13 @@ class HuggingFaceModel:
     architecture: str
     no_formula: str
     seq_len: int
+    is_text_alone: bool = False
+
+    @property
+    def kind(self) -> str:
+        """Its class, or its type where it names none."""
+        alone = " (on text alone)" if self.is_text_alone else ""
+        return (self.architecture or self.model_type) + alone
 
 
 @dataclass(frozen=True)
@@ -71,6 +79,11 @@ class WorkloadSpec:
         if self.command is not None:
             return self.command.text
         return self.shape.name if self.shape is not None else str(self.file)
+
+    @property
+    def noun(self) -> str:
+        """What a sentence calls it where it is run: a command, or a model that this program wrote one for."""
+        return "the command" if self.hugging_face is None else "the model"
 
     def batch_words(self, batch_size: int) -> str:
         """A batch size as a person says it; of a command whose line does not tell its own, that it is its own."""

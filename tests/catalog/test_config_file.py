@@ -34,6 +34,16 @@ def test_a_folder_of_the_hubs_cache_is_read_at_its_main_revision(tmp_path: Path)
     assert (found.name, found.model_type) == ("Qwen3-8B", "qwen3")
 
 
+def test_a_name_on_the_hub_is_looked_for_in_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    snapshot = tmp_path / "hub" / "models--Qwen--Qwen3-8B" / "snapshots" / "aaa"
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").write_text(json.dumps(QWEN))
+    assert read_config_file("Qwen/Qwen3-8B").name == "Qwen3-8B"
+    with pytest.raises(CatalogError, match=r"no model of that name in .*hub: give the path of its config\.json"):
+        read_config_file("Qwen/Qwen3-9B")
+
+
 def test_what_a_cache_lacks_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "models--a--b" / "snapshots").mkdir(parents=True)
     with pytest.raises(CatalogError, match=r"cannot read .*config\.json: No such file or directory"):

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable
 from html import unescape
 
 from rich.cells import cell_len
 from textual.app import App
-from textual.pilot import Pilot
 
-Before = Callable[[Pilot[int]], Awaitable[None]]
-"""What is done, and waited for, before a screen is looked at."""
+from tests.tui.pictures import Before
 
 _CELL = 12.2
 """The width of a cell in Rich's SVG export: 20 px letters of 61 % their height (rich/console.py, export_svg)."""

@@ -21,10 +21,9 @@ from gpumem_tui.search.predicting import CommandOutput, TraceStarted
 from gpumem_tui.search.runner import SearchEvent, SearchFinished
 from gpumem_tui.search.verdict import Verdict
 from gpumem_tui.trial.events import Failed
-from gpumem_tui.tui.kit import output_pane, printed
-from gpumem_tui.tui.kit.help_screen import HelpScreen
-from gpumem_tui.tui.kit.output_pane import OutputPane
-from gpumem_tui.tui.kit.printed import KEPT_LINES, Printed, PrintedLine
+from gpumem_tui.tui.kit import output_pane
+from gpumem_tui.tui.kit.dialogs import HelpScreen
+from gpumem_tui.tui.kit.output_pane import KEPT_LINES, OutputPane, Printed, PrintedLine
 from gpumem_tui.tui.search.bar import bar_view
 from gpumem_tui.tui.search.form import EditScreen
 from gpumem_tui.tui.search.ledger import ledger_view
@@ -188,8 +187,7 @@ async def test_other_workloads_have_no_such_pane() -> None:
 
 async def test_it_follows_the_end_until_the_user_scrolls_up(monkeypatch: pytest.MonkeyPatch) -> None:
     kept = 200
-    for module in (printed, output_pane):
-        monkeypatch.setattr(module, "KEPT_LINES", kept)
+    monkeypatch.setattr(output_pane, "KEPT_LINES", kept)
     told: list[SearchEvent] = []
 
     def talking(searched: SearchConfig, control: Control) -> Iterator[SearchEvent]:

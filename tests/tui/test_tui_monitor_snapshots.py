@@ -7,8 +7,8 @@ from textual.pilot import Pilot
 
 from gpumem_tui.monitor.snapshot import Snapshot
 from tests.tui import monitor_scene as scene
-from tests.tui.pictures import SIZES, Compare, stands_still, until
-from tests.tui.reading import Before, assert_shown, read_picture
+from tests.tui.pictures import SIZES, Before, Compare, pressed
+from tests.tui.reading import assert_shown, read_picture
 
 SMALL, MEDIUM = SIZES["80x24"], SIZES["120x40"]
 PROBLEM = "NVIDIA driver and library versions differ: reboot, or reload the driver"
@@ -17,15 +17,11 @@ PROBLEM = "NVIDIA driver and library versions differ: reboot, or reload the driv
 def settled(*keys: str) -> Before:
     """Wait until the Monitor is drawn, press keys, and wait until that is drawn too."""
 
-    async def wait(pilot: Pilot[int]) -> None:
-        screen = scene.screen_of(pilot.app)
-        await until(pilot, lambda: screen.feed.latest is screen.feed.source.latest())
-        await stands_still(pilot)
-        for key in keys:
-            await pilot.press(key)
-        await stands_still(pilot)
+    def there(pilot: Pilot[int]) -> bool:
+        feed = scene.screen_of(pilot.app).feed
+        return feed.latest is feed.source.latest()
 
-    return wait
+    return pressed(*keys, there=there)
 
 
 @pytest.mark.parametrize(("gpus", "size"), [(8, "80x24"), (1, "120x40"), (8, "120x40"), (8, "200x60")])

@@ -23,11 +23,10 @@ from gpumem_tui.search.control import Control
 from gpumem_tui.search.predicting import Predicted
 from gpumem_tui.search.prediction import Formula, Prediction
 from gpumem_tui.tui.app import GpuMemApp
-from gpumem_tui.tui.kit.dialogs import PickScreen
+from gpumem_tui.tui.kit.dialogs import HelpScreen, PickScreen
 from gpumem_tui.tui.kit.figures import compact_bytes
-from gpumem_tui.tui.kit.help_screen import HelpScreen
 from gpumem_tui.tui.plan import panes as plan_panes
-from gpumem_tui.tui.plan.controls_panel import PlanControls
+from gpumem_tui.tui.plan.controls import PlanControls
 from gpumem_tui.tui.plan.screen import PlanScreen
 from gpumem_tui.tui.start import open_plan
 from tests.tui import plan_scene

@@ -8,9 +8,9 @@ import pytest
 from textual.pilot import Pilot
 
 from tests.tui import plan_scene
-from tests.tui.pictures import SIZES, Compare, stands_still
+from tests.tui.pictures import SIZES, Before, Compare, pressed, stands_still
 from tests.tui.plan_scene import FITS, GPT2, LLAMA, RESNET
-from tests.tui.reading import Before, assert_shown, read_picture
+from tests.tui.reading import assert_shown, read_picture
 
 MEDIUM, SMALL = SIZES["120x40"], SIZES["80x24"]
 
@@ -18,14 +18,7 @@ MEDIUM, SMALL = SIZES["120x40"], SIZES["80x24"]
 def after(*keys: str) -> Before:
     """Wait until everything is worked out, press keys, and wait again."""
 
-    async def wait(pilot: Pilot[int]) -> None:
-        await plan_scene.settled(pilot)
-        for key in keys:
-            await pilot.press(key)
-            await stands_still(pilot)
-        await stands_still(pilot)
-
-    return wait
+    return pressed(*keys, there=lambda pilot: plan_scene.plan_screen(pilot.app).settled)
 
 
 async def held(pilot: Pilot[int]) -> None:

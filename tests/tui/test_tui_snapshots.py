@@ -10,8 +10,8 @@ from textual.pilot import Pilot
 
 from gpumem_tui.tui.search.state import Stage
 from tests.tui import scene
-from tests.tui.pictures import SIZES, Compare, stands_still, until
-from tests.tui.reading import Before, assert_shown, read_picture
+from tests.tui.pictures import SIZES, Before, Compare, pressed
+from tests.tui.reading import assert_shown, read_picture
 
 SMALL, MEDIUM = SIZES["80x24"], SIZES["120x40"]
 CONFIG = scene.config()
@@ -21,21 +21,13 @@ BIG = scene.config("llama-2-7b", "t4-16gb")
 def settled(stage: Stage, *keys: str) -> Before:
     """Wait until the search is where it should be and all of it is drawn, then press keys."""
 
-    async def wait(pilot: Pilot[int]) -> None:
+    def there(pilot: Pilot[int]) -> bool:
         screen = scene.search_screen(pilot.app)
+        state = screen.state
+        said = state.running is not None and state.running.sample is not None
+        return screen.settled and state.stage is stage and (said or stage is not Stage.RUNNING)
 
-        def there() -> bool:
-            state = screen.state
-            said = state.running is not None and state.running.sample is not None
-            return screen.settled and state.stage is stage and (said or stage is not Stage.RUNNING)
-
-        await until(pilot, there)
-        await stands_still(pilot)
-        for key in keys:
-            await pilot.press(key)
-        await stands_still(pilot)
-
-    return wait
+    return pressed(*keys, there=there)
 
 
 @pytest.mark.parametrize("size", SIZES.values(), ids=SIZES)

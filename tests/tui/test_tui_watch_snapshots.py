@@ -15,8 +15,8 @@ from gpumem_tui.tui.monitor.process_actions import look_report
 from gpumem_tui.watch.published import Published
 from tests.tui import monitor_scene as scene
 from tests.tui import watch_scene
-from tests.tui.pictures import SIZES, Compare, stands_still, until
-from tests.tui.reading import Before, assert_shown, read_picture
+from tests.tui.pictures import SIZES, Before, Compare, pressed
+from tests.tui.reading import assert_shown, read_picture
 
 Scene = tuple[Snapshot, Published]
 SMALL = SIZES["80x24"]
@@ -30,16 +30,11 @@ def app_of(shown: Scene, *, ascii_only: bool = False, **options: object) -> App[
 def settled(*keys: str, prepare: Callable[[Pilot[int]], None] = lambda pilot: None) -> Before:
     """Wait until the Monitor is drawn, press keys, and wait until that is drawn too."""
 
-    async def wait(pilot: Pilot[int]) -> None:
+    def there(pilot: Pilot[int]) -> bool:
         feed = scene.screen_of(pilot.app).feed
-        await until(pilot, lambda: feed.latest is feed.source.latest())
-        await stands_still(pilot)
-        for key in keys:
-            await pilot.press(key)
-        prepare(pilot)
-        await stands_still(pilot)
+        return feed.latest is feed.source.latest()
 
-    return wait
+    return pressed(*keys, there=there, then=prepare)
 
 
 def cpu_training() -> Scene:

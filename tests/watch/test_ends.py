@@ -15,9 +15,8 @@ from typing import Any
 import pytest
 
 from gpumem_tui import host_memory
-from gpumem_tui.probe.documents import encode_document
+from gpumem_tui.probe.documents import Exit, encode_document
 from gpumem_tui.probe.files import start_ticks, write_document
-from gpumem_tui.watch.documents import Exit
 from gpumem_tui.watch.kernel_log import kill_of, memory_kills
 from gpumem_tui.watch.reader import Watcher
 from gpumem_tui.watch.records import ProbedProcess, ProcessState

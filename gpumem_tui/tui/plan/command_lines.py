@@ -10,11 +10,10 @@ from gpumem_tui.plan.command_report import batch_note, exactness, ranks_line, ve
 from gpumem_tui.search import report
 from gpumem_tui.search.prediction import Fit
 from gpumem_tui.search.ranges import largest_words, range_line
-from gpumem_tui.tui.kit.figures import MUTED, Row, Span, compact_bytes, fit, span_width
+from gpumem_tui.search.report import workload_line
+from gpumem_tui.tui.kit.dialogs import help_entry, help_heading
+from gpumem_tui.tui.kit.figures import MUTED, ListRow, Row, Span, compact_bytes, fit, paragraph, row, span_width
 from gpumem_tui.tui.kit.glyphs import PROGRAM
-from gpumem_tui.tui.kit.help import entry
-from gpumem_tui.tui.kit.help import heading as help_heading
-from gpumem_tui.tui.kit.rows import ListRow, paragraph, row
 from gpumem_tui.tui.plan.command_state import CommandPlanState
 
 PANES = {"what-ifs": "w", "GPUs": "u", "batches": "b", "places": "p"}
@@ -48,7 +47,11 @@ def header_row(state: CommandPlanState, time: str, width: int) -> ListRow:
     right: Row = [(state.gpu.title, "bold"), ("  ", ""), (time, MUTED), (" ", "")]
     left: Row = [(PROGRAM, "bold $primary"), ("  ", "")]
     room = width - span_width(left) - span_width(right) - 2
-    left.append((fit(state.config.workload.name, max(0, room)), ""))
+    workload, plan = state.config.workload, state.plan
+    name = workload.name
+    if workload.hugging_face is not None:
+        name = workload_line(workload, 0 if plan is None else plan.base.parameters)
+    left.append((fit(name, max(0, room)), ""))
     return row(*left, ("  ", ""), *right)
 
 
@@ -61,14 +64,16 @@ def _verdict(state: CommandPlanState, figures: CommandFigures | None, width: int
     if state.failure and state.plan is None:
         return row(_FITS_NOT, (fit(state.failure, width - 2), "bold"))
     if figures is None:
-        word = "working it out" if state.plan is not None else "tracing the command as it is"
+        word = "working it out" if state.plan is not None else f"tracing {state.config.workload.noun} as it is"
         return row(("… ", MUTED), (fit(word, width - 2), "bold"))
     return row(_MARKS[figures.answers.fit], (fit(verdict_line(figures.answers, with_gpu=False), width - 2), "bold"))
 
 
 def _progress(state: CommandPlanState, elapsed_s: int, width: int) -> ListRow:
     if state.busy:
-        what = f"what-if: {state.running.name}" if state.running is not None else "running the command"
+        what = (
+            f"what-if: {state.running.name}" if state.running is not None else f"running {state.config.workload.noun}"
+        )
         left = f", {len(state.waiting)} to go" if state.waiting else ""
         said = f" │ {state.said}" if state.said else ""
         return row((fit(f"  {what}{left} · {elapsed_s} s{said}", width), "$primary"))
@@ -241,12 +246,12 @@ def command_plan_help() -> Sequence[Row]:
     """The lines of the help."""
     return [
         help_heading("Keys"),
-        *(entry(key, says) for key, says in _KEYS),
+        *(help_entry(key, says) for key, says in _KEYS),
         [],
         help_heading("Columns"),
-        entry("saves", "of the allocated peak at the planned batch size"),
-        entry("largest", "the largest batch that fits; it needs {batch} in the command"),
-        entry("traced", "the command was run with the change made to it"),
-        entry("formula", "worked out from the command's own trace"),
-        entry("~", "the trace is another GPU's: kernels may choose otherwise here"),
+        help_entry("saves", "of the allocated peak at the planned batch size"),
+        help_entry("largest", "the largest batch that fits; it needs {batch} in the command"),
+        help_entry("traced", "the command was run with the change made to it"),
+        help_entry("formula", "worked out from the command's own trace"),
+        help_entry("~", "the trace is another GPU's: kernels may choose otherwise here"),
     ]

@@ -10,9 +10,21 @@ from gpumem_tui.plan.answers import Answer, samples
 from gpumem_tui.plan.tracing import Pending, TraceFailed, TraceReady, TraceState
 from gpumem_tui.search.ranges import largest_words, room_words
 from gpumem_tui.search.report import PHASE_WORDS
-from gpumem_tui.tui.kit.figures import ABSENT, MUTED, Row, Span, compact_bytes, fit, joined, proportions, signed
+from gpumem_tui.tui.kit.figures import (
+    ABSENT,
+    MUTED,
+    ListRow,
+    Row,
+    Span,
+    compact_bytes,
+    fit,
+    joined,
+    paragraph,
+    row,
+    signed,
+)
 from gpumem_tui.tui.kit.glyphs import BAR_ORDER, BUCKET_LOOKS
-from gpumem_tui.tui.kit.rows import ListRow, paragraph, row
+from gpumem_tui.tui.kit.shares import bucket_cells
 
 PENDING = "…"
 _TITLE_WIDTH = 16
@@ -125,13 +137,9 @@ def _bar(answer: Answer, segments: Mapping[Bucket, int], limit_bytes: int, width
     if width <= 0:
         return []
     total_bytes = answer.plan.gpu.total_bytes
-    held = [bucket for bucket in BAR_ORDER if bucket is not Bucket.FREE]
-    shown: list[tuple[Bucket, int]] = [(bucket, segments.get(bucket, 0)) for bucket in held]
-    used_bytes = sum(size_bytes for _, size_bytes in shown)
+    used_bytes = sum(segments.get(bucket, 0) for bucket in BAR_ORDER if bucket is not Bucket.FREE)
     scale_bytes = max(total_bytes, used_bytes)
-    shown.append((Bucket.FREE, scale_bytes - used_bytes))
-    cells = proportions([size_bytes for _, size_bytes in shown], width)
-    drawn = [look for (bucket, _), count in zip(shown, cells, strict=True) for look in [BUCKET_LOOKS[bucket]] * count]
+    drawn = bucket_cells({**segments, Bucket.FREE: scale_bytes - used_bytes}, width)
     limit = min(width - 1, limit_bytes * width // scale_bytes)
     if limit_bytes < scale_bytes:
         drawn[limit] = (_LIMIT, "bold $text-error" if used_bytes > limit_bytes else "bold")

@@ -58,8 +58,7 @@ def _recipe_lines(recipe: Recipe) -> Iterator[tuple[str, str]]:
 def _hugging_face_lines(model: HuggingFaceModel) -> Iterator[tuple[str, str]]:
     yield "model", model.name
     yield "type", model.model_type
-    if model.architecture:
-        yield "class", model.architecture
+    yield "class", model.kind
     if model.seq_len:
         yield "seq len", f"{model.seq_len:,}"
 

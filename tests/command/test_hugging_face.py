@@ -1,0 +1,197 @@
+"""Models that transformers builds from a config.json: their parameters and their step, on the simulated GPU."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpumem_tui.memory import Bucket
+from gpumem_tui.options.workload import WorkloadOptions, simulated_device
+from gpumem_tui.search.config import SearchConfig
+from gpumem_tui.search.control import Unusable
+from gpumem_tui.search.predicting import predict
+from gpumem_tui.search.prediction import Traced
+from tests.command.running import TIMEOUT_S, Project
+from tests.terminal.terminal import terminal
+
+pytestmark = pytest.mark.scripts
+
+SIZES = {
+    "vocab_size": 1000, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 64,
+}  # fmt: skip
+WIDE = {**SIZES, "head_dim": 16}
+ENDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+
+CONFIGS: dict[str, dict[str, Any]] = {
+    "llama": {"architectures": ["LlamaForCausalLM"], **SIZES, "mlp_bias": True},
+    "mistral": {"architectures": ["MistralForCausalLM"], **SIZES, "attention_dropout": 0.1},
+    "qwen2": {"architectures": ["Qwen2ForCausalLM"], **SIZES, "hidden_act": "gelu", "tie_word_embeddings": True},
+    "qwen3": {"architectures": ["Qwen3ForCausalLM"], **WIDE, "tie_word_embeddings": True},
+    "qwen3_moe": {
+        "architectures": ["Qwen3MoeForCausalLM"], **WIDE, "moe_intermediate_size": 32, "num_experts": 8,
+        "num_experts_per_tok": 2,
+    },
+    "mixtral": {
+        "architectures": ["MixtralForCausalLM"], **SIZES, "num_local_experts": 4, "num_experts_per_tok": 2,
+    },
+    "gpt_oss": {
+        "architectures": ["GptOssForCausalLM"], **WIDE, "num_local_experts": 8, "num_experts_per_tok": 2,
+        "sliding_window": 32,
+    },
+    "deepseek_v3": {
+        "architectures": ["DeepseekV3ForCausalLM"], **SIZES, "num_key_value_heads": 4, "moe_intermediate_size": 32,
+        "n_routed_experts": 8, "num_experts_per_tok": 2, "n_group": 2, "topk_group": 1, "first_k_dense_replace": 1,
+        "kv_lora_rank": 16, "q_lora_rank": 24, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16, "v_head_dim": 16,
+    },
+    "gemma2": {"architectures": ["Gemma2ForCausalLM"], **WIDE},
+    "gemma3_text": {"architectures": ["Gemma3ForCausalLM"], **WIDE, "sliding_window": 32},
+    "phi3": {"architectures": ["Phi3ForCausalLM"], **SIZES, **ENDS},
+    "opt": {
+        "architectures": ["OPTForCausalLM"], "vocab_size": 1000, "hidden_size": 64, "ffn_dim": 128,
+        "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 64, "word_embed_proj_dim": 64,
+    },
+    "t5": {
+        "architectures": ["T5ForConditionalGeneration"], "is_encoder_decoder": True, "vocab_size": 1000, "d_model": 64,
+        "d_kv": 16, "d_ff": 128, "num_layers": 2, "num_heads": 4, "decoder_start_token_id": 0, "pad_token_id": 0,
+    },
+    "modernbert": {
+        "architectures": ["ModernBertForMaskedLM"], **SIZES, **ENDS, "cls_token_id": 1, "sep_token_id": 2,
+    },
+    "convnext": {
+        "architectures": ["ConvNextForImageClassification"], "hidden_sizes": [16, 32, 64, 64], "depths": [1, 1, 2, 1],
+        "image_size": 64,
+    },
+}  # fmt: skip
+"""By model_type a small network of each kind; the first three are as no closed form has them."""
+
+COUNT = """
+import json, sys
+import torch, transformers
+
+counts = {}
+for name, values in json.load(sys.stdin).items():
+    config = transformers.AutoConfig.for_model(name, **values)
+    with torch.device("meta"):
+        model = getattr(transformers, values["architectures"][0])(config)
+    counts[name] = sum(p.numel() for p in model.parameters()), len(list(model.parameters()))
+print(json.dumps(counts))
+"""
+BLOCK = 512
+"""Bytes to which the allocator rounds a parameter up, at the most."""
+
+
+@pytest.fixture(scope="module")
+def counts() -> dict[str, tuple[int, int]]:
+    """Parameters and their tensors, as transformers builds each model on tensors without data."""
+    pytest.importorskip("transformers")
+    done = subprocess.run(
+        [sys.executable, "-c", COUNT], input=json.dumps(CONFIGS), capture_output=True, text=True, check=True
+    )
+    found: dict[str, tuple[int, int]] = json.loads(done.stdout)
+    return found
+
+
+def written(folder: Path, name: str, **more: Any) -> str:
+    """The config.json of one of the models, in a folder of its name."""
+    path = folder / name / "config.json"
+    path.parent.mkdir()
+    path.write_text(json.dumps({"model_type": name, **CONFIGS[name], **more}))
+    return str(path)
+
+
+def traced(options: WorkloadOptions, batch_size: int = 2) -> Traced:
+    """The step at one batch size."""
+    config = SearchConfig(options.spec(), simulated_device("a100-40gb"), steps=2)
+    found = predict(config, batch_size=batch_size, not_affine="one size is enough").prediction
+    assert isinstance(found.traced, Traced)
+    assert found.formula.max_batch_size
+    return found.traced
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_step_of_any_architecture_is_traced(name: str, tmp_path: Path, counts: dict[str, tuple[int, int]]) -> None:
+    parameters, tensors = counts[name]
+    found = traced(WorkloadOptions(config=written(tmp_path, name)))
+    buckets = found.at(2).breakdown
+    assert found.parameters == parameters
+    assert 0 <= buckets[Bucket.PARAMETERS] - 4 * parameters <= BLOCK * (tensors + 40), "and a few buffers"
+    assert 0 <= buckets[Bucket.OPTIMIZER] - 8 * parameters <= 3 * BLOCK * tensors, "two moments, and a step's number"
+    assert buckets[Bucket.ACTIVATIONS] > 0
+    assert buckets[Bucket.BATCH_DATA] > 0
+
+
+class TestOptions:
+    """Precision, recompute and the sequence, on a model that has nothing else about it."""
+
+    def test_bf16_halves_weights_and_state(self, tmp_path: Path) -> None:
+        path = written(tmp_path, "qwen3", torch_dtype="float32")
+        single, half = traced(WorkloadOptions(config=path)), traced(WorkloadOptions(config=path, precision="bf16"))
+        for bucket in (Bucket.PARAMETERS, Bucket.OPTIMIZER):
+            before, after = single.at(2).breakdown[bucket], half.at(2).breakdown[bucket]
+            assert after == pytest.approx(before / 2, rel=0.05)
+
+    def test_recompute_keeps_less(self, tmp_path: Path) -> None:
+        path = written(tmp_path, "qwen3", num_hidden_layers=6, vocab_size=100)
+        kept, again = traced(WorkloadOptions(config=path)), traced(WorkloadOptions(config=path, recompute="full"))
+        assert again.at(2).breakdown[Bucket.ACTIVATIONS] < kept.at(2).breakdown[Bucket.ACTIVATIONS] / 2
+        assert again.parameters == kept.parameters
+
+
+def test_the_command_line_takes_a_path_as_a_model(tmp_path: Path, counts: dict[str, tuple[int, int]]) -> None:
+    folder = Path(written(tmp_path, "qwen3_moe")).parent
+    options = ("--model", str(folder), "--gpu", "sim:t4-16gb", "--batch-size", "4")
+    done = Project(tmp_path).run("predict", *options, "--json").json
+    assert done["workload"]["model"] == "qwen3_moe"
+    assert done["workload"]["architecture"] == "Qwen3MoeForCausalLM"
+    assert done["formula"]["unavailable"] == "no formula for qwen3_moe models"
+    assert done["traced"]["parameters"] == counts["qwen3_moe"][0]
+    assert done["traced"]["max_batch_size"] > 4
+
+
+def test_a_plan_of_it_shows_what_was_traced_and_runs_what_ifs(tmp_path: Path) -> None:
+    path = written(tmp_path, "qwen3")
+    options = ("--model", path, "--gpu", "sim:t4-16gb", "--what-if", "checkpointing")
+    done = Project(tmp_path).run("plan", *options, "--json").json
+    assert done["formula"]["buckets"] is None
+    assert done["traced"]["peak_allocated_bytes"] > 0
+    assert [technique["key"] for technique in done["techniques"] if technique["source"] == "traced"] == [
+        "checkpointing"
+    ]
+    assert {gpu["name"]: gpu["max_batch_size"] for gpu in done["gpus"]}["h100-80gb"] > done["traced"]["max_batch_size"]
+
+
+def test_what_transformers_does_not_know_is_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"model_type": "nobody-has-this", "vocab_size": 10}))
+    with pytest.raises(Unusable, match=r"--config: transformers [\d.]+ cannot read .*nobody-has-this"):
+        traced(WorkloadOptions(config=str(path)))
+
+
+def test_where_transformers_is_missing_one_line_says_what_to_do(tmp_path: Path) -> None:
+    project = Project(tmp_path)
+    project.write("transformers.py", "raise ImportError('No module named transformers')")
+    done = project.run("predict", "--model", written(tmp_path, "qwen3"), "--gpu", "sim:t4-16gb", "--batch-size", "1")
+    assert done.code == 2
+    assert "cannot import transformers (No module named transformers), which builds this model" in done.complaint
+    assert "--python" in done.complaint
+    assert "--workload, or your command after --" in done.complaint
+
+
+def test_the_plan_screen_shows_the_trace(tmp_path: Path) -> None:
+    options = ("--model", written(tmp_path, "qwen3"), "--gpu", "sim:t4-16gb", "--no-what-if")
+    with terminal("plan", *options, columns=120, lines=40) as screen:
+        screen.wait_for("qwen3 · Qwen3ForCausalLM", "parameters · sequence length 64", deadline_s=TIMEOUT_S)
+        screen.wait_for("✓ batch 1 fits", "activations", "H100", deadline_s=TIMEOUT_S)
+
+
+def test_a_search_tries_sizes_of_it(tmp_path: Path) -> None:
+    options = ("--model", written(tmp_path, "qwen3"), "--gpu", "sim:t4-16gb", "--limit", "128MiB")
+    *_, result = Project(tmp_path).run("search", *options, "--json").lines
+    assert result["verified"]
+    assert result["max_batch_size"] > 1
