@@ -136,7 +136,7 @@ async def test_ascii_only() -> None:
 
 
 async def test_the_form() -> None:
-    wanted = ("Model      gpt2", "Optimizer  adamw", "the formula's largest batch is 51", "Apply", "Cancel")
+    wanted = ("Workload", "Model       gpt2", "Optimizer   adamw", "Strategy    guided")
     await assert_shown(idle(), *wanted, size=SMALL, before=settled(Stage.IDLE, "e"))
 
 
