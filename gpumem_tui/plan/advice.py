@@ -50,7 +50,9 @@ def advise(config: SearchConfig) -> tuple[Advice, ...]:
     if shape is None:
         return ()
     recipe = config.workload.recipe
-    single = remedies(shape, recipe, config.room.total_bytes, config.headroom, config.device.gpu)
+    single = remedies(
+        shape, recipe, config.room.total_bytes, config.headroom, config.device.gpu, config.room.beside_bytes
+    )
     advice = [
         Advice(
             remedy.option,

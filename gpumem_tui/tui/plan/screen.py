@@ -59,6 +59,7 @@ class PlanScreen(MainScreen):
         Binding("n", "pane('numbers')", "numbers", show=False),
         Binding("t", "pane('techniques')", "what helps", show=False),
         Binding("v", "pane('curves')", "curves", show=False),
+        Binding("g", "pane('gpus')", "every GPU", show=False),
         Binding("j", "pane('judgement')", "judgement", show=False),
         Binding("c", "pane('compare')", "compare", show=False),
         Binding("escape", "controls", "controls", show=False),
