@@ -1,9 +1,11 @@
-"""What a command prints, cut into lines that are fit for a terminal."""
+"""What a program prints: cut into lines that are fit for a terminal, and written out before a process ends early."""
 
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator
+from contextlib import suppress
 
 from gpumem_tui.text import printable
 
@@ -49,3 +51,10 @@ class OutputLines:
 def _shown(line: bytes) -> str:
     written = [part for part in line.decode(errors="replace").split("\r") if part.strip()]
     return printable(_ESCAPES.sub("", written[-1].expandtabs())).rstrip() if written else ""
+
+
+def flush_output() -> None:
+    """Write out what the program has printed, before the process ends without taking itself apart."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(Exception):  # closed, or the program's own
+            stream.flush()

@@ -16,6 +16,7 @@ _COMMANDS = {
     "search": "gpumem_tui.cli.search:search",
     "predict": "gpumem_tui.cli.search:predict",
     "plan": "gpumem_tui.cli.plan:plan",
+    "noise-scale": "gpumem_tui.cli.goals:noise_scale_command",
     "monitor": "gpumem_tui.cli.monitor:monitor",
     "models": "gpumem_tui.cli.catalog:models",
     "gpus": "gpumem_tui.cli.catalog:gpus",

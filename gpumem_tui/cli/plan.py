@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gpumem_tui.cli.common import is_terminal, predict_or_exit
+from gpumem_tui.cli.goals import GOAL_OPTIONS, goals_from, refuse_goals
 from gpumem_tui.cli.search import predicted_size
 from gpumem_tui.cli.workload import (
     AT_LEAST_ONE,
@@ -27,6 +28,7 @@ from gpumem_tui.plan.injected import NAMES
 
 if TYPE_CHECKING:
     from gpumem_tui.options.workload import WorkloadOptions
+    from gpumem_tui.plan.goals import Goals
     from gpumem_tui.plan.plan import Plan
     from gpumem_tui.search.config import SearchConfig
     from gpumem_tui.search.prediction import Traced
@@ -41,6 +43,7 @@ _OF_A_SEARCH = frozenset({"limit_bytes", "share"})
 @click.option(
     "--extra", "extras", type=click.Choice(EXTRAS), multiple=True, help="A technique that only the formula knows."
 )
+@with_options(GOAL_OPTIONS)
 @click.option(
     "--what-if", "what_ifs", type=click.Choice(NAMES), multiple=True,
     help="Of a command: run it with this change only, not with all that apply.",
@@ -62,6 +65,7 @@ def plan(as_json: bool, markdown: bool, **values: Any) -> int:
     no_trace, quiet = values.pop("no_trace"), values.pop("quiet")
     what_ifs, none = values.pop("what_ifs"), values.pop("no_what_if")
     size, extras = values.pop("batch_size"), frozenset(values.pop("extras"))
+    goals = goals_from(values)
     if trained_command() and no_trace:
         raise click.UsageError("--no-trace: nothing but a trace knows a command")
     options, config = configured(values, share=True)
@@ -70,12 +74,13 @@ def plan(as_json: bool, markdown: bool, **values: Any) -> int:
             raise click.UsageError(
                 f"--no-trace: nothing but a trace knows {config.workload.name}: it has no closed form"
             )
+        refuse_goals(goals)
         wanted_changes = _what_ifs(config, what_ifs, extras, none=none)
         return _plan_traced(options, config, size, wanted_changes, as_json=as_json, on_screen=on_screen, quiet=quiet)
     for option, given in (("--what-if", what_ifs), ("--no-what-if", none)):
         if given:
             raise click.UsageError(f"{option}: is about a command; write one after `--`")
-    wanted = _planned(config, size or 1, extras)
+    wanted = _planned(config, size or 1, extras, goals)
     if on_screen:
         from gpumem_tui.tui.start import open_plan
 
@@ -95,7 +100,7 @@ def plan(as_json: bool, markdown: bool, **values: Any) -> int:
 plan.params = [option for option in plan.params if option.name not in _OF_A_SEARCH]
 
 
-def _planned(config: SearchConfig, batch_size: int, extras: Extras) -> Plan:
+def _planned(config: SearchConfig, batch_size: int, extras: Extras, goals: Goals) -> Plan:
     """The plan of a model with a closed form."""
     from gpumem_tui.plan.controls import check
     from gpumem_tui.plan.plan import Plan
@@ -107,7 +112,8 @@ def _planned(config: SearchConfig, batch_size: int, extras: Extras) -> Plan:
         reason = why_not(extra, shape, recipe)
         if reason is not None:
             raise click.UsageError(f"--extra {extra}: {reason}")
-    wanted = Plan(shape, recipe, config.device.gpu, batch_size, config.headroom, config.target_batch, extras)
+    goals.check(has_tokens=bool(shape.seq_len))
+    wanted = Plan(shape, recipe, config.device.gpu, batch_size, config.headroom, config.target_batch, extras, goals)
     check(wanted)
     return wanted
 

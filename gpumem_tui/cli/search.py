@@ -39,9 +39,10 @@ def search(as_json: bool, plain: bool, quiet: bool, **values: Any) -> int:
     """
     if as_json and plain:
         raise click.UsageError("--json and --plain: give only one of them")
+    from gpumem_tui.options.configuration import check_searchable
+
     options, config = configured(values)
-    _refuse_sharding(config)
-    _refuse_idle_gpus(config)
+    check_searchable(config.workload)
     _need_batch(config)
     if not as_json and not plain and is_terminal():
         from gpumem_tui.tui.start import open_search
@@ -74,12 +75,13 @@ def predict(
     `gpumem-tui predict -- python train.py --batch-size 32`.
     """
     from gpumem_tui.cli.snapshot import check_target, write_prediction
+    from gpumem_tui.options.configuration import check_gpus_are_used
     from gpumem_tui.search.headless import show_prediction
 
     if snapshot is not None:
         check_target(snapshot)
     _, config = configured(values, share=True)
-    _refuse_idle_gpus(config)
+    check_gpus_are_used(config.workload)
     size = predicted_size(config, batch_size)
     prediction, ready = predict_or_exit(config, size, quiet=quiet)
     show_prediction(config, prediction, ready, size, by, as_json=as_json)
@@ -105,17 +107,3 @@ def _need_batch(config: SearchConfig) -> None:
     if command is None or command.takes_batch:
         return
     raise click.UsageError(f"-- COMMAND: has no {{batch}}; {command.rewriting}")
-
-
-def _refuse_idle_gpus(config: SearchConfig) -> None:
-    recipe = config.workload.recipe
-    if recipe.gpus > 1 and recipe.sharding == "none" and config.workload.command is None:
-        raise click.UsageError(f"--gpus {recipe.gpus}: is how many to shard over; add --sharding zero1, zero2 or zero3")
-
-
-def _refuse_sharding(config: SearchConfig) -> None:
-    recipe = config.workload.recipe
-    if recipe.sharding != "none":
-        raise click.UsageError(
-            f"--sharding {recipe.sharding}: a search runs the step of one GPU; `gpumem-tui predict` covers sharding"
-        )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -11,7 +10,7 @@ import click
 
 from gpumem_tui.cli.numbers import Finite
 from gpumem_tui.formula.recipe import ATTENTIONS, OPTIMIZERS, PRECISIONS, RECOMPUTES, SHARDINGS
-from gpumem_tui.memory import GIB, KIB, MIB
+from gpumem_tui.options.typed import rows_from, size_from
 
 if TYPE_CHECKING:
     from gpumem_tui.options.workload import WorkloadOptions
@@ -76,16 +75,10 @@ class Size(click.ParamType[int]):
     name = "size"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG]?)(i?B)?", str(value), re.IGNORECASE)
-        size_bytes = 0
-        if match is not None:
-            unit = {"": 1, "K": KIB, "M": MIB, "G": GIB}[match[2].upper()]
-            size_bytes = int(float(match[1]) * unit)
-            if not match[2] and not match[3] and 0 < size_bytes < MIB:
-                self.fail(f"{value} would be bytes: write the unit, as in {value}GiB", param, ctx)
-        if size_bytes <= 0:
-            self.fail(f"{value!r} is not a size such as 20GiB or 512MiB", param, ctx)
-        return size_bytes
+        try:
+            return size_from(str(value))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
 
 
 class Rows(click.ParamType[tuple[str, float]]):
@@ -96,14 +89,10 @@ class Rows(click.ParamType[tuple[str, float]]):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, float]:
         if isinstance(value, tuple):
             return value
-        place, _, share = str(value).rpartition("=")
         try:
-            found = float(share)
-        except ValueError:
-            found = -1.0
-        if not 0 <= found <= 1 or (place and not re.search(r":\d+$", place)):
-            self.fail(f"{value!r} is not a share from 0 to 1 such as 0.25, or FILE:LINE=SHARE", param, ctx)
-        return place, found
+            return rows_from(str(value))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
 
 
 AT_LEAST_ONE = click.IntRange(min=1)

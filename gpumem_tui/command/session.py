@@ -96,7 +96,7 @@ class _Session:
             return
         self._link.ended()
         if self._link.has_all_steps:  # to take apart what a long run leaves would take a second
-            from gpumem_tui.trial.output import flush_output
+            from gpumem_tui.output_lines import flush_output
 
             flush_output()
             os._exit(0)

@@ -199,7 +199,7 @@ class _Simulated(_Trial):
 
     def _failed_in_backward(self, error: Exception) -> None:
         from gpumem_tui.command.errors import described
-        from gpumem_tui.trial.output import flush_output
+        from gpumem_tui.output_lines import flush_output
 
         self.link.failed(described(error))
         flush_output()

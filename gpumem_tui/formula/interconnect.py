@@ -75,16 +75,17 @@ def sent_bytes(shape: ModelShape, recipe: Recipe, gpus: int) -> float:
 
 
 def efficiency(
-    shape: ModelShape, recipe: Recipe, gpus: int, link: Link, pass_s: float, step_s: float
+    shape: ModelShape, recipe: Recipe, gpus: int, link: Link, step_s: float, passes: int
 ) -> tuple[float, float]:
     """Share of each GPU's speed that is left over `gpus`: with nothing hidden, and with all that backward can hide.
 
     Args:
-        pass_s: the forward and backward that the communication may hide behind, in seconds.
-        step_s: the whole optimizer step on one GPU, accumulation included, in seconds.
+        step_s: a whole optimizer step on one GPU, its passes included, in seconds.
+        passes: of that step. Gradients are summed after the last (torch's ``no_sync``); ZeRO 3 communicates in each.
     """
     if gpus == 1:
         return 1.0, 1.0
-    communication_s = sent_bytes(shape, recipe, gpus) / (link.gigabytes_per_s * _GIGA)
-    exposed_s = max(0.0, communication_s - _BACKWARD_SHARE * pass_s)
+    times = passes if recipe.sharding == "zero3" else 1
+    communication_s = times * sent_bytes(shape, recipe, gpus) / (link.gigabytes_per_s * _GIGA)
+    exposed_s = max(0.0, communication_s - times * _BACKWARD_SHARE * step_s / passes)
     return step_s / (step_s + communication_s), step_s / (step_s + exposed_s)

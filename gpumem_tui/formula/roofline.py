@@ -28,6 +28,8 @@ TERA, GIGA = 1e12, 1e9
 _TILE = 128
 _PIECE = 512
 """Terms of a sum below which it is not cut. Assumed."""
+_LEAST_SIDE = 32
+"""A side of an output that is shorter takes as long as this one: of the smallest tiles of NVIDIA's libraries."""
 _BACKWARD_PASSES = 2
 """Products of backward for one of forward: the gradients of its two operands."""
 
@@ -113,6 +115,7 @@ def _times(product: Matmul, recipe: Recipe) -> int:
     return 1 + _BACKWARD_PASSES + again
 
 
+@lru_cache(maxsize=4096)
 def pass_seconds(shape: ModelShape, recipe: Recipe, gpu: Gpu, batch_size: int, share: float) -> float | Unknown:
     """Seconds of one forward and backward of `batch_size` samples on one GPU at that share of the highest rate."""
     products, found = matmuls(shape), engine(shape, recipe, gpu)
@@ -157,13 +160,17 @@ def _sum(
         elements = count * (rows * depth / product.window + depth * columns + rows * columns)
         if product.heads and fused(recipe):
             elements -= count * product.rows**2
-        flops = 2.0 * rows * columns * depth * count
         again = _times(product, recipe) - 1 - _BACKWARD_PASSES
-        forward = seconds(flops, count * _parts(rows, columns, depth), elements)
-        backward = seconds(flops, count * _parts(rows, depth, columns), elements)
-        backward += seconds(flops, count * _parts(depth, columns, rows), elements)
-        total += product.times * (forward * (1 + again) + backward)
+        forward, *backward = (
+            seconds(count * _flops(*dims), count * _parts(*dims), elements)
+            for dims in ((rows, columns, depth), (rows, depth, columns), (depth, columns, rows))
+        )
+        total += product.times * (forward * (1 + again) + sum(backward))
     return total
+
+
+def _flops(rows: int, columns: int, terms: int) -> float:
+    return 2.0 * max(rows, _LEAST_SIDE) * max(columns, _LEAST_SIDE) * terms
 
 
 def _parts(rows: int, columns: int, terms: int) -> int:

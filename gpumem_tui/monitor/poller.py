@@ -131,9 +131,11 @@ class GpuPoller:
             self.raw.sm_percents = gpu.sm_percents()
 
     def _read_at(self, pace: Pace, gpu: GpuHandle) -> None:
-        names = [name for name in _NAMES[pace] if READINGS[name].in_mig or not self._in_mig]
+        names = _NAMES[pace, self._in_mig]
         found = gpu.read(names)
-        self.raw.readings.update({name: found.get(name, _NOT_SUPPORTED) for name in names})
+        self.raw.readings.update(found)
+        if len(found) < len(names):
+            self.raw.readings.update(dict.fromkeys(set(names) - found.keys(), _NOT_SUPPORTED))
 
     def _read_mig(self, gpu: GpuHandle) -> None:
         was_in_mig, self._in_mig = self._in_mig, gpu.divided() is True
@@ -152,7 +154,13 @@ class GpuPoller:
         return any(isinstance(read.memory, Unknown) for read in self.raw.instances)
 
 
-_NAMES = {pace: [name for name, entry in READINGS.items() if entry.pace is pace] for pace in Pace}
+def _names(pace: Pace, *, in_mig: bool) -> tuple[str, ...]:
+    due = ((name, entry) for name, entry in READINGS.items() if entry.pace is pace)
+    return tuple(name for name, entry in due if entry.in_mig or not in_mig)
+
+
+_NAMES = {(pace, in_mig): _names(pace, in_mig=in_mig) for pace in Pace for in_mig in (False, True)}
+"""What is asked for at each pace, of a whole GPU and of one that MIG divides."""
 
 
 def _read_instance(instance: InstanceHandle) -> InstanceRead:

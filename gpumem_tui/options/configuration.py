@@ -12,6 +12,7 @@ from gpumem_tui.errors import OptionError
 from gpumem_tui.formula.predict import DEFAULT_HEADROOM
 from gpumem_tui.memory import Unknown, format_bytes
 from gpumem_tui.monitor.devices import list_gpus
+from gpumem_tui.options.typed import size_from
 from gpumem_tui.options.workload import (
     ModelChanges,
     WorkloadOptions,
@@ -26,6 +27,7 @@ from gpumem_tui.plan.plan import Plan
 from gpumem_tui.search import strategy
 from gpumem_tui.search.config import SearchConfig
 from gpumem_tui.simulator.settings import AllocatorSettings, AllocatorSettingsError
+from gpumem_tui.workload.spec import WorkloadSpec
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,7 @@ def configure(options: Options) -> SearchConfig:
     Raises:
         OptionError: the options are wrong, or do not go together.
     """
-    python = _interpreter(options.python) or sys.executable
+    python = interpreter(options.python) or sys.executable
     workload = options.trained.spec(python)
     gpus = list_gpus()
     if not isinstance(gpus, Unknown):
@@ -84,8 +86,7 @@ def configure(options: Options) -> SearchConfig:
     if workload.command is not None:
         device = with_ranks(device, workload.command.processes, gpus, share=options.share)
     limit_bytes = options.limit_bytes or share_limit_bytes(device)
-    if (limit_bytes or 0) > device.gpu.total_bytes:
-        raise OptionError(f"--limit: the device has only {format_bytes(device.gpu.total_bytes)}")
+    _check_limit(limit_bytes, device.gpu.total_bytes)
     try:
         allocator = AllocatorSettings.from_environment()
     except AllocatorSettingsError as error:
@@ -105,7 +106,56 @@ def configure(options: Options) -> SearchConfig:
     )
 
 
-def _interpreter(path: str | None) -> str | None:
+def limit_from(text: str, total_bytes: int) -> int:
+    """A cap on the allocator as it is typed.
+
+    Raises:
+        OptionError: no size, or more than the device has.
+    """
+    try:
+        limit_bytes = size_from(text)
+    except ValueError as error:
+        raise OptionError(f"--limit: {error}") from error
+    _check_limit(limit_bytes, total_bytes)
+    return limit_bytes
+
+
+def _check_limit(limit_bytes: int | None, total_bytes: int) -> None:
+    if (limit_bytes or 0) > total_bytes:
+        raise OptionError(f"--limit: the device has only {format_bytes(total_bytes)}")
+
+
+def check_searchable(workload: WorkloadSpec) -> None:
+    """Whether a search can run the step.
+
+    Raises:
+        OptionError: it is one of several GPUs, which only a prediction covers, or the GPUs have nothing to do.
+    """
+    recipe = workload.recipe
+    if recipe.sharding != "none":
+        raise OptionError(
+            f"--sharding {recipe.sharding}: a search runs the step of one GPU; `gpumem-tui predict` covers sharding"
+        )
+    check_gpus_are_used(workload)
+
+
+def check_gpus_are_used(workload: WorkloadSpec) -> None:
+    """Whether several GPUs have something to divide among them.
+
+    Raises:
+        OptionError: they have not.
+    """
+    recipe = workload.recipe
+    if recipe.gpus > 1 and recipe.sharding == "none" and workload.command is None:
+        raise OptionError(f"--gpus {recipe.gpus}: is how many to shard over; add --sharding zero1, zero2 or zero3")
+
+
+def interpreter(path: str | None) -> str | None:
+    """The program behind ``--python``; None for none given.
+
+    Raises:
+        OptionError: it cannot be run.
+    """
     if path is None:
         return None
     found = shutil.which(os.path.expanduser(path))

@@ -8,7 +8,7 @@ from typing import Any
 from gpumem_tui.memory import ALLOCATED_BUCKETS, Bucket, Unknown, format_bytes, format_range
 from gpumem_tui.plan.command import BatchRow, CommandAnswers, CommandPlan, GpuRow, TechniqueRow, gpu_rows
 from gpumem_tui.plan.markdown import bullets, table
-from gpumem_tui.search import report
+from gpumem_tui.search import json_report, report
 from gpumem_tui.search.ranges import FIT_ANSWERS, largest_words, range_line, room_words, up_to
 
 _PLACES = 12
@@ -22,8 +22,8 @@ def command_plan_json(plan: CommandPlan) -> dict[str, Any]:
     answers = CommandAnswers(plan)
     tried, others = answers.techniques()
     return {
-        **report.prediction_json(plan.config, plan.predicted.prediction, plan.batch_size),
-        "accumulation": None if plan.accumulation is None else report.accumulation_json(plan.accumulation),
+        **json_report.prediction_json(plan.config, plan.predicted.prediction, plan.batch_size),
+        "accumulation": None if plan.accumulation is None else json_report.accumulation_json(plan.accumulation),
         "techniques": [_technique_json(row) for row in tried],
         "not_applicable": [{"key": row.change.key, "name": row.change.name, "reason": row.reason} for row in others],
         "gpus": [_gpu_json(plan, row) for row in gpu_rows(plan)],

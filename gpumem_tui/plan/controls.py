@@ -176,7 +176,8 @@ def plan_of(draft: Draft) -> Plan:
         raise PlanError(
             "target_batch", f"{target:,} is less than one pass of {samples:,} ({draft.batch_size:,} × {gpus})"
         )
-    return Plan(shape, draft.recipe, draft.gpu, draft.batch_size, draft.headroom, target, draft.extras)
+    recipe, extras, goals = draft.recipe, draft.extras, draft.goals
+    return Plan(shape, recipe, draft.gpu, draft.batch_size, draft.headroom, target, extras, goals)
 
 
 def remarks(plan: Plan) -> Iterator[tuple[str, str]]:

@@ -11,6 +11,7 @@ from gpumem_tui.catalog.loader import models
 from gpumem_tui.catalog.shapes import Gpu, ModelShape, ShapeError
 from gpumem_tui.formula.extras import NO_EXTRAS, Extras
 from gpumem_tui.formula.recipe import Recipe
+from gpumem_tui.plan.goals import NO_GOALS, Goals
 from gpumem_tui.plan.plan import Plan
 
 SHAPE_LIMITS = {
@@ -31,6 +32,7 @@ class Draft:
         headroom: share of the GPU that the formula leaves free.
         target_batch: samples wanted per optimizer step over all GPUs; None for no wish.
         extras: techniques that only the formula knows.
+        goals: what the plan is for.
     """
 
     base: ModelShape
@@ -41,6 +43,7 @@ class Draft:
     target_batch: int | None
     changes: Mapping[str, int] = field(default_factory=dict)
     extras: Extras = NO_EXTRAS
+    goals: Goals = NO_GOALS
 
     @property
     def pass_samples(self) -> int:
@@ -68,7 +71,17 @@ def draft_of(plan: Plan) -> Draft:
         with suppress(ShapeError):  # a shape that cannot exist is nothing but itself
             if known.overridden(**differing) == plan.shape:
                 base, changes = known, differing
-    return Draft(base, plan.recipe, plan.gpu, plan.batch_size, plan.headroom, plan.target_batch, changes, plan.extras)
+    return Draft(
+        base,
+        plan.recipe,
+        plan.gpu,
+        plan.batch_size,
+        plan.headroom,
+        plan.target_batch,
+        changes,
+        plan.extras,
+        plan.goals,
+    )
 
 
 def has_field(shape: ModelShape, name: str) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import Any
 
 from gpumem_tui.catalog.loader import gpus, models
@@ -12,15 +12,20 @@ from gpumem_tui.formula.predict import DEFAULT_HEADROOM
 from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.memory import Unknown
 from gpumem_tui.plan.answers import answer, on_gpu
+from gpumem_tui.plan.by_gpu import LargestOnGpu, largest_by_gpu
 from gpumem_tui.plan.curves import Curve, curves
 from gpumem_tui.plan.draft import draft_of
-from gpumem_tui.plan.judgement import judgements, throughput
+from gpumem_tui.plan.goals import Goals
+from gpumem_tui.plan.judgement import judgements
+from gpumem_tui.plan.lacking import lacking
 from gpumem_tui.plan.plan import Plan
+from gpumem_tui.plan.speed import rate, run, throughput
 from gpumem_tui.plan.step_memory import memory_over_step
 from gpumem_tui.plan.techniques import Combination, Technique, cheapest_combination, techniques
-from gpumem_tui.search import report
+from gpumem_tui.search import json_report
 from gpumem_tui.search.config import Device, SearchConfig
 from gpumem_tui.search.prediction import Formula, Prediction, Traced
+from gpumem_tui.simulator.profile import beside_allocator_bytes
 from gpumem_tui.workload.spec import WorkloadSpec
 
 # Command line
@@ -44,7 +49,18 @@ def command_line(plan: Plan) -> str | Unknown:
         words += ["--target-batch", str(plan.target_batch)]
     for extra in sorted(plan.extras):
         words += ["--extra", extra]
+    words += _goal_words(plan.goals)
     return shlex.join(words)
+
+
+def _goal_words(goals: Goals) -> list[str]:
+    given = [
+        (field.name, getattr(goals, field.name))
+        for field in fields(Goals)
+        if field.name != "norms" and getattr(goals, field.name) != field.default
+    ]
+    norms = [word for one in goals.norms for word in ("--gradient-norm", f"{one.batch_size}={one.norm!r}")]
+    return [*_options(given), *norms]
 
 
 def _options(values: Iterable[tuple[str, object]]) -> list[str]:
@@ -74,8 +90,9 @@ def plan_json(plan: Plan, traced: Traced | Unknown, device: Device | None = None
         traced = on_gpu(plan, traced)
     config = SearchConfig(WorkloadSpec(plan.recipe, shape=plan.shape), device or Device(plan.gpu, simulated=True))
     now, judged = answer(plan), techniques(plan)
-    formula = Formula(config.workload, plan.gpu.total_bytes, plan.headroom, plan.extras)
-    body = report.prediction_json(config, Prediction(formula, traced), plan.batch_size)
+    beside_bytes = beside_allocator_bytes(plan.gpu)
+    formula = Formula(config.workload, plan.gpu.total_bytes, plan.headroom, plan.extras, beside_bytes)
+    body = json_report.prediction_json(config, Prediction(formula, traced), plan.batch_size)
     body["workload"]["extras"] = sorted(plan.extras)
     command = command_line(plan)
     return {
@@ -83,10 +100,14 @@ def plan_json(plan: Plan, traced: Traced | Unknown, device: Device | None = None
         "fits": now.fits,
         "spare_bytes": now.spare_bytes,
         "accumulation": {
-            **report.accumulation_json(now.accumulation),
+            **json_report.accumulation_json(now.accumulation),
             "target_batch": plan.target_batch,
             "global_batch_tokens": now.global_batch_tokens or None,
         },
+        "speed": _speed_json(plan),
+        "run": _run_json(plan),
+        "notes": list(lacking(plan)),
+        "gpus": [_on_gpu_json(row) for row in largest_by_gpu(plan, traced if isinstance(traced, Traced) else None)],
         "techniques": [_technique_json(technique) for technique in judged.helping],
         "not_applicable": [{"name": entry.name, "reason": entry.reason} for entry in judged.not_applicable],
         "combination": _combination_json(cheapest_combination(plan)),
@@ -101,6 +122,49 @@ def all_curves(plan: Plan, traced: Traced | Unknown) -> tuple[Curve, ...]:
     """The curves of the closed form, memory over a step (traced where there is a trace) and throughput."""
     over_step = memory_over_step(plan, traced if isinstance(traced, Traced) else None)
     return (*curves(plan), over_step, throughput(plan))
+
+
+def _on_gpu_json(row: LargestOnGpu) -> dict[str, Any]:
+    return {
+        "name": row.gpu.name,
+        "title": row.gpu.title,
+        "total_bytes": row.gpu.total_bytes,
+        "formula_max_batch_size": row.formula,
+        "traced_max_batch_size": row.traced if isinstance(row.traced, int) else None,
+        "unavailable": row.traced.reason if isinstance(row.traced, Unknown) else None,
+        "same_architecture": row.same_architecture,
+        "notes": list(row.lacks),
+    }
+
+
+def _speed_json(plan: Plan) -> dict[str, Any]:
+    """Of one GPU, never measured here: the least and the most."""
+    found = rate(plan)
+    if isinstance(found, Unknown) or found.engine is None:
+        return {"samples_per_s": None, "unavailable": found.reason if isinstance(found, Unknown) else ""}
+    tokens, share = plan.shape.seq_len, found.engine.share
+    return {
+        "samples_per_s": [found.least, found.most],
+        "tokens_per_s": [found.least * tokens, found.most * tokens] if tokens else None,
+        "assumed_share": [share.least, share.most],
+        "assumed_from": share.source,
+        "peak_tflops": found.engine.tflops,
+        "computed_by": found.engine.name,
+    }
+
+
+def _run_json(plan: Plan) -> dict[str, Any]:
+    """What the wanted tokens take: the least and the most."""
+    found = run(plan)
+    if isinstance(found, Unknown):
+        return {"hours": None, "unavailable": found.reason}
+    return {
+        "tokens": found.tokens,
+        "link": None if found.link is None else found.link.name,
+        "hours": list(found.hours),
+        "gpu_hours": list(found.gpu_hours),
+        "cost": None if found.cost is None else list(found.cost),
+    }
 
 
 def _technique_json(technique: Technique) -> dict[str, Any]:
@@ -126,7 +190,7 @@ def _combination_json(found: Combination | Unknown) -> dict[str, Any]:
         "batch_size": found.plan.batch_size,
         "peak_bytes": found.peak_bytes,
         "max_batch_size": found.max_batch_size,
-        "accumulation": report.accumulation_json(found.accumulation),
+        "accumulation": json_report.accumulation_json(found.accumulation),
         "formula_only": found.formula_only,
         "command": command if isinstance(command, str) else None,
     }

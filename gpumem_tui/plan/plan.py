@@ -8,6 +8,7 @@ from gpumem_tui.catalog.shapes import Gpu, ModelShape
 from gpumem_tui.formula.extras import NO_EXTRAS, Extras
 from gpumem_tui.formula.predict import DEFAULT_HEADROOM
 from gpumem_tui.formula.recipe import Recipe
+from gpumem_tui.plan.goals import NO_GOALS, Goals
 
 
 @dataclass(frozen=True)
@@ -19,6 +20,7 @@ class Plan:
         headroom: share of the GPU that the formula leaves free.
         target_batch: samples wanted per optimizer step over all GPUs; None for no wish.
         extras: techniques that only the formula knows; a plan with any cannot be traced or searched.
+        goals: what it is for; none of that changes what fits.
     """
 
     shape: ModelShape
@@ -28,3 +30,4 @@ class Plan:
     headroom: float = DEFAULT_HEADROOM
     target_batch: int | None = None
     extras: Extras = NO_EXTRAS
+    goals: Goals = NO_GOALS

@@ -17,6 +17,7 @@ from gpumem_tui.formula.extras import Extra
 from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.plan.controls import PlanError, plan_of
 from gpumem_tui.plan.draft import draft_of
+from gpumem_tui.plan.goals import NO_GOALS, Goals
 from gpumem_tui.plan.plan import Plan
 
 SCHEMA = 1
@@ -48,6 +49,7 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
     headroom: float
     target_batch: int | None
     extras: tuple[Extra, ...]
+    goals: Goals = NO_GOALS
 
 
 class PlanStore:

@@ -7,11 +7,11 @@ from collections.abc import Iterable
 import torch
 
 from gpumem_tui.memory import Bucket
-from gpumem_tui.probe.documents import KeptJson, LookedDeviceJson
+from gpumem_tui.probe.documents import KeptPlace, LookedDevice
 from gpumem_tui.probe.history import StepHistory
-from gpumem_tui.probe.tensors import host_memory_of
 from gpumem_tui.probe.wire import CPU
 from gpumem_tui.step import Phase
+from gpumem_tui.step.walking import host_memory_of
 
 
 class BetweenSteps:
@@ -58,10 +58,10 @@ class BetweenSteps:
     def end_step(self) -> None:
         """The step ends."""
 
-    def result(self) -> list[LookedDeviceJson]:
+    def result(self) -> list[LookedDevice]:
         """What is there."""
         return [self._history.result(CPU, "")]
 
-    def kept(self) -> list[KeptJson] | None:
+    def kept(self) -> list[KeptPlace] | None:
         """Not known."""
         return None

@@ -11,13 +11,13 @@ import torch
 
 from gpumem_tui.memory import Bucket
 from gpumem_tui.probe import allocator
-from gpumem_tui.probe.documents import KeptJson, LookedDeviceJson
+from gpumem_tui.probe.documents import KeptPlace, LookedDevice
 from gpumem_tui.probe.history import StepHistory, listed_as_kept
 from gpumem_tui.probe.segments import Segments
-from gpumem_tui.probe.tensors import memory_of
 from gpumem_tui.step import Phase
 from gpumem_tui.step.cuda_history import HistoryNote, HistoryNotes, in_order, made_at
 from gpumem_tui.step.sites import RunningModules
+from gpumem_tui.step.walking import memory_of
 
 _MOST_EVENTS = 1_000_000
 
@@ -107,7 +107,7 @@ class HistoryRecorder:
         for notes in self._notes.values():
             notes.add(step_ends=True)
 
-    def result(self) -> list[LookedDeviceJson]:
+    def result(self) -> list[LookedDevice]:
         """What was written down of the step that has just ended."""
         found = []
         for device, history in self._histories():
@@ -117,7 +117,7 @@ class HistoryRecorder:
             found.append(history.result(device, allocator.device_uuid(device)))
         return found
 
-    def kept(self) -> list[KeptJson]:
+    def kept(self) -> list[KeptPlace]:
         """What each of the steps left behind; asked at the end of the last.
 
         Raises:
@@ -126,7 +126,7 @@ class HistoryRecorder:
         found = [row for device, history in self._histories() for row in listed_as_kept(device, history.kept())]
         if "events" in self.unavailable:
             raise RuntimeError(self.unavailable["events"])
-        return sorted(found, key=lambda row: -row["bytes"])
+        return sorted(found, key=lambda row: -row.bytes)
 
     def _histories(self) -> Iterator[tuple[int, StepHistory]]:
         """What was written down by now, by device."""

@@ -1,6 +1,7 @@
 """The documents beside a ring, JSON with a schema's number, and the requests a viewer makes.
 
-Standard library only, Python 3.9. The `TypedDict` classes say what the probe writes; a reader validates.
+Standard library only, Python 3.9: the probe writes these classes, and `gpumem_tui.watch.documents` reads them, checked
+by their annotations. A field with a default is one that probes of an earlier version do not write.
 """
 
 from __future__ import annotations
@@ -8,8 +9,9 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
-from typing import Any, TypedDict, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
+from gpumem_tui.memory import Breakdown
 from gpumem_tui.probe.files import WireError
 
 SCHEMA = 1
@@ -18,58 +20,80 @@ MAX_REQUEST_BYTES = 4096
 LARGEST = (1 << 63) - 1
 
 
-# What the probe writes
+@dataclass(frozen=True)
+class AtLeast:
+    """In an annotation: the least that a number may be. An integer may be `LARGEST` at most."""
+
+    value: int
 
 
-class ParameterJson(TypedDict):
-    """One parameter of a model. `shape` is the global one where a tensor is sharded."""
+Count = Annotated[int, AtLeast(0)]
+Seconds = Annotated[float, AtLeast(0)]
+DeviceNumber = Annotated[int, AtLeast(-1)]
+"""As in `wire.Record`: of a CUDA device, or `wire.CPU`."""
+
+
+# What is trained
+
+
+@dataclass(frozen=True)
+class TrainedParameter:
+    """One parameter of a model. `shape` is the whole one where the tensor is sharded over ranks."""
 
     name: str
-    shape: list[int]
+    shape: tuple[Count, ...]
     dtype: str
     trained: bool
 
 
-class ModelJson(TypedDict):
+@dataclass(frozen=True)
+class TrainedModel:
     """A module tree of which something is trained. `name` is its class; `truncated`: more than fit are left out."""
 
     name: str
-    parameters: list[ParameterJson]
+    parameters: tuple[TrainedParameter, ...]
     truncated: bool
 
 
-class OptimizerJson(TypedDict):
+@dataclass(frozen=True)
+class TrainedOptimizer:
     """One optimizer. `options` are the plain values of its first parameter group: ``lr``, ``fused``, ..."""
 
     name: str
-    parameters: int
+    parameters: Count
     options: dict[str, Any]
 
 
-class UntrainedJson(TypedDict):
+@dataclass(frozen=True)
+class Untrained:
     """What all module trees of one class of which nothing is trained hold of one device: a frozen teacher, a moving
     average. `bytes` are of parameters and buffers that no trained tree holds too."""
 
     name: str
-    device: int
-    bytes: int
+    device: DeviceNumber
+    bytes: Count
 
 
-class ModelDocument(TypedDict):
+@dataclass(frozen=True)
+class Trained:
     """``.model.json``: what is trained; replaced when that changes. `models` is empty if no module was found.
 
     `complete` is False where the probe came in late and has not yet seen all of the process: modules may be missing.
     """
 
-    step: int
-    wall_ns: int
-    models: list[ModelJson]
-    optimizers: list[OptimizerJson]
-    untrained: list[UntrainedJson]
-    complete: bool
+    models: tuple[TrainedModel, ...]
+    optimizers: tuple[TrainedOptimizer, ...]
+    untrained: tuple[Untrained, ...] = ()
+    complete: bool = True
+    step: Count = 0
+    wall_ns: Count = 0
 
 
-class HeldJson(TypedDict):
+# A deep look
+
+
+@dataclass(frozen=True)
+class HeldPlace:
     """What one place in the program holds of one bucket at the peak. A text that is empty is unknown.
 
     `bucket` is a key of `gpumem_tui.memory.Bucket`, `module` a qualified name, `source` ``file.py:line``. What was
@@ -81,12 +105,19 @@ class HeldJson(TypedDict):
     operator: str
     module: str
     source: str
-    bytes: int
-    allocations: int
-    before_step: bool
+    bytes: Count
+    allocations: Count
+    before_step: bool = False
+
+    def place(self, by: Literal["module", "source"]) -> str:
+        """Its module or source line, for a person; in brackets why there is none."""
+        if by == "module":
+            return self.module or "(no module known)"
+        return self.source or ("(allocated before this step)" if self.before_step else "(no line known)")
 
 
-class LookedDeviceJson(TypedDict):
+@dataclass(frozen=True)
+class LookedDevice:
     """One device during the looked step.
 
     Attributes:
@@ -95,38 +126,45 @@ class LookedDeviceJson(TypedDict):
         buckets: the bytes at that moment by bucket; their sum is `peak_bytes`.
         held: the same, by place, the largest first. What is too small to list is one row a bucket and
             age with no place, last.
-        timeline: [seconds since the step began, live bytes], thinned out, the peak kept.
-        phases: [seconds since the step began, phase that begins].
+        timeline: (seconds since the step began, live bytes), thinned out, the peak kept.
+        phases: (seconds since the step began, phase that begins).
         peak_s: when the peak was, in seconds since the step began.
     """
 
-    device: int
+    device: DeviceNumber
     device_uuid: str
-    peak_bytes: int
-    buckets: dict[str, int]
-    held: list[HeldJson]
-    timeline: list[tuple[float, int]]
-    phases: list[tuple[float, str]]
-    peak_s: float
+    peak_bytes: Count
+    buckets: dict[str, Count]
+    held: tuple[HeldPlace, ...]
+    timeline: tuple[tuple[Seconds, Count], ...]
+    phases: tuple[tuple[Seconds, str], ...]
+    peak_s: Seconds
+
+    @property
+    def breakdown(self) -> Breakdown:
+        """The buckets, typed."""
+        return Breakdown.from_json(self.buckets)
 
 
-class KeptJson(TypedDict):
+@dataclass(frozen=True)
+class KeptPlace:
     """What each step makes at one place and nobody has released two steps later: a leak, if memory grows by it.
 
     `bytes` and `allocations` are of one step: the least that any of the followed steps kept there. Parameters,
-    gradients and optimizer state are left out. Texts as in `Held`.
+    gradients and optimizer state are left out. Texts as in `HeldPlace`.
     """
 
-    device: int
+    device: DeviceNumber
     operator: str
     module: str
     source: str
-    bytes: int
-    allocations: int
+    bytes: Count
+    allocations: Count
 
 
-class LookDocument(TypedDict):
-    """``.look.json``: the answer to a `Request` of kind ``look``. Written twice: see `kept`.
+@dataclass(frozen=True)
+class LookAnswer:
+    """``.look.json``: the answer to a `ViewerRequest` of kind ``look``. Written twice: see `kept`.
 
     Attributes:
         request: the request's number.
@@ -142,88 +180,101 @@ class LookDocument(TypedDict):
             allocator counts more.
     """
 
-    request: int
-    step: int
-    wall_ns: int
-    step_s: float
+    request: Count
+    step: Count
+    step_s: Seconds
     method: str
-    devices: list[LookedDeviceJson]
-    kept: list[KeptJson] | None
+    devices: tuple[LookedDevice, ...]
     unavailable: dict[str, str]
+    kept: tuple[KeptPlace, ...] | None = None
+    wall_ns: Count = 0
 
 
-class OutOfMemoryDocument(TypedDict):
+# How it ended
+
+
+@dataclass(frozen=True)
+class PostMortem:
     """``.oom.json``: the last time memory ran out.
 
     Attributes:
         device, device_uuid: as in `wire.Record`; device is None if the error did not say.
-        device_name: as CUDA calls it; empty if unknown. compute_capability: (major, minor); None if unknown.
         requested_bytes: of the allocation that failed; None if unknown. `requested_is_rounded`: read from a message.
         device_total_bytes, device_free_bytes: as CUDA said then; None if unknown.
         source: ``file.py:line`` of the program, empty if unknown.
-        message: the error's text, at most 2,000 characters; empty if only the allocator spoke.
+        message: the error's text, at most 2,000 characters; empty if only the allocator spoke. Viewers keep its first
+            line.
         buckets: parameters, gradients, optimizer on that device, at that moment.
         allocated_bytes, reserved_bytes, ...: the allocator's figures at that moment; None without an allocator. What
             `allocated_bytes` exceeds the buckets by is activations, batch data, temporary and other.
-        resident_bytes, limit_bytes, limit_owner: of an error of host memory: what the process held of it (``VmRSS``),
-            by how much it is bound, and whose limit that is, as `gpumem_tui.host_memory.Limit`.
         fatal: whether the error ended the process (True), or was seen when it was raised and may have been caught.
+        device_name: as CUDA calls it; empty if unknown. compute_capability: (major, minor); None if unknown.
+        resident_bytes, limit_bytes, limit_owner: of an error of host memory: what the process held of it (``VmRSS``),
+            by how much it is bound, and whose limit that is, as `gpumem_tui.host_memory.Limit`; None and empty where
+            that is not known.
         samples: the last records, oldest first, as `wire.Record.as_json`.
     """
 
-    step: int
-    wall_ns: int
+    step: Count
+    wall_ns: Count
     device: int | None
     device_uuid: str
-    device_name: str
-    compute_capability: tuple[int, int] | None
-    requested_bytes: int | None
+    requested_bytes: Count | None
     requested_is_rounded: bool
-    device_total_bytes: int | None
-    device_free_bytes: int | None
+    device_total_bytes: Count | None
+    device_free_bytes: Count | None
     source: str
     message: str
-    buckets: dict[str, int]
-    allocated_bytes: int | None
-    reserved_bytes: int | None
-    peak_allocated_bytes: int | None
-    peak_reserved_bytes: int | None
-    retries: int | None
-    ooms: int | None
-    inactive_split_bytes: int | None
-    requested_live_bytes: int | None
-    resident_bytes: int | None
-    limit_bytes: int | None
-    limit_owner: str
+    buckets: dict[str, Count]
+    allocated_bytes: Count | None
+    reserved_bytes: Count | None
+    peak_allocated_bytes: Count | None
+    peak_reserved_bytes: Count | None
+    retries: Count | None
+    ooms: Count | None
+    inactive_split_bytes: Count | None
     fatal: bool
-    samples: list[dict[str, Any]]
+    device_name: str = ""
+    compute_capability: tuple[Count, Count] | None = None
+    resident_bytes: Count | None = None
+    limit_bytes: Count | None = None
+    limit_owner: str = ""
+    requested_live_bytes: Count | None = None
+    samples: tuple[dict[str, Any], ...] = ()
+
+    @property
+    def breakdown(self) -> Breakdown:
+        """The buckets, typed."""
+        return Breakdown.from_json(self.buckets)
 
 
-class ErrorDocument(TypedDict):
-    """``.error.json``: the exception that nobody caught. `error` is its class, `source` the line as above."""
+@dataclass(frozen=True)
+class UncaughtError:
+    """``.error.json``: the exception that nobody caught. `error` is its class, `source` the line as in `PostMortem`."""
 
-    step: int
-    wall_ns: int
+    step: Count
+    wall_ns: Count
     error: str
     message: str
     source: str
 
 
-class ExitDocument(TypedDict):
+@dataclass(frozen=True)
+class Exit:
     """``.exit.json``: how the process ended, written by `gpumem-tui run`, not by the probe.
 
     Attributes:
         exit_code, signal: the one that is not None tells; both are None where that could not be learned.
         killed_for_memory: the kernel killed it because memory ran out.
-        resident_bytes, limit_bytes, limit_owner: as in `OutOfMemoryDocument`, at the end or shortly before.
+        resident_bytes, limit_bytes, limit_owner: as in `PostMortem`, at the end or shortly before.
     """
 
-    wall_ns: int
+    wall_ns: Count
     exit_code: int | None
     signal: int | None
     killed_for_memory: bool
-    resident_bytes: int | None
-    limit_bytes: int | None
+    resident_bytes: Count | None
+    limit_bytes: Count | None
     limit_owner: str
 
 
@@ -269,9 +320,10 @@ def decode_document(data: bytes) -> dict[str, Any]:
     return content
 
 
-def encode_document(content: dict[str, Any]) -> bytes:
+def encode_document(document: object) -> bytes:
     """A document's bytes, with the schema's number."""
-    return json.dumps({"schema": SCHEMA, **content}, allow_nan=False).encode()
+    content = document if isinstance(document, dict) else vars(document)
+    return json.dumps({"schema": SCHEMA, **content}, allow_nan=False, default=vars).encode()
 
 
 def json_object(data: bytes) -> dict[str, Any]:

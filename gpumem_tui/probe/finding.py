@@ -18,8 +18,7 @@ import torch
 from torch import nn
 
 from gpumem_tui.probe.modules import Modules, search_running, sought_in
-from gpumem_tui.probe.tensors import memory_of
-from gpumem_tui.step.walking import gradients_of, outermost, parameters_of, state_of
+from gpumem_tui.step.walking import gradients_of, memory_of, outermost, parameters_of, state_of
 
 _FEW_BLOCKS = 1_000_000
 """Memory blocks of Python's (`sys.getallocatedblocks`) up to which all objects can be gone through in about 30 ms."""

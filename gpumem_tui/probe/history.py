@@ -9,7 +9,7 @@ from collections import defaultdict
 from dataclasses import dataclass, replace
 
 from gpumem_tui.memory import Bucket
-from gpumem_tui.probe.documents import HeldJson, KeptJson, LookedDeviceJson
+from gpumem_tui.probe.documents import HeldPlace, KeptPlace, LookedDevice
 from gpumem_tui.step import Phase, Site
 from gpumem_tui.step.buckets import STEADY_BUCKETS, untagged_bucket
 
@@ -97,7 +97,7 @@ class StepHistory:
         if not allocation.site.module:
             allocation.site = replace(allocation.site, module=module)
 
-    def result(self, device: int, device_uuid: str) -> LookedDeviceJson:
+    def result(self, device: int, device_uuid: str) -> LookedDevice:
         """The peak and what it was made of."""
         peak, peak_bytes = self._peak()
         at_peak = [a for a in self._allocations if a.made <= peak and (a.released is None or a.released > peak)]
@@ -107,14 +107,14 @@ class StepHistory:
             bucket = self._bucket(allocation).value
             buckets[bucket] += allocation.size_bytes
             places[bucket, allocation.site, allocation.made == _BEFORE].append(allocation.size_bytes)
-        return LookedDeviceJson(
+        return LookedDevice(
             device=device,
             device_uuid=device_uuid,
             peak_bytes=peak_bytes,
             buckets=dict(buckets),
-            held=_listed(places),
-            timeline=self._timeline(),
-            phases=[(time_s, phase.value) for _, time_s, phase in self._phases] if self._phases_known else [],
+            held=tuple(_listed(places)),
+            timeline=tuple(self._timeline()),
+            phases=tuple((time_s, phase.value) for _, time_s, phase in self._phases) if self._phases_known else (),
             peak_s=self._events[peak][0] if peak >= 0 else 0.0,
         )
 
@@ -202,10 +202,10 @@ class StepHistory:
         return points if points[-1] == (end_s, live) else [*points, (end_s, live)]
 
 
-def listed_as_kept(device: int, kept: dict[Site, list[int]]) -> list[KeptJson]:
+def listed_as_kept(device: int, kept: dict[Site, list[int]]) -> list[KeptPlace]:
     """What `StepHistory.kept` found on a device, the largest first."""
     rows = [
-        KeptJson(
+        KeptPlace(
             device=device,
             operator=site.operator,
             module=site.module,
@@ -216,10 +216,10 @@ def listed_as_kept(device: int, kept: dict[Site, list[int]]) -> list[KeptJson]:
         for site, sizes in kept.items()
         if sum(sizes)
     ]
-    return sorted(rows, key=lambda row: -row["bytes"])[:LISTED_PLACES]
+    return sorted(rows, key=lambda row: -row.bytes)[:LISTED_PLACES]
 
 
-def _listed(places: dict[_Place, list[int]]) -> list[HeldJson]:
+def _listed(places: dict[_Place, list[int]]) -> list[HeldPlace]:
     """The places that hold most; of the others, one row for each bucket and age."""
     ordered = sorted(places.items(), key=lambda item: -sum(item[1]))
     rows = ordered[:LISTED_PLACES]
@@ -227,7 +227,7 @@ def _listed(places: dict[_Place, list[int]]) -> list[HeldJson]:
     for (bucket, _, before_step), sizes in ordered[LISTED_PLACES:]:
         rest[bucket, Site(), before_step] += sizes
     return [
-        HeldJson(
+        HeldPlace(
             bucket=bucket,
             operator=site.operator,
             module=site.module,

@@ -6,6 +6,7 @@ import sys
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,14 +18,13 @@ from gpumem_tui.probe import allocator
 from gpumem_tui.probe.between import BetweenSteps
 from gpumem_tui.probe.compiler import invisible, uncompiled
 from gpumem_tui.probe.cuda_history import HistoryRecorder
-from gpumem_tui.probe.documents import LookDocument, LookedDeviceJson
+from gpumem_tui.probe.documents import LookAnswer, LookedDevice
 from gpumem_tui.probe.finding import FoundTraining
 from gpumem_tui.probe.operators import OperatorRecorder
-from gpumem_tui.probe.tensors import memory_of
 from gpumem_tui.step import Phase
 from gpumem_tui.step.phases import PhaseHooks, in_backward, mark_backward
 from gpumem_tui.step.sites import SiteFinder
-from gpumem_tui.step.walking import gradients_of, parameters_of, tensors_in
+from gpumem_tui.step.walking import gradients_of, memory_of, parameters_of, tensors_in
 
 _LONGEST_S = 600.0
 _STEPS = 3
@@ -69,7 +69,7 @@ class Look:
         self._step_s = 0.0
         self._recorder: HistoryRecorder | OperatorRecorder | BetweenSteps | None = None
         self._parts: list[tuple[str, weakref.ref[nn.Module]]] = []
-        self._answer: LookDocument | None = None
+        self._answer: LookAnswer | None = None
         self._steps = 0
         self._hooks = PhaseHooks()
         self._first_phase = self._phase = Phase.BATCH
@@ -161,7 +161,7 @@ class Look:
         """Whether this optimizer's step ends the looked one; or it can no longer end as it should."""
         return self._optimizer() is optimizer or bool(self._problem())
 
-    def step_ended(self, step: int) -> LookDocument | None:
+    def step_ended(self, step: int) -> LookAnswer | None:
         """A step has ended: what it was, after the first; what each leaves behind, after the last; else None."""
         self._steps += 1
         self._in_step = self._has_stepped = False
@@ -172,7 +172,7 @@ class Look:
         except Exception as error:  # noqa: BLE001  whatever it is, who asked is told
             return self.abandon(f"{type(error).__name__}: {error}")
 
-    def _after_step(self) -> LookDocument | None:
+    def _after_step(self) -> LookAnswer | None:
         problem, recorder = self._problem(), self._recorder
         if problem or recorder is None or not self._active:
             return self.abandon(problem or "no module's forward came before backward")
@@ -184,18 +184,19 @@ class Look:
             if recorder.events > _MOST_FOLLOWED:
                 return self.abandon(f"two more steps of {recorder.events:,} allocations and releases are too much")
         if self.is_over:
-            self._answer = {**self._answer, "kept": recorder.kept()}
+            kept = recorder.kept()
+            self._answer = replace(self._answer, kept=None if kept is None else tuple(kept))
             self.disarm()
         else:
             self._enter(self._first_phase)
         return self._answer if self.is_over or self._steps == 1 else None
 
-    def abandon(self, reason: str) -> LookDocument:
+    def abandon(self, reason: str) -> LookAnswer:
         """Stop, and say that nothing more was seen: nothing at all, or not what steps leave behind."""
         self.is_over = True
         self.stop()
         if self._answer is not None:
-            return {**self._answer, "unavailable": {**self._answer["unavailable"], "kept": reason}}
+            return replace(self._answer, unavailable={**self._answer.unavailable, "kept": reason})
         return self._document([], {"look": reason})
 
     def stop(self) -> bool:
@@ -217,14 +218,14 @@ class Look:
             return f"no step ended within {_LONGEST_S:.0f} s"
         return self._failure
 
-    def _document(self, devices: list[LookedDeviceJson], unavailable: dict[str, str]) -> LookDocument:
-        return LookDocument(
+    def _document(self, devices: list[LookedDevice], unavailable: dict[str, str]) -> LookAnswer:
+        return LookAnswer(
             request=self._request,
             step=self._step,
             wall_ns=time.time_ns(),
             step_s=self._step_s,
             method=self._recorder.method if self._recorder is not None and devices else "",
-            devices=devices,
+            devices=tuple(devices),
             kept=None,
             unavailable=unavailable,
         )

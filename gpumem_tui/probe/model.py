@@ -10,35 +10,35 @@ from typing import Any
 import torch
 from torch import nn
 
-from gpumem_tui.probe.documents import ModelJson, OptimizerJson, ParameterJson, UntrainedJson
+from gpumem_tui.probe.documents import TrainedModel, TrainedOptimizer, TrainedParameter, Untrained
 from gpumem_tui.probe.finding import parameters_in
-from gpumem_tui.probe.tensors import memory_of
+from gpumem_tui.step.walking import memory_of
 
 _MOST_PARAMETERS = 20_000
 
 
-def describe_models(roots: Iterable[nn.Module]) -> list[ModelJson]:
+def describe_models(roots: Iterable[nn.Module]) -> list[TrainedModel]:
     """What is trained, parameter by parameter. Nothing is copied from a device."""
-    found: list[ModelJson] = []
+    found: list[TrainedModel] = []
     for root in roots:
         named = list(nn.Module.named_parameters(root))
-        parameters = [
-            ParameterJson(
+        parameters = tuple(
+            TrainedParameter(
                 name=name,
-                shape=list(parameter.shape),
+                shape=tuple(parameter.shape),
                 dtype=str(parameter.dtype).replace("torch.", ""),
                 trained=parameter.requires_grad,
             )
             for name, parameter in named[:_MOST_PARAMETERS]
-        ]
-        found.append(ModelJson(name=_name(root), parameters=parameters, truncated=len(named) > _MOST_PARAMETERS))
+        )
+        found.append(TrainedModel(name=_name(root), parameters=parameters, truncated=len(named) > _MOST_PARAMETERS))
     return found
 
 
-def describe_optimizers(optimizers: Iterable[torch.optim.Optimizer]) -> list[OptimizerJson]:
+def describe_optimizers(optimizers: Iterable[torch.optim.Optimizer]) -> list[TrainedOptimizer]:
     """The optimizers and the options of their first groups."""
     return [
-        OptimizerJson(
+        TrainedOptimizer(
             name=_name(optimizer),
             parameters=sum(len(group["params"]) for group in optimizer.param_groups),
             options={key: value for key, value in optimizer.param_groups[0].items() if _is_plain(value)},
@@ -48,7 +48,7 @@ def describe_optimizers(optimizers: Iterable[torch.optim.Optimizer]) -> list[Opt
     ]
 
 
-def describe_untrained(untrained: Iterable[nn.Module], trained: Iterable[nn.Module]) -> list[UntrainedJson]:
+def describe_untrained(untrained: Iterable[nn.Module], trained: Iterable[nn.Module]) -> list[Untrained]:
     """What `untrained` trees hold, by class and device. A storage counts once, and not where a trained tree has it."""
     counted = {storage._cdata for root in trained for _, storage in _storages(root)}
     sizes: dict[tuple[str, int], int] = {}
@@ -58,7 +58,7 @@ def describe_untrained(untrained: Iterable[nn.Module], trained: Iterable[nn.Modu
                 counted.add(storage._cdata)
                 key = _name(root), device
                 sizes[key] = sizes.get(key, 0) + storage.nbytes()
-    return [UntrainedJson(name=name, device=device, bytes=size) for (name, device), size in sizes.items() if size]
+    return [Untrained(name=name, device=device, bytes=size) for (name, device), size in sizes.items() if size]
 
 
 def _storages(root: nn.Module) -> Iterator[tuple[int, torch.UntypedStorage]]:

@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -19,7 +19,7 @@ import torch
 from gpumem_tui import host_memory
 from gpumem_tui.probe import allocator
 from gpumem_tui.probe.compiler import uncompiled
-from gpumem_tui.probe.documents import OutOfMemoryDocument
+from gpumem_tui.probe.documents import PostMortem
 from gpumem_tui.probe.finding import Holdings
 from gpumem_tui.probe.wire import CPU, Record
 from gpumem_tui.step.sites import is_own
@@ -67,7 +67,7 @@ class BlackBox:
     def __init__(
         self,
         look: Callable[[], LastState],
-        publish: Callable[[OutOfMemoryDocument], None],
+        publish: Callable[[PostMortem], None],
         publish_error: Callable[[str, str, str], None],
         guarded: Callable[[Callable[[], None]], object],
     ) -> None:
@@ -75,7 +75,7 @@ class BlackBox:
         self._publish = publish
         self._publish_error = publish_error
         self._guarded = guarded
-        self._last: OutOfMemoryDocument | None = None
+        self._last: PostMortem | None = None
         self._last_at = -_SAME_ERROR_S
         self._watches_allocator = False
         self._uncaught = 0
@@ -147,17 +147,17 @@ class BlackBox:
             where = trace if cause is error else cause.__traceback__
             self._guarded(lambda: self._write(self._last_document(cause, where)))
 
-    def _last_document(self, error: BaseException, trace: TracebackType | None) -> OutOfMemoryDocument:
+    def _last_document(self, error: BaseException, trace: TracebackType | None) -> PostMortem:
         text = str(error)
         document = self._last
         if not isinstance(error, _OutOfMemory):
             document = _host_document(self._look(), text)
-        elif document is None or document["device"] == CPU or time.monotonic() - self._last_at > _SAME_ERROR_S:
+        elif document is None or document.device == CPU or time.monotonic() - self._last_at > _SAME_ERROR_S:
             document = _document_of_message(self._look(), text)
-        source = _failing_line(trace) or document["source"]
-        return {**document, "source": source, "message": text[:_MESSAGE_LENGTH], "fatal": True}
+        source = _failing_line(trace) or document.source
+        return replace(document, source=source, message=text[:_MESSAGE_LENGTH], fatal=True)
 
-    def _write(self, document: OutOfMemoryDocument) -> None:
+    def _write(self, document: PostMortem) -> None:
         self._last, self._last_at = document, time.monotonic()
         self._publish(document)
 
@@ -198,7 +198,7 @@ def _document(
     device_free_bytes: int | None,
     source: str = "",
     is_rounded: bool = False,
-) -> OutOfMemoryDocument:
+) -> PostMortem:
     cuda = device if device is not None and device >= 0 and allocator.is_running() else None
     figures = allocator.figures(cuda) if cuda is not None else allocator.UNKNOWN
     figure = {name: None if value < 0 else value for name, value in asdict(figures).items()}
@@ -206,7 +206,7 @@ def _document(
     if kind is not None and device_total_bytes is None:
         device_total_bytes = kind.total_bytes
     held = state.holdings.get(-1 if device is None else device, Holdings())
-    return OutOfMemoryDocument(
+    return PostMortem(
         step=state.step,
         wall_ns=time.time_ns(),
         device=device,
@@ -232,15 +232,12 @@ def _document(
         ooms=figure["ooms"],
         inactive_split_bytes=figure["inactive_split_bytes"],
         requested_live_bytes=figure["requested_bytes"],
-        resident_bytes=None,
-        limit_bytes=None,
-        limit_owner="",
         fatal=False,
-        samples=[record.as_json() for record in state.samples],
+        samples=tuple(record.as_json() for record in state.samples),
     )
 
 
-def _document_of_message(state: LastState, text: str) -> OutOfMemoryDocument:
+def _document_of_message(state: LastState, text: str) -> PostMortem:
     """Of an error that nobody saw coming, what its message says: "Tried to allocate 2.00 GiB. GPU 0 has a total…"."""
     device = re.search(r"GPU (\d+)", text)
     return _document(
@@ -253,7 +250,7 @@ def _document_of_message(state: LastState, text: str) -> OutOfMemoryDocument:
     )
 
 
-def _host_document(state: LastState, text: str) -> OutOfMemoryDocument:
+def _host_document(state: LastState, text: str) -> PostMortem:
     """Of an error that says that host memory ran out. How much of that is free depends on whom one asks, so what the
     process holds and what binds it is told instead."""
     requested = _HOST_MEMORY.search(text)
@@ -265,10 +262,12 @@ def _host_document(state: LastState, text: str) -> OutOfMemoryDocument:
         device_free_bytes=None,
     )
     limit = host_memory.limit()
-    document["resident_bytes"] = host_memory.resident_bytes()
-    if limit is not None:
-        document["limit_bytes"], document["limit_owner"] = limit.bytes, limit.owner
-    return document
+    return replace(
+        document,
+        resident_bytes=host_memory.resident_bytes(),
+        limit_bytes=None if limit is None else limit.bytes,
+        limit_owner="" if limit is None else limit.owner,
+    )
 
 
 def _size(pattern: str, text: str) -> int | None:

@@ -11,14 +11,13 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 
 from gpumem_tui.memory import Bucket
-from gpumem_tui.probe.documents import KeptJson, LookedDeviceJson
+from gpumem_tui.probe.documents import KeptPlace, LookedDevice
 from gpumem_tui.probe.history import StepHistory, listed_as_kept
-from gpumem_tui.probe.tensors import host_memory_of
 from gpumem_tui.probe.wire import CPU
 from gpumem_tui.step import Phase, Site
 from gpumem_tui.step.phases import in_backward
 from gpumem_tui.step.sites import SiteFinder
-from gpumem_tui.step.walking import tensors_in
+from gpumem_tui.step.walking import host_memory_of, tensors_in
 
 _MOST_EVENTS = 1_000_000
 
@@ -100,7 +99,7 @@ class OperatorRecorder(TorchDispatchMode):
         """The step ends; the next may be recorded too."""
         self._history.end_step()
 
-    def result(self) -> list[LookedDeviceJson]:
+    def result(self) -> list[LookedDevice]:
         """What was recorded of the step that has just ended.
 
         Raises:
@@ -110,7 +109,7 @@ class OperatorRecorder(TorchDispatchMode):
             raise self._failed
         return [self._history.result(CPU, "")]
 
-    def kept(self) -> list[KeptJson]:
+    def kept(self) -> list[KeptPlace]:
         """What each of the steps left behind; asked at the end of the last.
 
         Raises:

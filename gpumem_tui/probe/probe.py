@@ -24,10 +24,10 @@ from gpumem_tui.probe import allocator, wire
 from gpumem_tui.probe.compiler import invisible, uncompiled
 from gpumem_tui.probe.documents import (
     MAX_REQUEST_BYTES,
-    ErrorDocument,
-    LookDocument,
-    ModelDocument,
-    OutOfMemoryDocument,
+    LookAnswer,
+    PostMortem,
+    Trained,
+    UncaughtError,
     decode_request,
     encode_document,
 )
@@ -249,15 +249,15 @@ class Probe:
         return not phase or self._scan_s <= SCAN_ALLOWANCE_S + SCAN_SHARE * (now - self._scanned_since)
 
     def _publish_model(self, ring: Ring) -> None:
-        document = ModelDocument(
+        document = Trained(
             step=self._steps.steps,
             wall_ns=time.time_ns(),
-            models=describe_models(self._finder.roots),
-            optimizers=describe_optimizers(self._finder.optimizers),
-            untrained=describe_untrained(self._finder.untrained, self._finder.roots),
+            models=tuple(describe_models(self._finder.roots)),
+            optimizers=tuple(describe_optimizers(self._finder.optimizers)),
+            untrained=tuple(describe_untrained(self._finder.untrained, self._finder.roots)),
             complete=self._finder.complete,
         )
-        write_document(ring.files.model, encode_document(dict(document)))
+        write_document(ring.files.model, encode_document(document))
 
     def _records(self, now: float, phase: str) -> list[wire.Record]:
         """One record for each device on which something is; the allocator's figures for those that have one."""
@@ -291,15 +291,15 @@ class Probe:
 
     # When memory runs out
 
-    def _publish_out_of_memory(self, document: OutOfMemoryDocument) -> None:
-        write_document(self._open_ring().files.oom, encode_document(dict(document)))
+    def _publish_out_of_memory(self, document: PostMortem) -> None:
+        write_document(self._open_ring().files.oom, encode_document(document))
 
     def _publish_error(self, error: str, message: str, source: str) -> None:
         if self._ring is not None:  # else it never trained, and nobody would look for it
-            document = ErrorDocument(
+            document = UncaughtError(
                 step=self._steps.steps, wall_ns=time.time_ns(), error=error, message=message, source=source
             )
-            write_document(self._ring.files.error, encode_document(dict(document)))
+            write_document(self._ring.files.error, encode_document(document))
 
     def _look_around(self) -> LastState:
         if self._finder.stale:
@@ -365,7 +365,7 @@ class Probe:
         self._look = None if look.stop() else look
         self._due = time.monotonic() + INTERVAL_S
 
-    def _answer(self, document: LookDocument) -> None:
+    def _answer(self, document: LookAnswer) -> None:
         ring = self._open_ring()
-        write_document(ring.files.look, encode_document(dict(document)))
+        write_document(ring.files.look, encode_document(document))
         ring.looking(0)

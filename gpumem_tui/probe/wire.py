@@ -17,15 +17,13 @@ from typing import Any
 
 from gpumem_tui.probe.documents import LARGEST, SCHEMA, flat_from_json, json_object
 from gpumem_tui.probe.files import WireError
+from gpumem_tui.step import CPU as CPU  # the number of host memory in records
 
 MAGIC = b"GPUMEMRB"
 HEADER_BYTES = 4096
 SLOT_BYTES = 256
 SLOT_COUNT = 2048
 RING_BYTES = HEADER_BYTES + SLOT_COUNT * SLOT_BYTES
-
-CPU = -1
-"""The device number of host memory; CUDA devices have the number by which their process knows them."""
 
 PHASES = ("", "build", "batch", "forward", "backward", "optimizer")
 """Where a training step can be; the empty one is unknown. A record holds the index."""

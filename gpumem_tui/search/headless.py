@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from gpumem_tui.memory import Unknown
-from gpumem_tui.search import report
+from gpumem_tui.search import json_report, report
 from gpumem_tui.search.command import SIDE_EFFECTS
 from gpumem_tui.search.comparison import caveat
 from gpumem_tui.search.config import SearchConfig
@@ -80,9 +80,9 @@ def show_prediction(
         for line in _prediction_lines(config, prediction, ready, batch_size, by):
             print(line)
         return
-    body = report.prediction_json(config, prediction, batch_size)
-    if (steps := report.wanted_accumulation(config, batch_size)) is not None:
-        body["accumulation"] = report.accumulation_json(steps)
+    body = json_report.prediction_json(config, prediction, batch_size)
+    if (steps := json_report.wanted_accumulation(config, batch_size)) is not None:
+        body["accumulation"] = json_report.accumulation_json(steps)
     print(json.dumps(body))
 
 
@@ -114,7 +114,7 @@ def _prediction_lines(
         if by is not None:
             yield f"\nthe traced peak by {by}"
             yield from report.composition_lines(traced, batch_size, by)
-    if (steps := report.wanted_accumulation(config, batch_size)) is not None:
+    if (steps := json_report.wanted_accumulation(config, batch_size)) is not None:
         yield report.accumulation_line(config.workload, steps)
 
 
@@ -168,11 +168,11 @@ class _Json:
         """The predictions come with the result."""
 
     def trial(self, event: TrialFinished, prediction: Prediction | None) -> None:
-        self._print(report.trial_json(event.number, event.result, self._config.device))
+        self._print(json_report.trial_json(event.number, event.result, self._config.device))
 
     def finished(self, verdict: Verdict, prediction: Prediction | None, largest: TrialDone | None) -> None:
         advice = self._advise(self._config) if verdict.outcome == "nothing_fits" else []
-        self._print(report.result_json(self._config, verdict, prediction, advice))
+        self._print(json_report.result_json(self._config, verdict, prediction, advice))
 
     @staticmethod
     def _print(body: dict[str, Any]) -> None:
@@ -222,7 +222,7 @@ class _Plain:
         if verdict.outcome == "nothing_fits":
             for line in self._advise(self._config):
                 self._print(f"  {line}")
-        if (steps := report.wanted_accumulation(self._config, verdict.max_batch_size)) is not None:
+        if (steps := json_report.wanted_accumulation(self._config, verdict.max_batch_size)) is not None:
             self._print(report.accumulation_line(self._config.workload, steps))
 
     @staticmethod

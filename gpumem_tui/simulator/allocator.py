@@ -7,20 +7,19 @@ number of streams. Standard library only, so that the viewer replays traces with
 
 from __future__ import annotations
 
-from bisect import insort
 from collections import defaultdict
 from collections.abc import Iterator
 
 from gpumem_tui.memory import MIB
-from gpumem_tui.simulator.blocks import Block, Pool, Stats, absorb, cut
+from gpumem_tui.simulator.blocks import SMALL_SEGMENT_BYTES, Block, Pool, absorb, cut
+from gpumem_tui.simulator.expandable import ExpandableSegments
 from gpumem_tui.simulator.settings import AllocatorSettings, next_division
 
 MIN_BLOCK_BYTES = 512
 SMALL_REQUEST_BYTES = MIB
-SMALL_SEGMENT_BYTES = 2 * MIB
 MIN_LARGE_SEGMENT_REQUEST_BYTES = 10 * MIB
 SEGMENT_GRANULE_BYTES = 2 * MIB
-"""kMinBlockSize, kSmallSize, kSmallBuffer, kMinLargeAlloc, kRoundLarge in c10/core/AllocatorConfig.h."""
+"""kMinBlockSize, kSmallSize, kMinLargeAlloc, kRoundLarge in c10/core/AllocatorConfig.h."""
 
 _UNSPLIT_SLACK_BYTES = SMALL_REQUEST_BYTES
 _NO_LIMIT = 1 << 62
@@ -37,7 +36,7 @@ class OutOfMemory(Exception):
         self.capacity_bytes = allocator.capacity_bytes
 
 
-class CachingAllocator:
+class CachingAllocator(ExpandableSegments):
     """`malloc` and `free` on a device that gives this process at most `capacity_bytes`.
 
     Args:
@@ -59,10 +58,8 @@ class CachingAllocator:
         detailed: bool = True,
     ) -> None:
         self._detailed = detailed
-        self.capacity_bytes = capacity_bytes
+        super().__init__(capacity_bytes, settings or AllocatorSettings())
         self.allowed_bytes = allowed_bytes
-        self.settings = settings or AllocatorSettings()
-        self.stats = Stats()
         self._max_split_bytes = self.settings.max_split_size_bytes or _NO_LIMIT
         self._max_rounding_bytes = self.settings.max_non_split_rounding_bytes or self.settings.large_segment_bytes
         self._rounds_to_power2 = any(self.settings.roundup_power2_divisions)
@@ -72,7 +69,7 @@ class CachingAllocator:
         )
         self._pools: dict[tuple[int, bool], Pool] = {}
         self._requests: defaultdict[int, dict[int, tuple[int, Pool]]] = defaultdict(dict)
-        self._lowest_address = self._next_virtual_address = 1 << 62
+        self._lowest_address = self._next_virtual_address
         self._large_lookups = 0
         self.pending: dict[int, Block] = {}
 
@@ -263,10 +260,6 @@ class CachingAllocator:
             if stats.inactive_split_bytes > stats.peak_inactive_split_bytes:
                 stats.peak_inactive_split_bytes = stats.inactive_split_bytes
 
-    def _reserve(self, size_bytes: int) -> None:
-        self.stats.reserved_bytes += size_bytes
-        self.stats.peak_reserved_bytes = max(self.stats.peak_reserved_bytes, self.stats.reserved_bytes)
-
     def _new_range(self, size_bytes: int) -> int:
         """Where the driver puts a segment: below the last one, as in two of three recorded pairs (tests/recordings)."""
         self._lowest_address -= size_bytes
@@ -325,104 +318,3 @@ class CachingAllocator:
             for block in old:
                 surplus -= block.size_bytes
                 self._release(block)
-
-    # Expandable segments
-
-    def _grow(self, pool: Pool, size: int) -> Block | None:
-        """Map more of the pool's virtual range; None if the device has no memory left for it."""
-        block = self._growable(pool, size)
-        if not block.mapped and not self._map(block, min(block.size_bytes, size)):
-            return None
-        while block.size_bytes < size:
-            after = block.next
-            assert after is not None
-            if not self._map(after, min(size - block.size_bytes, after.size_bytes)):
-                return None
-            block = after
-        pool.remove(block)
-        return block
-
-    def _growable(self, pool: Pool, size: int) -> Block:
-        """The first run of free and unmapped blocks with room for `size`, or a new virtual range."""
-        for unmapped in pool.unmapped:
-            before = unmapped.prev
-            start = before if before is not None and not before.allocated else unmapped
-            room, block = 0, start
-            while room < size:
-                room += block.size_bytes
-                if block.next is None or block.next.allocated:
-                    break
-                block = block.next
-            if room >= size:
-                return start
-        granule = self._expandable_granule(pool)
-        virtual_bytes = (self.capacity_bytes + self.capacity_bytes // 8 + granule) // granule * granule
-        fresh = Block(self._next_virtual_address, virtual_bytes, pool)
-        fresh.mapped = False
-        self._next_virtual_address += virtual_bytes
-        self._insert_unmapped(pool, fresh)
-        return fresh
-
-    def _expandable_granule(self, pool: Pool) -> int:
-        return SMALL_SEGMENT_BYTES if pool.is_small else self.settings.large_segment_bytes
-
-    def _map(self, block: Block, size: int) -> bool:
-        """Put memory behind the first `size` bytes of an unmapped block, rounded up to whole chunks."""
-        pool = block.pool
-        granule = self._expandable_granule(pool)
-        mapped_bytes = min(-(-size // granule) * granule, block.size_bytes)
-        if self.stats.reserved_bytes + mapped_bytes > self.capacity_bytes:
-            return False
-        pool.unmapped.remove(block)
-        if mapped_bytes < block.size_bytes:
-            rest = cut(block, mapped_bytes)
-            rest.mapped = False
-            self._insert_unmapped(pool, rest)
-        block.mapped = True
-        for neighbour in (block.prev, block.next):
-            if neighbour is not None and not neighbour.allocated and neighbour.mapped:
-                pool.remove(neighbour)
-                absorb(block, neighbour)
-        pool.insert(block)
-        self._reserve(mapped_bytes)
-        self.stats.num_device_alloc += 1
-        return True
-
-    def _unmap(self, block: Block) -> None:
-        """Take the memory away from the whole chunks inside a free block."""
-        pool = block.pool
-        first, last = self._whole_chunks(block)
-        if last <= first:
-            return
-        pool.remove(block)
-        if last < block.address + block.size_bytes:
-            pool.insert(cut(block, last - block.address))
-        if first > block.address:
-            head, block = block, cut(block, first - block.address)
-            pool.insert(head)
-        block.mapped = False
-        self.stats.reserved_bytes -= last - first
-        self.stats.num_device_free += 1
-        for neighbour in (block.prev, block.next):
-            if neighbour is not None and not neighbour.mapped:
-                pool.unmapped.remove(neighbour)
-                absorb(block, neighbour)
-        if block.is_split:  # else the whole virtual range is empty and is given up
-            self._insert_unmapped(pool, block)
-
-    def _whole_chunks(self, block: Block) -> tuple[int, int]:
-        """From where to where a block of an expandable segment covers whole chunks."""
-        granule = self._expandable_granule(block.pool)
-        base = self._range_start(block)
-        first = base + -(-(block.address - base) // granule) * granule
-        return first, base + (block.address + block.size_bytes - base) // granule * granule
-
-    @staticmethod
-    def _insert_unmapped(pool: Pool, block: Block) -> None:
-        insort(pool.unmapped, block, key=lambda b: b.address)
-
-    @staticmethod
-    def _range_start(block: Block) -> int:
-        while block.prev is not None:
-            block = block.prev
-        return block.address

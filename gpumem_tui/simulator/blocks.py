@@ -6,6 +6,11 @@ from bisect import bisect_left, insort
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from gpumem_tui.memory import MIB
+
+SMALL_SEGMENT_BYTES = 2 * MIB
+"""kSmallBuffer in c10/core/AllocatorConfig.h."""
+
 
 @dataclass(slots=True)
 class Stats:

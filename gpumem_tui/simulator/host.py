@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 from gpumem_tui.step.sites import is_own
 
@@ -103,3 +104,15 @@ def _frames() -> Iterator[FrameType]:
     while frame is not None:
         yield frame
         frame = frame.f_back
+
+
+def is_to_host(tensor: FakeTensor, kwargs: Mapping[str, Any]) -> bool:
+    """Whether a copy brings a tensor of the device to the host, where tensors have values."""
+    device = kwargs.get("device")
+    return device is not None and device.type == "cpu" and tensor.fake_device.type != "cpu"
+
+
+def holds_values(args: tuple[Any, ...]) -> bool:
+    """Whether what is copied, the last of a copy's tensors, lies on the host."""
+    source = [argument for argument in args[:2] if isinstance(argument, torch.Tensor)][-1]
+    return not isinstance(source, FakeTensor)

@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
 from gpumem_tui.simulator import autocast
-from gpumem_tui.simulator.blocks import Block
+from gpumem_tui.simulator.repetition import ARGUMENT, Allocation, CallOutput, CallPattern, RepeatedCall, Repetition
 from gpumem_tui.simulator.torch_internals import Replacements
 from gpumem_tui.step.phases import in_backward
 
@@ -27,52 +27,9 @@ if TYPE_CHECKING:
     from gpumem_tui.simulator.device import SimulatedGpu
 
 Key = tuple[Any, ...]
-_Allocation = tuple[int, Block | None]
-_ARGUMENT = 1 << 40
-"""Added to the position of an argument, where it stands among the numbers of allocations."""
-
 _PLAIN = (bool, int, float, str, type(None), torch.dtype)
 _SPREADS = ("torch.nn.parallel.", "torch.distributed.")
 """Modules that exchange gradients or parameters with other ranks as they run; they are always run."""
-
-
-@dataclass(frozen=True)
-class _Output:
-    """A tensor that a call gives back: a view of the storage that the call's allocation `number` holds."""
-
-    number: int
-    storage_bytes: int
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    offset: int
-    has_gradient: bool
-
-
-@dataclass(frozen=True)
-class _Pattern:
-    """What a call does to memory.
-
-    Allocations are numbered from 1 in the order of forward and backward.
-
-    Attributes:
-        forward, backward: the events: ``k`` when allocation k is made, ``-k`` when it is released; `_ARGUMENT` and k
-            stand for the call's k-th tensor argument, which its graph may be the last to hold.
-        sources: the recorder's number of each allocation when it was observed.
-        sizes: requested bytes by allocation.
-        cached: allocations of forward that live until autocast forgets its copies of weights, in the order in which
-            they are released then.
-        gradients: by output: after how many events of backward its gradient is released; -1 if not within it.
-    """
-
-    forward: tuple[int, ...]
-    backward: tuple[int, ...]
-    sources: tuple[int, ...] = field(compare=False)
-    sizes: tuple[int, ...]
-    cached: tuple[int, ...]
-    gradients: tuple[tuple[int, int], ...]
-    outputs: tuple[_Output | Any, ...]
-    structure: Any
 
 
 @dataclass
@@ -109,17 +66,17 @@ class Repeats:
         self._recorder = gpu.recorder
         self._thread = threading.get_ident()
         self._depth = 0
-        self._seen: dict[Key, _Pattern] = {}
-        self._latest: dict[Key, _Pattern] = {}
+        self._seen: dict[Key, CallPattern] = {}
+        self._latest: dict[Key, CallPattern] = {}
         """By key but for the memory that was held."""
 
-        self._known: dict[Key, _Pattern] = {}
+        self._known: dict[Key, CallPattern] = {}
         self._refused: set[Key] = set()
         self._evaluated: _Call | None = None
         self._called_back: list[_Call] = []
         self._clearings: list[tuple[int, int]] = []
         self._clearing = 0
-        self._cached: list[_Allocation] = []
+        self._cached: list[Allocation] = []
         self._anchor = torch.zeros((), requires_grad=True)
 
     @contextmanager
@@ -213,7 +170,7 @@ class Repeats:
         number = self._gpu.mode.allocation_of(leaf) if type(leaf) is FakeTensor else None
         if number is None or not call.first < number <= call.last:
             return _UNSUITABLE
-        return _Output(
+        return CallOutput(
             number - call.first, leaf.untyped_storage().nbytes(), leaf.dtype, tuple(leaf.shape), leaf.stride(),
             int(leaf.storage_offset()), leaf.requires_grad,
         )  # fmt: skip
@@ -257,7 +214,7 @@ class Repeats:
         if pattern is not None:
             self._latest[call.key[1:]] = pattern
 
-    def _pattern(self, call: _Call, end: int) -> _Pattern | None:
+    def _pattern(self, call: _Call, end: int) -> CallPattern | None:
         """What a call did, None if it touched what was there before or left something behind or to other streams."""
         if self._gpu.streams.recorded_uses != call.recorded_uses:
             return None
@@ -268,7 +225,7 @@ class Repeats:
             """An event of forward or backward in the pattern's numbers; 0 for an allocation of neither."""
             index = abs(number)
             if index in call.arguments:
-                return -_ARGUMENT - call.arguments[index]
+                return -ARGUMENT - call.arguments[index]
             if call.first < index <= call.last:
                 found = index - call.first
             elif index > call.backward_first:
@@ -294,111 +251,28 @@ class Repeats:
                 continue
             backward.append(event(number))
         live.difference_update(cached)
-        outputs = {leaf.number for leaf in call.leaves if isinstance(leaf, _Output)}
+        outputs = {leaf.number for leaf in call.leaves if isinstance(leaf, CallOutput)}
         if 0 in forward or 0 in backward or not live <= outputs or not kept.issuperset(cached):
             return None
         last = call.backward_first + max((number - own for number in backward), default=0)
         numbers = [*range(call.first + 1, call.last + 1), *range(call.backward_first + 1, last + 1)]
         sizes = tuple(self._recorder.size_bytes(number) for number in numbers)
-        return _Pattern(
+        return CallPattern(
             forward, tuple(backward), tuple(numbers), sizes, cached, tuple(gradients), call.leaves, call.structure
         )
 
     # Repeating
 
-    def _repeat(self, pattern: _Pattern, arguments: Sequence[torch.Tensor]) -> Any:
+    def _repeat(self, pattern: CallPattern, arguments: Sequence[torch.Tensor]) -> Any:
         """The call's results, and its events as if it had run."""
-        repetition = _Repetition(self._gpu, pattern, arguments, self._cached)
-        if any(isinstance(leaf, _Output) and leaf.has_gradient for leaf in pattern.outputs):
-            made: Any = _Repeated.apply(self._anchor, repetition)  # type: ignore[no-untyped-call]
+        repetition = Repetition(self._gpu, pattern, arguments, self._cached)
+        if any(isinstance(leaf, CallOutput) and leaf.has_gradient for leaf in pattern.outputs):
+            made: Any = RepeatedCall.apply(self._anchor, repetition)  # type: ignore[no-untyped-call]
         else:
             made = tuple(repetition.forward())
         tensors = iter(made)
-        leaves = [next(tensors) if isinstance(leaf, _Output) else leaf for leaf in pattern.outputs]
+        leaves = [next(tensors) if isinstance(leaf, CallOutput) else leaf for leaf in pattern.outputs]
         return pytree.tree_unflatten(leaves, pattern.structure)
-
-
-class _Repetition:
-    """One call that is not run: its allocations and its results."""
-
-    def __init__(
-        self, gpu: SimulatedGpu, pattern: _Pattern, arguments: Sequence[torch.Tensor], cached: list[_Allocation]
-    ) -> None:
-        self._mode = gpu.mode
-        self._pattern = pattern
-        self._cached = cached
-        self._live: dict[int, _Allocation] = {}
-        self._released_in_backward = {-event for event in pattern.backward if event < 0}
-        self._held: dict[int, object] = {
-            number: arguments[number - _ARGUMENT] for number in self._released_in_backward if number >= _ARGUMENT
-        }
-
-    def forward(self) -> list[torch.Tensor]:
-        """Forward's events; the results in the order of the outputs."""
-        outputs = [leaf for leaf in self._pattern.outputs if isinstance(leaf, _Output)]
-        storages: dict[int, torch.UntypedStorage] = {}
-        self._replay(self._pattern.forward, {output.number: output for output in outputs}, storages)
-        self._cached += [self._live.pop(number) for number in self._pattern.cached if number in self._live]
-        self._held.update((number, storages[number]) for number in self._released_in_backward & storages.keys())
-        return [self._mode.view_of(storages[o.number], o.dtype, o.shape, o.stride, o.offset) for o in outputs]
-
-    def backward(self, gradients: Sequence[torch.Tensor | None]) -> None:
-        """Backward's events, among them the release of the gradients that came in."""
-        position = 0
-        for output, after in self._pattern.gradients:
-            self._replay(self._pattern.backward[position:after], {}, {})
-            position = after
-            gradient = gradients[output]
-            if gradient is not None:
-                self._mode.release(gradient)
-        self._replay(self._pattern.backward[position:], {}, {})
-        self._held.clear()
-
-    def _replay(
-        self, events: Sequence[int], outputs: dict[int, _Output], storages: dict[int, torch.UntypedStorage]
-    ) -> None:
-        allocate, free = self._mode.allocate_again, self._mode.free
-        live, sources = self._live, self._pattern.sources
-        for event in events:
-            if event > 0:
-                if event in outputs:
-                    storages[event] = self._mode.new_storage(outputs[event].storage_bytes, sources[event - 1])
-                else:
-                    live[event] = allocate(sources[event - 1])
-            elif -event in live:
-                free(*live.pop(-event))
-            else:
-                self._held.pop(-event, None)
-
-    def __del__(self) -> None:
-        """A graph that is dropped without a backward gives back what it held."""
-        for allocation in self._live.values():
-            self._mode.free(*allocation)
-
-
-class _Repeated(torch.autograd.Function):
-    """The place of a repeated call in autograd's graph."""
-
-    @staticmethod
-    def forward(ctx: Any, anchor: torch.Tensor, repetition: _Repetition) -> Any:
-        ctx.repetition = repetition
-        ctx.set_materialize_grads(False)
-        made = repetition.forward()
-        outputs = [leaf for leaf in repetition._pattern.outputs if isinstance(leaf, _Output)]
-        ctx.mark_non_differentiable(
-            *(tensor for tensor, output in zip(made, outputs, strict=True) if not output.has_gradient)
-        )
-        positions = [p for p, leaf in enumerate(repetition._pattern.outputs) if isinstance(leaf, _Output)]
-        ctx.positions = positions
-        return tuple(made)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor | None) -> Any:
-        by_leaf: list[torch.Tensor | None] = [None] * (max(ctx.positions) + 1)
-        for position, gradient in zip(ctx.positions, gradients, strict=True):
-            by_leaf[position] = gradient
-        ctx.repetition.backward(by_leaf)
-        return None, None
 
 
 _UNSUITABLE: Any = object()

@@ -164,7 +164,7 @@ class DeviceMode(KernelMemory, FakeTensorMode):
                 return func.decompose(*args, **kwargs)
         if self._sparse.concern(func, args):
             return self._follow_sparse(func, types, args, kwargs)
-        if func is TO_COPY and _is_to_host(args[0], kwargs):
+        if func is TO_COPY and host.is_to_host(args[0], kwargs):
             self._wait_for_copy(args, kwargs)
             return self.values.copied_to_host(args[0], kwargs.get("dtype"))
         if func is _ADD and attention.adds_in_place():
@@ -186,7 +186,7 @@ class DeviceMode(KernelMemory, FakeTensorMode):
             if func is _NONZERO:
                 self.values.learn(result, self._assumed)
             self._assumed = None
-        if func in COPIES and _holds_values(args):
+        if func in COPIES and host.holds_values(args):
             self._note_copy_from_host(args[0] if func is COPY else result)
             self._wait_for_copy(args, kwargs)
         self._use_scratch(func, args, self._index_bytes)
@@ -388,15 +388,3 @@ def _fresh_turn(mode: weakref.ref[DeviceMode]) -> Callable[[], None]:
             found._turn = threading.RLock()
 
     return renew
-
-
-def _is_to_host(tensor: FakeTensor, kwargs: Mapping[str, Any]) -> bool:
-    """Whether a copy brings a tensor of the device to the host, where tensors have values."""
-    device = kwargs.get("device")
-    return device is not None and device.type == "cpu" and tensor.fake_device.type != "cpu"
-
-
-def _holds_values(args: tuple[Any, ...]) -> bool:
-    """Whether what is copied, the last of a copy's tensors, lies on the host."""
-    source = [argument for argument in args[:2] if isinstance(argument, torch.Tensor)][-1]
-    return not isinstance(source, FakeTensor)

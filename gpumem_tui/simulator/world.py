@@ -20,8 +20,7 @@ import torch.distributed as dist
 from gpumem_tui.importing import after_import
 from gpumem_tui.simulator.collectives import OF_OBJECTS, OF_TENSORS, among_equals
 from gpumem_tui.simulator.device import backend
-from gpumem_tui.simulator.flat_shards import know_other_shards
-from gpumem_tui.simulator.replicas import replicate_alone
+from gpumem_tui.simulator.replicas import know_other_shards, replicate_alone
 from gpumem_tui.simulator.torch_internals import original, replace, replace_everywhere
 
 _NCCL_VERSION = (2, 27, 5)

@@ -38,7 +38,6 @@ _FRAMES = re.compile(rb"\](?:\x94|q.|r.{4})\(((?:h.|j.{4})+)e", re.DOTALL)
 """A list of frames that were all named before: an empty list, memorized, then references to them. Equal bytes are equal
 stacks, which makes most of a snapshot one look-up each."""
 
-
 Data = bytes | mmap.mmap
 
 

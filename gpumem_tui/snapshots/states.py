@@ -12,7 +12,8 @@ from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from gpumem_tui.simulator.allocator import MIN_BLOCK_BYTES, SMALL_REQUEST_BYTES, SMALL_SEGMENT_BYTES, CachingAllocator
+from gpumem_tui.simulator.allocator import MIN_BLOCK_BYTES, SMALL_REQUEST_BYTES, CachingAllocator
+from gpumem_tui.simulator.blocks import SMALL_SEGMENT_BYTES
 from gpumem_tui.simulator.settings import AllocatorSettings, AllocatorSettingsError
 from gpumem_tui.snapshots import model
 from gpumem_tui.snapshots.model import EventHistory, MemorySnapshot, Segment

@@ -8,6 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+CPU = -1
+"""The device number of host memory; CUDA devices have the number by which their process knows them."""
+
 
 class Phase(str, Enum):
     """Where a training run is. `BATCH` is everything from the start of a step to the model's first forward."""

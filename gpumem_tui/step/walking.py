@@ -1,7 +1,7 @@
 """What a training program holds: tensors within values, the memory behind tensors, optimizers, modules.
 
-Imports nothing of ours, and beyond the standard library only torch, and is Python 3.9: a user's training process
-speaks it.
+Imports nothing of ours but `step`, and beyond the standard library only torch, and is Python 3.9: a user's training
+process speaks it.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
+from gpumem_tui.step import CPU
+
 _DEEPEST = 8
-PLAIN_TENSORS = (torch.Tensor, nn.Parameter)
+_PLAIN = (torch.Tensor, nn.Parameter)
 """Types whose tensors wrap no others."""
 
 T = TypeVar("T")
@@ -59,7 +61,7 @@ def parts_of(tensor: torch.Tensor) -> list[torch.Tensor] | None:
     Of a DTensor its shard, of one that wraps others these, of a sparse one its indices and values. Nothing is computed
     or copied.
     """
-    if type(tensor) not in PLAIN_TENSORS:
+    if type(tensor) not in _PLAIN:
         shard = getattr(tensor, "_local_tensor", None)
         if isinstance(shard, torch.Tensor):
             return [shard]
@@ -86,6 +88,30 @@ def holding_memory(tensor: torch.Tensor) -> list[torch.Tensor]:
         tensor = functorch.get_unwrapped(tensor)
     parts = parts_of(tensor)
     return [tensor] if parts is None else [held for part in parts for held in holding_memory(part)]
+
+
+def memory_of(tensor: torch.Tensor) -> list[tuple[int, torch.UntypedStorage]]:
+    """The devices and storages behind a tensor, on this rank: of a DTensor its shard, of others that wrap their parts.
+
+    Nothing for a tensor that holds no memory on a CPU or CUDA device (meta, fake). Nothing is computed or copied.
+    """
+    parts = parts_of(tensor)
+    if parts is not None:
+        return [memory for part in parts for memory in memory_of(part)]
+    if tensor.is_cuda:
+        device = tensor.get_device()
+    elif tensor.is_cpu:
+        device = CPU
+    else:
+        return []
+    storage = tensor.untyped_storage()
+    is_fake = type(tensor) not in _PLAIN and storage.device.type == "meta"  # and claims to be elsewhere
+    return [] if is_fake else [(device, storage)]
+
+
+def host_memory_of(tensor: torch.Tensor) -> list[torch.UntypedStorage]:
+    """The storages behind a tensor that are in host memory."""
+    return [storage for device, storage in memory_of(tensor) if device == CPU]
 
 
 # Optimizers

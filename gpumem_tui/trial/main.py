@@ -19,6 +19,7 @@ from io import RawIOBase
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from gpumem_tui.importing import after_import
+from gpumem_tui.output_lines import flush_output
 from gpumem_tui.simulator.growth import growth_line
 from gpumem_tui.simulator.profile import Profile, newer_than_checked, profile_for, too_old
 from gpumem_tui.simulator.uncompiled import exclude_nothing, leave_compiler_unloaded, stay_eager
@@ -35,7 +36,6 @@ from gpumem_tui.trial.events import (
     decode_request,
     encode,
 )
-from gpumem_tui.trial.output import flush_output
 
 if TYPE_CHECKING:
     import torch

@@ -14,7 +14,6 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 from rich.segment import Segment
-from rich.style import Style
 from textual.app import SystemCommand
 from textual.binding import Binding, BindingType
 from textual.color import Color
@@ -29,10 +28,9 @@ from textual.widget import Widget
 
 from gpumem_tui.errors import OptionError
 from gpumem_tui.tui.kit.background import in_daemon_thread
-from gpumem_tui.tui.kit.driver import TerminalDriver
 from gpumem_tui.tui.kit.glyphs import to_ascii
-from gpumem_tui.tui.kit.key_order import KeysInOrder
 from gpumem_tui.tui.kit.main_screen import MainScreen
+from gpumem_tui.tui.kit.textual_internals import KeysInOrder, TerminalDriver
 from gpumem_tui.tui.kit.theme import PALETTE, THEME, THEMES
 
 if TYPE_CHECKING:
@@ -72,14 +70,6 @@ class AsciiFilter(LineFilter):
     def apply(self, segments: list[Segment], background: Color) -> list[Segment]:
         """Translate the text of every segment."""
         return [Segment(to_ascii(text), style, control) for text, style, control in segments]
-
-
-class StyleFilter(LineFilter):
-    """Gives every segment a style: Textual's own filter for NO_COLOR fails on the plot's segments that have none."""
-
-    def apply(self, segments: list[Segment], background: Color) -> list[Segment]:
-        """Replace a missing style by the empty one."""
-        return [Segment(text, style or Style.null(), control) for text, style, control in segments]
 
 
 class GpuMemApp(KeysInOrder[int]):
@@ -126,7 +116,6 @@ class GpuMemApp(KeysInOrder[int]):
         self._handlers: dict[signal.Signals, SignalHandler] = {}
         self._ending = False
         self.left = threading.Event()  # set by whoever ran the app, when the terminal is restored too
-        self._styled = StyleFilter()
         self._ascii = AsciiFilter(enabled=ascii_only)
         self._makers = screens
         self._python = python
@@ -256,9 +245,8 @@ class GpuMemApp(KeysInOrder[int]):
         return TerminalDriver if found is LinuxDriver else found
 
     def get_line_filters(self) -> Sequence[LineFilter]:
-        """Textual's between ours."""
-        styled = [self._styled] if self.no_color else []
-        return [*styled, *super().get_line_filters(), *([self._ascii] if self._ascii.enabled else [])]
+        """Textual's, and ours after them."""
+        return [*super().get_line_filters(), *([self._ascii] if self._ascii.enabled else [])]
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
         """The keys that do something now, by name, and Textual's own where they make sense."""

@@ -6,7 +6,7 @@ import signal
 from dataclasses import dataclass
 
 from gpumem_tui.memory import format_bytes
-from gpumem_tui.watch.documents import Exit, PostMortem, UncaughtError
+from gpumem_tui.probe.documents import Exit, PostMortem, UncaughtError
 from gpumem_tui.watch.records import End, ProcessState
 
 _CRASHES = {

@@ -15,10 +15,11 @@ from gpumem_tui.formula.remedies import Remedy
 from gpumem_tui.memory import Breakdown, Bucket, Unknown, Value, format_bytes
 from gpumem_tui.monitor.devices import RealGpu
 from gpumem_tui.monitor.readings import Reading
+from gpumem_tui.probe.documents import PostMortem
 from gpumem_tui.probe.files import WireError
 from gpumem_tui.probe.wire import CPU
 from gpumem_tui.text import printable
-from gpumem_tui.watch.documents import PostMortem, read_post_mortem, read_trained
+from gpumem_tui.watch.documents import read_post_mortem, read_trained
 from gpumem_tui.watch.ends import memory_phrase
 from gpumem_tui.watch.expected import FIXED, Expected, expect
 from gpumem_tui.watch.records import FOR_MEMORY, End, ProbedProcess, ProcessState, device_name

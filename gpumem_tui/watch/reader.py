@@ -11,6 +11,7 @@ from pathlib import Path
 
 from gpumem_tui.memory import Unknown, format_bytes
 from gpumem_tui.monitor.readings import Reading
+from gpumem_tui.probe.documents import Exit
 from gpumem_tui.probe.files import Files, default_directory
 from gpumem_tui.probe.folder import Folder, WireError
 from gpumem_tui.probe.wire import (
@@ -26,7 +27,7 @@ from gpumem_tui.probe.wire import (
 )
 from gpumem_tui.text import printable
 from gpumem_tui.watch import hosts
-from gpumem_tui.watch.documents import Exit, read_error, read_exit, read_post_mortem
+from gpumem_tui.watch.documents import read_error, read_exit, read_post_mortem
 from gpumem_tui.watch.ends import Evidence, end_of
 from gpumem_tui.watch.records import End, ProbedProcess, ProbeSample, ProcessState, RefusedFile, Watched
 from gpumem_tui.watch.witness import Witness, unseen

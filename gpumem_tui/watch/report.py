@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 from gpumem_tui.memory import ALLOCATED_BUCKETS, Bucket, Unknown, Value, format_bytes
 from gpumem_tui.monitor.probes import ProbeReport
+from gpumem_tui.probe.documents import HeldPlace, KeptPlace, LookAnswer, LookedDevice
 from gpumem_tui.text import printable
-from gpumem_tui.watch.documents import HeldPlace, KeptPlace, LookAnswer, LookedDevice
 from gpumem_tui.watch.growth import Growth
 from gpumem_tui.watch.published import Published
 from gpumem_tui.watch.records import ProbedProcess, ProbeSample, device_name

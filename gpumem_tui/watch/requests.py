@@ -7,11 +7,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from gpumem_tui.probe.documents import MAX_REQUEST_BYTES, ViewerRequest, decode_request, encode_request
+from gpumem_tui.probe.documents import MAX_REQUEST_BYTES, LookAnswer, ViewerRequest, decode_request, encode_request
 from gpumem_tui.probe.folder import Folder, WireError
 from gpumem_tui.probe.wire import HEADER_BYTES, RING_BYTES, decode_header
 from gpumem_tui.watch import hosts
-from gpumem_tui.watch.documents import LookAnswer, read_look
+from gpumem_tui.watch.documents import read_look
 from gpumem_tui.watch.records import ProbedProcess
 
 WAITING = "waiting for a step to end, where the next is recorded from"

@@ -19,7 +19,7 @@ from gpumem_tui.catalog.shapes import ModelShape, ShapeError
 from gpumem_tui.formula.parameters import count_parameters
 from gpumem_tui.memory import Unknown
 from gpumem_tui.monitor.readings import Reading
-from gpumem_tui.watch.documents import Trained, TrainedModel, TrainedParameter
+from gpumem_tui.probe.documents import Trained, TrainedModel, TrainedParameter
 
 _MOSTLY = 0.95
 _TOLERANCE = 0.01

@@ -10,12 +10,10 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
 from pathlib import Path
 
-from gpumem_tui.probe.documents import encode_document
+from gpumem_tui.probe.documents import Exit, encode_document
 from gpumem_tui.probe.files import Files, WireError, check_directory, start_ticks, write_document
-from gpumem_tui.watch.documents import Exit
 from gpumem_tui.watch.witness import Witness
 
 _HANDED_ON = (
@@ -98,7 +96,7 @@ class Deaths:
         with suppress(OSError, WireError):
             check_directory(self._directory, (os.getuid(),))
             if files.ring.exists():
-                write_document(files.exit, encode_document(asdict(ended)))
+                write_document(files.exit, encode_document(ended))
 
 
 class Supervised:

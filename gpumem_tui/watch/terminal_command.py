@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from gpumem_tui.watch.documents import Exit
+from gpumem_tui.probe.documents import Exit
 from gpumem_tui.watch.supervising import Deaths, bound_to_us
 
 _LOOK_S = 0.1

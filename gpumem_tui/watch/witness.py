@@ -15,8 +15,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from gpumem_tui import host_memory
+from gpumem_tui.probe.documents import Exit
 from gpumem_tui.watch import kernel_log
-from gpumem_tui.watch.documents import Exit
 
 _GET_INFO = 3 << 30 | 64 << 16 | 0xFF << 8 | 11
 """``PIDFD_GET_INFO`` (Linux, include/uapi/linux/pidfd.h), with the first 64 bytes of ``struct pidfd_info``."""

@@ -7,14 +7,12 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-DEADLINE_S = 30.0
 NOBODY = 65534
 
 BUSY = "while True: sum(range(1000))"
@@ -108,14 +106,6 @@ def contained(code: str, folder: Path) -> Iterator[int]:
             yield int(Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text())
         finally:
             process.kill()
-
-
-def eventually(path: Path) -> None:
-    """Wait until a file or folder is there, and a file has content."""
-    deadline = time.monotonic() + DEADLINE_S
-    while not path.exists() or not path.stat().st_size:
-        assert time.monotonic() < deadline, f"{path} did not appear"
-        time.sleep(0.01)
 
 
 def as_nobody(ask: Callable[[], str]) -> str:

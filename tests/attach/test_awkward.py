@@ -16,6 +16,7 @@ from gpumem_tui.attach.running import AttachFailed, StartsLater, attach
 from gpumem_tui.attach.target import Refused, inspect
 from gpumem_tui.watch import hosts, programs
 from tests.attach import loops
+from tests.waiting import DEADLINE_S
 
 pytestmark = pytest.mark.skipif(platform.machine() != "x86_64", reason="attaching works on x86-64 only")
 
@@ -62,7 +63,7 @@ while True: time.sleep(0.001)
 """
 
 
-def reason(pid: int, timeout_s: float = loops.DEADLINE_S) -> AttachFailed | Refused:
+def reason(pid: int, timeout_s: float = DEADLINE_S) -> AttachFailed | Refused:
     """Why a process cannot be attached to."""
     with pytest.raises((AttachFailed, Refused)) as caught:
         attach(inspect(pid), timeout_s)
@@ -77,7 +78,7 @@ def test_a_main_thread_in_join_while_another_trains(python: str, tmp_path: Path)
     """Its wait is interrupted, as a signal would interrupt it, and begun again by Python."""
     with loops.running(JOINING, tmp_path / "probes", python) as program:
         time.sleep(0.2)
-        assert not attach(inspect(program.pid), loops.DEADLINE_S).has_torch
+        assert not attach(inspect(program.pid), DEADLINE_S).has_torch
         assert program.poll() is None
 
 
@@ -135,7 +136,7 @@ def test_a_forked_child_has_the_probe_of_its_parent(tmp_path: Path) -> None:
         assert program.stdout is not None
         child = int(program.stdout.readline())
         try:
-            assert attach(inspect(child), loops.DEADLINE_S).was_there
+            assert attach(inspect(child), DEADLINE_S).was_there
         finally:
             os.kill(child, 9)
 
@@ -145,8 +146,7 @@ def test_two_attaches_at_once(tmp_path: Path) -> None:
     with loops.running(loops.BUSY, tmp_path / "probes") as program:
         attached = []
         threads = [
-            threading.Thread(target=lambda: attached.append(attach(inspect(program.pid), loops.DEADLINE_S)))
-            for _ in range(4)
+            threading.Thread(target=lambda: attached.append(attach(inspect(program.pid), DEADLINE_S))) for _ in range(4)
         ]
         for thread in threads:
             thread.start()

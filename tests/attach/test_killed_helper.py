@@ -16,6 +16,7 @@ import pytest
 from gpumem_tui.attach import ptrace, running
 from gpumem_tui.attach.target import Target, inspect
 from tests.attach import loops
+from tests.waiting import DEADLINE_S
 
 pytestmark = pytest.mark.skipif(platform.machine() != "x86_64", reason="attaching works on x86-64 only")
 
@@ -85,6 +86,7 @@ def attach_with(target: Target, helper: Path, monkeypatch: pytest.MonkeyPatch) -
     return True
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("waits", WAITING)
 def test_it_is_killed_at_every_single_step(waits: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     helper, count = tmp_path / "helper.py", tmp_path / "count"
@@ -106,10 +108,11 @@ def test_it_is_killed_at_every_single_step(waits: str, tmp_path: Path, monkeypat
         moments += [("after", call) for call, request in enumerate(calls, 1) if request in RESUMING]
         assert sum(attached(when, call) for when, call in moments) <= 6, "some attempts need a few calls less"
         (tmp_path / "go").touch()
-        printed, complained = program.communicate(timeout=loops.DEADLINE_S)
+        printed, complained = program.communicate(timeout=DEADLINE_S)
     assert (printed, complained, program.returncode) == ("0 wrong set()\n", "", 0)
 
 
+@pytest.mark.slow
 def test_it_is_killed_at_any_moment(tmp_path: Path) -> None:
     """From outside, beside seven threads that allocate; after that, it can be attached to as ever."""
     with loops.running(loops.ALLOCATING, tmp_path / "probes") as program:
@@ -130,9 +133,9 @@ def test_it_is_killed_at_any_moment(tmp_path: Path) -> None:
             helper.send_signal(signal.SIGKILL)
             helper.wait()
             assert program.poll() is None
-        assert running.attach(inspect(program.pid), loops.DEADLINE_S)
+        assert running.attach(inspect(program.pid), DEADLINE_S)
         program.send_signal(signal.SIGTERM)
-        assert program.wait(loops.DEADLINE_S) == -signal.SIGTERM
+        assert program.wait(DEADLINE_S) == -signal.SIGTERM
 
 
 def tracer_of(pid: int) -> int:

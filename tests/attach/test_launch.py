@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ import pytest
 from gpumem_tui.attach.launch import CannotRun, environment, start, warnings
 from gpumem_tui.probe.files import SITE_DIRECTORY
 from tests.attach import loops
+from tests.waiting import wait_until_gone
 
 
 def run(*command: str, folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -113,10 +113,7 @@ def test_the_command_ends_with_a_run_that_is_killed(tmp_path: Path) -> None:
         pid = int(program.stdout.readline())
         program.kill()
         program.wait(60)
-        deadline = time.monotonic() + 10
-        while Path(f"/proc/{pid}/cmdline").exists() and Path(f"/proc/{pid}/cmdline").read_bytes():
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        wait_until_gone([pid])
 
 
 def test_options_after_the_command_are_its_own(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ import os
 import platform
 import signal
 import tempfile
-import time
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,7 @@ from gpumem_tui.attach.running import AttachFailed, attach
 from gpumem_tui.attach.target import Refused, Target, inspect
 from gpumem_tui.memory import Unknown
 from tests.attach import loops
+from tests.waiting import DEADLINE_S, wait_for_file, wait_until
 
 pytestmark = pytest.mark.skipif(platform.machine() != "x86_64", reason="attaching works on x86-64 only")
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(platform.machine() != "x86_64", reason="attachin
 @pytest.mark.parametrize("code", [loops.BUSY, loops.ALLOCATING])
 def test_the_probe_gets_into_a_running_program(code: str, tmp_path: Path) -> None:
     with loops.running(code, tmp_path / "probes") as program:
-        attached = attach(inspect(program.pid), loops.DEADLINE_S)
+        attached = attach(inspect(program.pid), DEADLINE_S)
         assert isinstance(attached.pause_s, float)
         assert 0 < attached.pause_s < attached.seconds
         assert not attached.has_torch
@@ -38,7 +38,7 @@ def test_a_program_computes_and_ends_as_if_nobody_had_attached(tmp_path: Path) -
         for _ in range(20):
             running._inject(target, "pass")
         go.touch()
-        printed, complained = program.communicate(timeout=loops.DEADLINE_S)
+        printed, complained = program.communicate(timeout=DEADLINE_S)
     assert (printed, complained, program.returncode) == ("0 wrong\n", "", 0)
 
 
@@ -54,11 +54,11 @@ print(after - before)
     folder.mkdir(mode=0o755)  # a folder that is open to others
     with loops.running(code, folder) as program:
         with pytest.raises(Refused, match=r"could not publish: .* is open to other users"):
-            attach(inspect(program.pid), loops.DEADLINE_S)
+            attach(inspect(program.pid), DEADLINE_S)
         folder.chmod(0o700)
-        attach(inspect(program.pid), loops.DEADLINE_S)
+        attach(inspect(program.pid), DEADLINE_S)
         (tmp_path / "go").touch()
-        printed, complained = program.communicate(timeout=loops.DEADLINE_S)
+        printed, complained = program.communicate(timeout=DEADLINE_S)
     assert (printed, complained, program.returncode) == ("set()\n", "", 0)
 
 
@@ -68,7 +68,7 @@ def test_a_probe_that_cannot_start_says_why(tmp_path: Path) -> None:
         loops.running(code, tmp_path / "probes") as program,
         pytest.raises(AttachFailed, match="the probe could not start: ModuleNotFoundError"),
     ):
-        attach(inspect(program.pid), loops.DEADLINE_S)
+        attach(inspect(program.pid), DEADLINE_S)
 
 
 def test_a_main_thread_in_c_code_is_left_alone_and_the_wait_ends(tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ except KeyboardInterrupt:
 """
     with loops.running(code, tmp_path / "probes") as program:
         running._inject(inspect(program.pid), running._statement("raise KeyboardInterrupt"))
-        printed, _ = program.communicate(timeout=loops.DEADLINE_S)
+        printed, _ = program.communicate(timeout=DEADLINE_S)
     assert printed == "interrupted\n"
     assert program.returncode == 0
 
@@ -109,9 +109,9 @@ signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
         target = inspect(program.pid)
         for number in range(20):
             running._inject(target, f"open({str(tmp_path / str(number))!r}, 'w').write('x')")
-            loops.eventually(tmp_path / str(number))
+            wait_for_file(tmp_path / str(number))
         program.send_signal(signal.SIGTERM)
-        assert program.wait(loops.DEADLINE_S) == -signal.SIGTERM
+        assert program.wait(DEADLINE_S) == -signal.SIGTERM
 
 
 def test_a_call_that_does_not_return_is_taken_back(tmp_path: Path) -> None:
@@ -133,7 +133,7 @@ def test_a_call_that_does_not_return_is_taken_back(tmp_path: Path) -> None:
         )
         assert "did not stop in time" in answer["error"]
         go.touch()
-        printed, complained = program.communicate(timeout=loops.DEADLINE_S)
+        printed, complained = program.communicate(timeout=DEADLINE_S)
     assert (printed, complained, program.returncode) == ("0 wrong\n", "", 0)
 
 
@@ -152,7 +152,7 @@ print(gpumem_tui.__file__, flush=True)
     with loops.running(code, folder) as program:
         target = inspect(program.pid)
         monkeypatch.setattr(type(target.host), "shares_files", property(lambda host: False))
-        attach(target, loops.DEADLINE_S)
+        attach(target, DEADLINE_S)
         assert program.stdout is not None
         assert program.stdout.readline().startswith(f"{folder}/{program.pid}-")
 
@@ -162,7 +162,7 @@ def test_a_program_in_a_container(tmp_path: Path) -> None:
         target = inspect(pid)
         assert not target.host.shares_files
         assert target.host.inner_pid == 1
-        attach(target, loops.DEADLINE_S)
+        attach(target, DEADLINE_S)
         assert not (tmp_path / "private" / "probes").exists()
         assert list(target.host.files.directory.glob("*.probe-*.zip"))
 
@@ -174,7 +174,7 @@ def test_a_program_of_another_user_runs_the_probe_with_its_own_rights() -> None:
         os.chown(home, loops.NOBODY, loops.NOBODY)
         folder = Path(home) / "probes"
         with loops.running(loops.BUSY, folder, "/usr/bin/python3", user=loops.NOBODY) as program:
-            attach(inspect(program.pid), loops.DEADLINE_S)
+            attach(inspect(program.pid), DEADLINE_S)
             [archive] = folder.glob("*.probe-*.zip")
             assert archive.stat().st_uid == loops.NOBODY
 
@@ -195,9 +195,9 @@ def test_python_3_14_is_asked_itself(
 
         if problem is not None:
             with pytest.raises(Exception, match="does not take it: remote debugging is disabled"):
-                attach(target, loops.DEADLINE_S, remote_exec)
+                attach(target, DEADLINE_S, remote_exec)
         else:
-            assert isinstance(attach(target, loops.DEADLINE_S, remote_exec).pause_s, Unknown)
+            assert isinstance(attach(target, DEADLINE_S, remote_exec).pause_s, Unknown)
 
 
 def test_a_probe_that_starts_after_the_timeout_finds_its_script(
@@ -213,10 +213,7 @@ def test_a_probe_that_starts_after_the_timeout_finds_its_script(
         (script,) = scripts
         assert script.exists()
         running._inject(target, f"exec(open({str(script)!r}).read(), {{}})")
-        deadline = time.monotonic() + loops.DEADLINE_S
-        while script.exists():
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        wait_until(lambda: not script.exists())
 
 
 @pytest.mark.parametrize(
@@ -229,7 +226,7 @@ def test_a_helper_that_dies_is_one_line(code: str, said: str, tmp_path: Path, mo
         target = inspect(program.pid)
         monkeypatch.setattr(ptrace, "__file__", str(helper))
         with pytest.raises(running.AttachFailed) as raised:
-            attach(target, loops.DEADLINE_S, None)
+            attach(target, DEADLINE_S, None)
     assert str(raised.value).startswith(f"the program that attaches ended (code 3): {said}")
     assert str(raised.value).isprintable()
 
@@ -242,7 +239,7 @@ def test_twenty_of_twenty(python: str, code: str, tmp_path: Path, capsys: pytest
     pauses_s = []
     for attempt in range(20):
         with loops.running(code, tmp_path / str(attempt), python) as program:
-            attached = attach(inspect(program.pid), loops.DEADLINE_S)
+            attached = attach(inspect(program.pid), DEADLINE_S)
             assert isinstance(attached.pause_s, float)
             pauses_s.append(attached.pause_s)
             assert program.poll() is None

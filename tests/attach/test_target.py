@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -20,6 +19,7 @@ import pytest
 from gpumem_tui.attach.target import Refused, inspect, why_not_allowed
 from gpumem_tui.watch import hosts
 from tests.attach import loops
+from tests.waiting import wait_until
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
 
@@ -43,11 +43,8 @@ def child(*command: str, user: int | None = None) -> Iterator[int]:
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, user=user, cwd="/")
     started = shutil.which(command[0])
     assert started is not None
-    deadline = time.monotonic() + loops.DEADLINE_S
-    mapped = Path(f"/proc/{process.pid}/maps")
-    while os.path.realpath(started) not in mapped.read_text():  # it is on its way there
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    mapped, program = Path(f"/proc/{process.pid}/maps"), os.path.realpath(started)
+    wait_until(lambda: program in mapped.read_text())  # it is on its way there
     try:
         yield process.pid
     finally:

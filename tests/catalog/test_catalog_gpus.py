@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from gpumem_tui.catalog.loader import find_gpu, gpus, multiprocessors_of
+from gpumem_tui.catalog.loader import find_gpu, gpus, multiprocessors_of, speed_of
 from gpumem_tui.catalog.shapes import Gpu
 from gpumem_tui.memory import MIB
 
@@ -81,3 +81,28 @@ def test_a_gpu_of_some_machine_has_the_multiprocessors_of_its_kind() -> None:
     assert multiprocessors_of(h200.total_bytes, (8, 0)) is None
     assert multiprocessors_of(h100.total_bytes // 2, (9, 0)) is None
     assert multiprocessors_of(h20.total_bytes, (9, 0)) is None, "as large as two that differ"
+
+
+class TestSpeed:
+    @pytest.mark.parametrize("gpu", ALL_GPUS)
+    def test_rates_are_in_the_order_that_they_must_be(self, gpu: Gpu) -> None:
+        if gpu.speed is None:
+            assert gpu.name == "rtx-pro-4500-32gb", "no figures of the server edition were found"
+            return
+        assert gpu.speed.source
+        assert gpu.speed.fp32 <= (gpu.speed.tf32 or gpu.speed.fp32) <= (gpu.speed.half or float("inf"))
+        assert gpu.speed.pcie < gpu.speed.memory
+        assert (gpu.speed.tf32 is not None) == (gpu.compute_capability >= (8, 0)), "TF32 came with Ampere"
+
+    @pytest.mark.parametrize(
+        ("title", "gib", "half"),
+        [("NVIDIA A100-SXM4-80GB", 80, 312.0), ("NVIDIA A100-SXM4-40GB", 40, 312.0),
+         ("NVIDIA A100 80GB PCIe", 80, None), ("NVIDIA H100 80GB HBM3", 79.65, 989.4),
+         ("NVIDIA H100 PCIe", 79.65, None),
+         ("Tesla T4", 15, 65.0),
+         ("NVIDIA GeForce RTX 4090", 23.99, 165.2), ("NVIDIA GeForce RTX 4070 Ti", 11.99, None),
+         ("NVIDIA GeForce RTX 4090 Laptop GPU", 16, None), ("Tesla V100-SXM2-16GB", 16, 125.0)],
+    )  # fmt: skip
+    def test_of_a_gpu_by_the_name_that_its_driver_gives(self, title: str, gib: float, half: float | None) -> None:
+        found = speed_of(title, int(gib * 2**30))
+        assert (None if found is None else found.half) == half

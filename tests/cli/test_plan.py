@@ -13,9 +13,12 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 
+from gpumem_tui.cli.goals import goals_from
 from gpumem_tui.cli.plan import _planned, plan
 from gpumem_tui.cli.workload import configured
+from gpumem_tui.formula.noise_scale import MeasuredNorm
 from gpumem_tui.plan.export import command_line
+from gpumem_tui.plan.goals import Goals
 from gpumem_tui.plan.plan import Plan
 from tests.cli.conftest import Program
 from tests.plan.plans import plans
@@ -31,8 +34,9 @@ def parsed(line: str) -> Plan:
     for name in ("as_json", "markdown", "no_trace", "what_ifs", "no_what_if", "quiet"):
         values.pop(name)
     size, extras = values.pop("batch_size"), frozenset(values.pop("extras"))
+    goals = goals_from(values)
     _, config = configured(values, share=True)
-    return _planned(config, size or 1, extras)
+    return _planned(config, size or 1, extras, goals)
 
 
 @given(plans())
@@ -49,6 +53,48 @@ def test_a_changed_model_survives_too(changes: dict[str, int]) -> None:
     line = command_line(changed)
     assert isinstance(line, str)
     assert parsed(line) == changed
+
+
+def test_goals_survive_too() -> None:
+    norms = (MeasuredNorm(8, 2.1), MeasuredNorm(64, 1.3))
+    plan = parsed("gpumem-tui plan --model gpt2 --gpu sim:a100-80gb")
+    wanted = replace(plan, goals=Goals(3 * 10**11, 1.99, 16, 512, 6e-4, norms))
+    line = command_line(wanted)
+    assert isinstance(line, str)
+    assert parsed(line) == wanted
+    assert parsed("gpumem-tui plan --gpu sim:a100-80gb --tokens 1.5B").goals.tokens == 1_500_000_000
+
+
+def test_speed_and_cost_in_json(program: Program) -> None:
+    arguments = (
+        "--precision",
+        "bf16",
+        "--gpu",
+        "sim:h100-80gb",
+        "--tokens",
+        "2B",
+        "--price",
+        "2",
+        "--no-trace",
+        "--json",
+    )
+    found = json.loads(program("plan", *arguments).out)
+    least, most = found["speed"]["tokens_per_s"]
+    assert 0 < least < most
+    assert found["run"]["hours"] == pytest.approx([2e9 / most / 3600, 2e9 / least / 3600])
+    assert found["run"]["cost"] == pytest.approx([2 * hours for hours in found["run"]["hours"]])
+    emulated = json.loads(program("plan", "--precision", "bf16", "--gpu", "sim:t4-16gb", "--no-trace", "--json").out)
+    assert emulated["speed"]["samples_per_s"] is None
+    assert "emulation" in emulated["speed"]["unavailable"]
+
+
+def test_noise_scale(program: Program) -> None:
+    found = json.loads(program("noise-scale", "8=3.6742346", "64=1.6007811", "--json").out)
+    assert found["noise_scale"] == pytest.approx(100, rel=1e-3)
+    for wrong in (["8=2"], ["8=2", "64=3"], ["eight=2", "64=1"]):
+        done = program("noise-scale", *wrong)
+        assert done.code == 2
+        assert len(done.err.strip().splitlines()) == 1
 
 
 def test_json_has_the_same_numbers_as_predict(program: Program) -> None:

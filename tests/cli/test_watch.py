@@ -8,7 +8,6 @@ import platform
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -19,9 +18,9 @@ import pytest
 
 from tests.attach.loops import LET_US_TRACE
 from tests.cli.conftest import Program
+from tests.waiting import DEADLINE_S, wait_until
 from tests.watch.rings import RECORD, RingFile, gone
 
-DEADLINE_S = 60.0
 TRAIN = """
 import os, sys, time
 import torch
@@ -83,10 +82,7 @@ def watched(folder: Path, pid: int, lines: int) -> list[dict[str, Any]]:
     """The first lines of `gpumem-tui watch PID --json`; it is interrupted then, and ends well."""
     command = [sys.executable, "-m", "gpumem_tui", "watch", str(pid), "--json", "--interval", "0.1"]
     environment = {**os.environ, "GPUMEM_TUI_DIR": str(folder)}
-    deadline = time.monotonic() + DEADLINE_S
-    while not list(folder.glob("*.ring")):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_until(lambda: list(folder.glob("*.ring")), "the ring")
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         found = [json.loads(process.stdout.readline()) for _ in range(lines)]

@@ -6,13 +6,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
 import pytest
 
 from tests.command.running import Project
+from tests.waiting import DEADLINE_S, wait_until
 
 ROOT = str(Path(__file__).parents[2])
 
@@ -138,7 +138,7 @@ def test_ctrl_c_leaves_nothing_running(project: Project) -> None:
     program = _start(project, "predict", "--", sys.executable, "train.py")
     _wait_for(program, "started")
     program.send_signal(signal.SIGINT)
-    assert program.wait(30) == 130
+    assert program.wait(DEADLINE_S) == 130
     assert _left_over(project) == []
 
 
@@ -148,10 +148,7 @@ def test_a_program_that_is_killed_takes_the_command_along(project: Project) -> N
     _wait_for(program, "started")
     program.kill()
     program.wait()
-    deadline = time.monotonic() + 20
-    while _left_over(project) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert _left_over(project) == []
+    wait_until(lambda: not _left_over(project), "the end of the command")
 
 
 def test_a_launcher_may_fail_after_the_script_did(project: Project) -> None:

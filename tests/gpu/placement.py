@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gpumem_tui.simulator.allocator import SMALL_SEGMENT_BYTES, CachingAllocator
-from gpumem_tui.simulator.blocks import Block, Pool, cut
+from gpumem_tui.simulator.allocator import CachingAllocator
+from gpumem_tui.simulator.blocks import SMALL_SEGMENT_BYTES, Block, Pool, cut
 from gpumem_tui.simulator.settings import AllocatorSettings
 from tests.gpu.history import History, Segment
 

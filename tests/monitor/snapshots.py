@@ -11,6 +11,7 @@ from typing import Any, cast, get_args, get_origin, get_type_hints
 from hypothesis import strategies as st
 
 from gpumem_tui.memory import GIB, MIB, Bucket, Ledger, LedgerRow, Unknown, Value
+from gpumem_tui.monitor.readings import READINGS
 from gpumem_tui.monitor.snapshot import (
     DeviceState,
     GpuProcess,
@@ -65,6 +66,7 @@ def gpu(index: int = 0, used_bytes: int = 10 * GIB, **changes: Any) -> GpuReadin
     unaccounted_bytes = min(256 * MIB, used_bytes)
     owner = process(4000 + index, used_bytes - unaccounted_bytes)
     values: dict[str, Any] = {
+        **dict.fromkeys(READINGS, 0),
         "index": index,
         "uuid": f"GPU-{index:08d}",
         "name": "NVIDIA A100-SXM4-80GB",

@@ -14,7 +14,7 @@ from gpumem_tui.memory import GIB, Bucket, Unknown
 from gpumem_tui.monitor.readings import Reading
 from gpumem_tui.monitor.sampler import Sampler
 from gpumem_tui.monitor.snapshot import DeviceState, HostProcess, Snapshot
-from tests.monitor.watching import PATIENCE_S, gpu, is_complete, no_processes, until, watching
+from tests.monitor.watching import gpu, is_complete, no_processes, until, watching
 from tests.nvml_stub.machine import FakeMachine
 from tests.nvml_stub.scenario import (
     DRIVER_NOT_LOADED,
@@ -31,6 +31,7 @@ from tests.nvml_stub.scenario import (
     FakeProcess,
     Scenario,
 )
+from tests.waiting import DEADLINE_S
 
 _THREE = Scenario(gpus=[FakeGpu(uuid=f"GPU-{name}", used_bytes=GIB) for name in "abc"])
 
@@ -378,7 +379,7 @@ def test_a_host_that_hangs_stops_no_snapshots(fake_nvml: FakeMachine) -> None:
     answers = threading.Event()
 
     def look(pids: Iterable[int]) -> Mapping[int, Reading[HostProcess]]:
-        answers.wait(PATIENCE_S)
+        answers.wait(DEADLINE_S)
         return no_processes(pids)
 
     fake_nvml.show(_THREE)

@@ -19,6 +19,7 @@ import pytest
 from gpumem_tui.memory import Unknown
 from gpumem_tui.monitor.processes import CannotSignal, HostProcesses, kill, terminate
 from gpumem_tui.monitor.snapshot import HostProcess
+from tests.waiting import wait_until
 
 Start = Callable[..., subprocess.Popen[bytes]]
 _NO_PID = 2**22 + 1  # beyond the kernel's largest
@@ -31,11 +32,9 @@ def start() -> Iterator[Start]:
 
     def run(*command: str) -> subprocess.Popen[bytes]:
         started.append(subprocess.Popen(command or ["sleep", "600"], stdin=subprocess.DEVNULL))
-        deadline_s = time.monotonic() + 30
         child = psutil.Process(started[-1].pid)
         with contextlib.suppress(psutil.ZombieProcess):  # it is done already
-            while not child.cmdline() and time.monotonic() < deadline_s:
-                time.sleep(0.01)  # the kernel lets go of the parent before the command line is in its place
+            wait_until(child.cmdline)  # the kernel lets go of the parent before the command line is in its place
         return started[-1]
 
     yield run
@@ -65,13 +64,12 @@ def test_cpu_percent_is_of_the_time_between_looks(start: Start) -> None:
     idle, busy = start(), start(sys.executable, "-c", "while True: pass")
     processes = HostProcesses()
     processes.look([idle.pid, busy.pid])
-    deadline_s = time.monotonic() + 30
-    percent: object = 0.0
-    while not (isinstance(percent, float) and percent > 5) and time.monotonic() < deadline_s:
-        time.sleep(0.3)
-        percent = _look(processes, busy.pid).cpu_percent
-    assert isinstance(percent, float)
-    assert 5 < percent < 130
+
+    def percent() -> float:
+        found = _look(processes, busy.pid).cpu_percent
+        return found if isinstance(found, float) else 0.0
+
+    assert 0 < wait_until(percent, every_s=0.3) < 130
     assert _look(processes, idle.pid).cpu_percent == 0.0
 
 
@@ -96,29 +94,22 @@ def test_no_process(start: Start) -> None:
 def test_a_dead_process_that_nobody_waited_for(start: Start) -> None:
     child = start("true")
     zombie = psutil.Process(child.pid)
-    deadline_s = time.monotonic() + 30
-    while zombie.status() != psutil.STATUS_ZOMBIE and time.monotonic() < deadline_s:
-        time.sleep(0.01)
+    wait_until(lambda: zombie.status() == psutil.STATUS_ZOMBIE)
     assert _look(HostProcesses(), child.pid).command == "[true]"
 
 
 def test_control_characters_in_a_command_do_not_reach_the_screen(start: Start) -> None:
     child = start(sys.executable, "-c", "import time; time.sleep(600)", "a\x1b[31mb\nc")
-    processes = HostProcesses()
-    deadline_s = time.monotonic() + 30
-    while "time.sleep" not in (command := _look(processes, child.pid).command) and time.monotonic() < deadline_s:
-        processes = HostProcesses()
-    assert command.endswith("a [31mb c")
+    wait_until(lambda: "time.sleep" in str(_look(HostProcesses(), child.pid).command))
+    assert str(_look(HostProcesses(), child.pid).command).endswith("a [31mb c")
 
 
 def test_control_characters_in_a_name_do_not_either(start: Start) -> None:
     """Anyone may give his process one."""
     named = "import ctypes, time; ctypes.CDLL(None).prctl(15, b'a\\x1b[31mb', 0, 0, 0); time.sleep(600)"
     child = start(sys.executable, "-c", named)
-    deadline_s = time.monotonic() + 30
-    while (name := _look(HostProcesses(), child.pid).name).startswith("python") and time.monotonic() < deadline_s:
-        time.sleep(0.01)
-    assert name == "a [31mb"
+    wait_until(lambda: not _look(HostProcesses(), child.pid).name.startswith("python"))
+    assert _look(HostProcesses(), child.pid).name == "a [31mb"
 
 
 @pytest.mark.parametrize(

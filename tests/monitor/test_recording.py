@@ -18,6 +18,7 @@ from gpumem_tui.monitor.codec import CodecError, difference, from_plain, patched
 from gpumem_tui.monitor.recording import Recorded, RecordingError, RecordingReplay, SnapshotRecorder, SnapshotRecording
 from gpumem_tui.monitor.snapshot import Snapshot
 from tests.monitor.snapshots import START_S, anything, gpu, machine
+from tests.waiting import wait_until
 
 _JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=4),
@@ -168,10 +169,11 @@ def test_a_missing_file_and_a_full_disk_are_one_line(tmp_path: Path) -> None:
 
 def test_a_full_disk_ends_the_recording_but_not_the_source(tmp_path: Path) -> None:
     code = (
-        "import pathlib, resource, signal, time\n"
+        "import pathlib, resource, signal\n"
         "from gpumem_tui.monitor.recording import Recorded, SnapshotRecorder, RecordingError\n"
         "from tests.monitor.scripted import Scripted\n"
         "from tests.monitor.snapshots import machine, gpu\n"
+        "from tests.waiting import wait_until\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (4000, 4000))\n"
         f"recorder = SnapshotRecorder(pathlib.Path({str(tmp_path / 'file')!r}))\n"
@@ -183,8 +185,7 @@ def test_a_full_disk_ends_the_recording_but_not_the_source(tmp_path: Path) -> No
         f"recorder = SnapshotRecorder(pathlib.Path({str(tmp_path / 'watched')!r}))\n"
         "recorded = Recorded(Scripted(machine([gpu()])), recorder, 0.1)\n"
         "recorded.start()\n"
-        "deadline_s = time.monotonic() + 30\n"
-        "while not recorded.notice and time.monotonic() < deadline_s: time.sleep(0.01)\n"
+        "wait_until(lambda: recorded.notice)\n"
         "print(recorded.notice, recorded.latest() is not None)\n"
     )
     command, environment = [sys.executable, "-c", code], {**os.environ, "PYTHONPATH": os.getcwd()}
@@ -241,13 +242,13 @@ def test_a_source_can_be_recorded_while_it_is_watched(tmp_path: Path) -> None:
     replay = RecordingReplay(SnapshotRecording(tmp_path / "first"), speed=10.0)
     recorded = Recorded(replay, SnapshotRecorder(tmp_path / "second"), interval_s=0.01)
     recorded.start()
-    deadline_s = time.monotonic() + 30.0
-    copied: list[Snapshot] = []
-    while snapshots[-1] not in copied and time.monotonic() < deadline_s:
-        recorded.wait(recorded.latest(), 0.1)
-        copied = list(SnapshotRecording(tmp_path / "second").snapshots())
+
+    def copied() -> list[Snapshot]:
+        return list(SnapshotRecording(tmp_path / "second").snapshots())
+
+    wait_until(lambda: snapshots[-1] in copied())
     recorded.stop()
     second = SnapshotRecording(tmp_path / "second")
-    assert [snapshot for snapshot in snapshots if snapshot in copied] == list(second.snapshots())
-    assert copied[-1] == snapshots[-1]
+    assert [snapshot for snapshot in snapshots if snapshot in copied()] == list(second.snapshots())
+    assert copied()[-1] == snapshots[-1]
     assert (second.damage, recorded.notice) == ("", "")

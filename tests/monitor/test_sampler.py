@@ -8,9 +8,10 @@ from dataclasses import replace
 from gpumem_tui.memory import GIB, Bucket, Unknown
 from gpumem_tui.monitor.sampler import Sampler
 from gpumem_tui.monitor.snapshot import DeviceState, ProcessKind, Snapshot
-from tests.monitor.watching import PATIENCE_S, gpu, is_complete, no_processes, until, watching
+from tests.monitor.watching import gpu, is_complete, no_processes, until, watching
 from tests.nvml_stub.machine import FakeMachine
 from tests.nvml_stub.scenario import Calls, FakeGpu, FakeInstance, FakeProcess, Scenario
+from tests.waiting import DEADLINE_S
 
 _EIGHT = Scenario(
     gpus=[
@@ -142,11 +143,11 @@ def test_the_end(fake_nvml: FakeMachine) -> None:
         sampler.stop()
         last = sampler.latest()
         assert last is not None
-        assert sampler.wait(last, PATIENCE_S) is None, "none ever again, and at once"
+        assert sampler.wait(last, DEADLINE_S) is None, "none ever again, and at once"
         assert sampler.latest() is last
     for thread in threading.enumerate():
         if thread.name.startswith("gpu-"):
-            thread.join(PATIENCE_S)
+            thread.join(DEADLINE_S)
             assert not thread.is_alive(), thread.name
 
 

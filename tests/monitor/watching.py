@@ -11,9 +11,7 @@ from gpumem_tui.memory import Unknown
 from gpumem_tui.monitor.readings import Reading
 from gpumem_tui.monitor.sampler import Sampler
 from gpumem_tui.monitor.snapshot import GpuReading, HostProcess, Snapshot
-
-PATIENCE_S = 30.0
-"""Far beyond what anything here takes, for a machine that is busy with other tests."""
+from tests.waiting import DEADLINE_S
 
 
 def no_processes(pids: Iterable[int]) -> Mapping[int, Reading[HostProcess]]:
@@ -36,7 +34,7 @@ def watching(
 
 def until(sampler: Sampler, condition: Callable[[Snapshot], bool]) -> Snapshot:
     """The first snapshot from now on of which the condition holds."""
-    deadline = monotonic() + PATIENCE_S
+    deadline = monotonic() + DEADLINE_S
     seen = sampler.latest()
     while monotonic() < deadline:
         seen = sampler.wait(seen, deadline - monotonic())
@@ -44,7 +42,7 @@ def until(sampler: Sampler, condition: Callable[[Snapshot], bool]) -> Snapshot:
             break
         if condition(seen):
             return seen
-    raise AssertionError(f"it did not come to that within {PATIENCE_S:.0f} s; last: {sampler.latest()}")
+    raise AssertionError(f"it did not come to that within {DEADLINE_S:.0f} s; last: {sampler.latest()}")
 
 
 def gpu(snapshot: Snapshot, index: int) -> GpuReading:

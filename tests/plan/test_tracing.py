@@ -25,8 +25,7 @@ from gpumem_tui.trial.events import Failed as ChildFailed
 from gpumem_tui.trial.events import Ready as ChildReady
 from tests.plan.plans import GPT2, TRACED, timeline
 from tests.search.traces import CONTEXT_BYTES, PROFILE
-
-DEADLINE_S = 30
+from tests.waiting import DEADLINE_S
 
 
 class Traces:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import nn
 from torch.nn.modules import module as module_hooks
 from torch.optim import optimizer as optimizer_hooks
 
-from gpumem_tui.probe.documents import LookDocument, LookedDeviceJson
+from gpumem_tui.probe.documents import LookAnswer, PostMortem, decode_document, encode_document
 
 BATCH = 4096
 HIDDEN_BYTES = BATCH * 64 * 4
@@ -27,7 +29,12 @@ def train_step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     optimizer.step()
 
 
-def only_device(document: LookDocument) -> LookedDeviceJson:
+def as_written(document: LookAnswer | PostMortem | None) -> Any:
+    """A document as a viewer finds it in its file."""
+    return None if document is None else decode_document(encode_document(document))
+
+
+def only_device(document: Any) -> Any:
     assert "look" not in document["unavailable"]
     (device,) = document["devices"]
     assert sum(device["buckets"].values()) == device["peak_bytes"] == sum(row["bytes"] for row in device["held"])

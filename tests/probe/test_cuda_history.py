@@ -6,6 +6,7 @@ from typing import Any
 
 from gpumem_tui.memory import MIB, Bucket
 from gpumem_tui.probe.cuda_history import step_history
+from gpumem_tui.probe.documents import KeptPlace
 from gpumem_tui.probe.history import listed_as_kept
 from gpumem_tui.probe.segments import Segments
 from gpumem_tui.step import Phase
@@ -65,7 +66,7 @@ NOTES = [
 def test_the_peak_is_exact_and_every_block_has_its_place() -> None:
     history = step_history(Segments(SEGMENTS, {}), TRACE, NOTES, started_us=1_000_000)
     device = history.result(0, "GPU-0")
-    assert device["buckets"] == {
+    assert device.buckets == {
         "parameters": 4096,
         "optimizer": 8192,
         "other": 4096,
@@ -73,11 +74,11 @@ def test_the_peak_is_exact_and_every_block_has_its_place() -> None:
         "activations": 20 * MIB,
         "gradients": 4096,
     }
-    assert device["peak_bytes"] == sum(device["buckets"].values())
-    assert device["peak_s"] == 0.5
-    (activation,) = [row for row in device["held"] if row["bucket"] == "activations"]
-    assert (activation["module"], activation["source"], activation["allocations"]) == ("blocks.0.mlp", "model.py:12", 1)
-    assert device["phases"] == [(0.0, "batch"), (0.1, "forward"), (0.4, "backward"), (0.6, "optimizer")]
+    assert device.peak_bytes == sum(device.buckets.values())
+    assert device.peak_s == 0.5
+    (activation,) = [row for row in device.held if row.bucket == "activations"]
+    assert (activation.module, activation.source, activation.allocations) == ("blocks.0.mlp", "model.py:12", 1)
+    assert device.phases == ((0.0, "batch"), (0.1, "forward"), (0.4, "backward"), (0.6, "optimizer"))
     assert history.live_bytes() == 4096 + 8192 + 4096 + 1024 + 4096
 
 
@@ -85,9 +86,9 @@ def test_without_phases_the_remainder_is_activations() -> None:
     """As in a compiled model, which must not be given hooks."""
     notes = [note for note in NOTES if note.phase is None and note.module is None]
     device = step_history(Segments(SEGMENTS, {}), TRACE, notes, phases_known=False).result(0, "")
-    assert device["buckets"]["activations"] == 20 * MIB
-    assert device["buckets"]["other"] == 4096 + 1024
-    assert device["phases"] == []
+    assert device.buckets["activations"] == 20 * MIB
+    assert device.buckets["other"] == 4096 + 1024
+    assert device.phases == ()
 
 
 def test_compiled_code_has_the_line_that_calls_it_and_backward_is_told_apart() -> None:
@@ -105,15 +106,15 @@ def test_compiled_code_has_the_line_that_calls_it_and_backward_is_told_apart() -
         HistoryNote(4, phase=Phase.FORWARD),
     ]
     device = step_history(Segments(SEGMENTS, {}), trace, notes).result(0, "")
-    assert (device["buckets"]["activations"], device["buckets"]["temporary"]) == (1024, 512)
-    assert {row["source"] for row in device["held"] if not row["before_step"]} == {"model.py:12"}
+    assert (device.buckets["activations"], device.buckets["temporary"]) == (1024, 512)
+    assert {row.source for row in device.held if not row.before_step} == {"model.py:12"}
 
 
 def test_a_forward_repeated_in_backward_makes_activations() -> None:
     trace = [made(16384, 5 * 512, 1, LINEAR, MODEL, CHECKPOINT), *gone(16384, 5 * 512, 2)]
     notes = [HistoryNote(0, phase=Phase.FORWARD), HistoryNote(0, phase=Phase.BACKWARD)]
     device = step_history(Segments(SEGMENTS, {}), trace, notes).result(0, "")
-    assert device["buckets"]["activations"] == 5 * 512
+    assert device.buckets["activations"] == 5 * 512
 
 
 def test_what_no_module_made_is_its_owners() -> None:
@@ -122,8 +123,8 @@ def test_what_no_module_made_is_its_owners() -> None:
     trace = [made(16384, 1000, 1, TRAIN), made(17408, 4096, 2)]
     notes = [*NOTES[:2], HistoryNote(2, bucket=Bucket.GRADIENTS, addresses=(17408,)), HistoryNote(2, owners=owners)]
     history = step_history(Segments(SEGMENTS, {}), trace, notes)
-    rows = history.result(0, "")["held"]
-    found = {(row["bucket"], row["module"], row["before_step"]) for row in rows}
+    rows = history.result(0, "").held
+    found = {(row.bucket, row.module, row.before_step) for row in rows}
     assert ("parameters", "blocks.0.mlp", True) in found
     assert ("gradients", "blocks.0.mlp", False) in found
     assert ("optimizer", "", True) in found
@@ -135,10 +136,10 @@ def test_much_is_listed_in_short() -> None:
         frame = {"filename": "/home/user/model.py", "line": index, "name": "f"}
         trace.append(made(16384 + 512 * index, 512, index, frame))
     device = step_history(Segments(SEGMENTS, {}), trace, []).result(0, "")
-    assert len(device["held"]) < 2010
-    assert sum(row["bytes"] for row in device["held"]) == device["peak_bytes"] == 16384 + 1_536_000
-    assert len(device["timeline"]) <= 402
-    assert max(live for _, live in device["timeline"]) == device["peak_bytes"]
+    assert len(device.held) < 2010
+    assert sum(row.bytes for row in device.held) == device.peak_bytes == 16384 + 1_536_000
+    assert len(device.timeline) <= 402
+    assert max(live for _, live in device.timeline) == device.peak_bytes
 
 
 def test_what_every_step_keeps() -> None:
@@ -161,11 +162,4 @@ def test_what_every_step_keeps() -> None:
         notes.append(HistoryNote(events, step_ends=True))
     history = step_history(Segments(SEGMENTS, {}), trace, notes)
     (row,) = listed_as_kept(0, history.kept())
-    assert row == {
-        "device": 0,
-        "operator": "",
-        "module": "",
-        "source": "train.py:30",
-        "bytes": 2048,
-        "allocations": 1,
-    }
+    assert row == KeptPlace(device=0, operator="", module="", source="train.py:30", bytes=2048, allocations=1)

@@ -12,9 +12,8 @@ from torch import nn
 
 from gpumem_tui.probe.finding import Finder, Holdings
 from gpumem_tui.probe.model import describe_models, describe_optimizers, describe_untrained
-from gpumem_tui.probe.tensors import memory_of
 from gpumem_tui.probe.wire import CPU
-from gpumem_tui.step.walking import tensors_in
+from gpumem_tui.step.walking import memory_of, tensors_in
 
 FLOAT = 4
 
@@ -169,17 +168,17 @@ def test_the_model_is_described_once_with_plain_options() -> None:
     model[1].requires_grad_(False)
     optimizer = torch.optim.AdamW(model[0].parameters(), lr=torch.tensor(0.1), fused=False)
     (described,) = describe_models([model])
-    assert described["name"] == "torch.nn.modules.container.Sequential"
-    assert [(p["name"], p["shape"], p["dtype"], p["trained"]) for p in described["parameters"]] == [
-        ("0.weight", [4, 8], "bfloat16", True),
-        ("0.bias", [4], "bfloat16", True),
-        ("1.weight", [2, 4], "bfloat16", False),
+    assert described.name == "torch.nn.modules.container.Sequential"
+    assert [(p.name, p.shape, p.dtype, p.trained) for p in described.parameters] == [
+        ("0.weight", (4, 8), "bfloat16", True),
+        ("0.bias", (4,), "bfloat16", True),
+        ("1.weight", (2, 4), "bfloat16", False),
     ]
     (options,) = describe_optimizers([optimizer])
-    assert options["name"] == "torch.optim.adamw.AdamW"
-    assert options["options"]["fused"] is False
-    assert options["options"]["betas"] == (0.9, 0.999)
-    assert "lr" not in options["options"]  # a tensor would have to be read from its device
+    assert options.name == "torch.optim.adamw.AdamW"
+    assert options.options["fused"] is False
+    assert options.options["betas"] == (0.9, 0.999)
+    assert "lr" not in options.options  # a tensor would have to be read from its device
 
 
 def test_a_model_that_answers_for_its_parameters_in_its_own_way_is_found() -> None:
@@ -192,8 +191,8 @@ def test_a_model_that_answers_for_its_parameters_in_its_own_way_is_found() -> No
     finder = Finder()
     finder.scan([*model.modules(), *frozen.modules(), optimizer])
     assert finder.roots == [model]
-    assert [p["name"] for p in describe_models(finder.roots)[0]["parameters"]] == ["0.weight", "0.bias"]
-    assert [one["bytes"] for one in describe_untrained(finder.untrained, finder.roots)] == [6 * FLOAT]
+    assert [p.name for p in describe_models(finder.roots)[0].parameters] == ["0.weight", "0.bias"]
+    assert [one.bytes for one in describe_untrained(finder.untrained, finder.roots)] == [6 * FLOAT]
 
 
 def test_what_stands_beside_untrained_is_described_by_class() -> None:
@@ -204,7 +203,7 @@ def test_what_stands_beside_untrained_is_described_by_class() -> None:
     finder = Finder()
     finder.scan([student, teacher, average, shared, nn.ReLU(), optimizer])
     assert finder.roots == [student]
-    found = {(one["name"], one["device"], one["bytes"]) for one in describe_untrained(finder.untrained, finder.roots)}
+    found = {(one.name, one.device, one.bytes) for one in describe_untrained(finder.untrained, finder.roots)}
     assert found == {
         ("torch.nn.modules.linear.Linear", CPU, (16 * 4 + 4) * FLOAT),
         ("torch.nn.modules.batchnorm.BatchNorm1d", CPU, 4 * 10 * FLOAT + 8),

@@ -12,7 +12,6 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
-from gpumem_tui.probe.documents import HeldJson, LookDocument
 from gpumem_tui.probe.finding import Finder
 from gpumem_tui.probe.look import Look
 from gpumem_tui.probe.wire import CPU
@@ -21,6 +20,7 @@ from tests.probe.looks import (
     HIDDEN_BYTES,
     INPUT_BYTES,
     PARAMETERS_BYTES,
+    as_written,
     assert_nothing_left,
     only_device,
     small_model,
@@ -82,13 +82,13 @@ def _look(step: Callable[[nn.Module, torch.optim.Optimizer], None] = train_step,
     assert look.start([model]) == ""
     step(model, optimizer)
     assert look.ends_with(optimizer)
-    document = look.step_ended(2)
+    document = as_written(look.step_ended(2))
     look.stop()
     return document
 
 
 def test_the_peak_by_bucket_module_and_line() -> None:
-    document: LookDocument = _look()
+    document = _look()
     device = only_device(document)
     assert_nothing_left()
     assert (document["request"], document["step"], document["method"]) == (5, 2, "operators")
@@ -108,7 +108,7 @@ def test_the_peak_by_bucket_module_and_line() -> None:
 
 
 def test_what_was_there_before_the_step_is_its_modules() -> None:
-    def held(rows: list[HeldJson], bucket: str) -> list[tuple[str, bool]]:
+    def held(rows: list[dict[str, Any]], bucket: str) -> list[tuple[str, bool]]:
         return sorted({(row["module"], row["before_step"]) for row in rows if row["bucket"] == bucket})
 
     model = small_model()
@@ -194,7 +194,7 @@ def test_a_mode_that_the_program_enters_is_not_torn_out() -> None:
     assert look.start([model]) == ""
     with Passing():  # type: ignore[no-untyped-call]
         train_step(model, optimizer)
-        document = look.step_ended(2)
+        document = as_written(look.step_ended(2))
         assert document is not None
         assert document["devices"]
         assert not look.stop()
@@ -221,7 +221,7 @@ def test_compiled_code_is_not_compiled_anew(fullgraph: bool, has_run: bool) -> N
         look = Look(1, 1, optimizer, finder.trained)
         assert look.start([model] if has_run else [compiled]) == ""  # what has run is seen also where no module tells
         train_step(compiled, optimizer)
-        document = look.step_ended(2)
+        document = as_written(look.step_ended(2))
         assert look.is_over
         assert look.stop()
         assert counters["stats"]["unique_graphs"] == (graphs or 1)
@@ -286,7 +286,7 @@ def test_an_argument_that_cannot_be_looked_through_does_not_stop_the_forward() -
     look = Look(5, 1, optimizer, finder.trained)
     assert look.start([model]) == ""
     step(model, optimizer)
-    document = look.step_ended(2)
+    document = as_written(look.step_ended(2))
     assert look.is_over
     assert document is not None
     assert_nothing_left()
@@ -304,7 +304,7 @@ def test_an_optimizer_that_goes_ends_the_look() -> None:
     assert not look.ends_with(other)
     del optimizer
     assert look.ends_with(other)
-    document = look.step_ended(2)
+    document = as_written(look.step_ended(2))
     assert document is not None
     assert document["unavailable"] == {"look": "the optimizer went before its next step"}
     assert_nothing_left()

@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import nn
 
-from gpumem_tui.probe.documents import LookDocument
 from gpumem_tui.probe.finding import Finder
 from gpumem_tui.probe.look import Look
 from tests.probe.looks import (
@@ -18,6 +17,7 @@ from tests.probe.looks import (
     HIDDEN_BYTES,
     INPUT_BYTES,
     PARAMETERS_BYTES,
+    as_written,
     assert_nothing_left,
     only_device,
     small_model,
@@ -78,9 +78,7 @@ def test_what_keeps_memory_is_named_and_a_model_that_was_missed_is_found(tmp_pat
     assert found.last.host_bytes > found.records[0].host_bytes
 
 
-def _look_through(
-    step: Callable[[], None], optimizer: torch.optim.Optimizer, model: nn.Module
-) -> tuple[LookDocument, LookDocument]:
+def _look_through(step: Callable[[], None], optimizer: torch.optim.Optimizer, model: nn.Module) -> tuple[Any, Any]:
     """What is told after the first step, and after the last."""
     finder = Finder()
     finder.scan([*model.modules(), optimizer])
@@ -90,7 +88,7 @@ def _look_through(
     for number in (2, 3, 4):
         assert not look.is_over
         step()
-        told.append(look.step_ended(number))
+        told.append(as_written(look.step_ended(number)))
     assert look.is_over
     assert look.stop()
     assert_nothing_left()
@@ -149,7 +147,7 @@ def test_a_step_of_very_many_operators_is_not_followed_further(monkeypatch: pyte
     look = Look(1, 1, optimizer, finder.trained)
     assert look.start([model]) == ""
     train_step(model, optimizer)
-    document = look.step_ended(2)
+    document = as_written(look.step_ended(2))
     assert look.is_over
     assert_nothing_left()
     assert document is not None

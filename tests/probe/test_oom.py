@@ -5,7 +5,6 @@ from __future__ import annotations
 import builtins
 import sys
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,13 +12,13 @@ from typing import Any
 import pytest
 import torch
 
-from gpumem_tui.probe.documents import OutOfMemoryDocument
 from gpumem_tui.probe.finding import Holdings
 from gpumem_tui.probe.oom import BlackBox
 from gpumem_tui.probe.oom import LastState as Known
 from gpumem_tui.probe.wire import CPU
 from gpumem_tui.watch.reader import Watcher
 from gpumem_tui.watch.records import ProcessState
+from tests.probe.looks import as_written
 from tests.probe.test_wire import RECORD
 from tests.probe.watched import SCRIPTS, run
 
@@ -28,13 +27,15 @@ STATE = Known(step=12, holdings={1: Holdings(100, 90, 200, 10)}, samples=[RECORD
 
 
 @pytest.fixture
-def written() -> list[OutOfMemoryDocument]:
+def written() -> list[dict[str, Any]]:
     return []
 
 
 @pytest.fixture
-def box(written: list[OutOfMemoryDocument]) -> BlackBox:
-    return BlackBox(lambda: STATE, written.append, lambda *told: None, lambda work: work())
+def box(written: list[dict[str, Any]]) -> BlackBox:
+    return BlackBox(
+        lambda: STATE, lambda document: written.append(as_written(document)), lambda *told: None, lambda work: work()
+    )
 
 
 @pytest.mark.parametrize("steps", [0, 3])
@@ -84,13 +85,13 @@ def test_neither_an_excepthook_of_the_program_nor_another_error_hides_it(tmp_pat
     assert (process.state, process.step) == (ProcessState.OUT_OF_MEMORY, 3)
 
 
-def test_any_other_error_of_host_memory(box: BlackBox, written: list[OutOfMemoryDocument]) -> None:
+def test_any_other_error_of_host_memory(box: BlackBox, written: list[dict[str, Any]]) -> None:
     box.allocation_failed(1, 12345, 80 * GIB, GIB)  # the program went on with a smaller batch
     box.process_failed(MemoryError(), None)
     assert [(document["device"], document["requested_bytes"]) for document in written] == [(1, 12345), (CPU, None)]
 
 
-def test_what_the_allocator_says_is_exact(box: BlackBox, written: list[OutOfMemoryDocument]) -> None:
+def test_what_the_allocator_says_is_exact(box: BlackBox, written: list[dict[str, Any]]) -> None:
     box.allocation_failed(1, 12345, 80 * GIB, GIB)
     (document,) = written
     assert document["requested_bytes"] == 12345
@@ -102,13 +103,19 @@ def test_what_the_allocator_says_is_exact(box: BlackBox, written: list[OutOfMemo
     assert document["samples"] == [RECORD.as_json()]
 
 
-def test_a_program_that_tries_again_and_again_is_not_slowed(box: BlackBox, written: list[OutOfMemoryDocument]) -> None:
-    for _ in range(100):
-        box.allocation_failed(1, 12345, 80 * GIB, GIB)
-    assert len(written) < 10
+def test_a_program_that_tries_again_and_again_is_not_slowed(
+    box: BlackBox, written: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One document a second, with the newest request."""
+    now_s = 1000.0
+    monkeypatch.setattr("gpumem_tui.probe.oom.time.monotonic", lambda: now_s)
+    for number in range(100):
+        box.allocation_failed(1, number, 80 * GIB, GIB)
+        now_s += 0.03125
+    assert [document["requested_bytes"] for document in written] == [0, 32, 64, 96]
 
 
-def test_the_error_that_follows_adds_its_message(box: BlackBox, written: list[OutOfMemoryDocument]) -> None:
+def test_the_error_that_follows_adds_its_message(box: BlackBox, written: list[dict[str, Any]]) -> None:
     box.allocation_failed(1, 12345, 80 * GIB, GIB)
     try:
         raise torch.OutOfMemoryError("Tried to allocate 12.06 KiB. GPU 1 has a total capacity of 80.00 GiB")
@@ -119,14 +126,14 @@ def test_the_error_that_follows_adds_its_message(box: BlackBox, written: list[Ou
     assert written[-1]["message"].startswith("Tried to allocate 12.06 KiB")
 
 
-def test_a_message_that_says_nothing_leaves_it_unknown(box: BlackBox, written: list[OutOfMemoryDocument]) -> None:
+def test_a_message_that_says_nothing_leaves_it_unknown(box: BlackBox, written: list[dict[str, Any]]) -> None:
     box.process_failed(torch.OutOfMemoryError("HIP error: " + "x" * 5000), None)
     assert written[0]["requested_bytes"] is None
     assert written[0]["device"] is None
     assert len(written[0]["message"]) == 2000
 
 
-def test_other_errors_go_where_they_went(box: BlackBox, written: list[OutOfMemoryDocument]) -> None:
+def test_other_errors_go_where_they_went(box: BlackBox, written: list[dict[str, Any]]) -> None:
     seen: list[BaseException] = []
     before = sys.excepthook
     sys.excepthook = lambda kind, error, trace: seen.append(error)
@@ -140,7 +147,7 @@ def test_other_errors_go_where_they_went(box: BlackBox, written: list[OutOfMemor
     assert [document["message"] for document in written] == ["b"]
 
 
-def test_an_error_that_was_raised_from_an_out_of_memory(box: BlackBox, written: list[OutOfMemoryDocument]) -> None:
+def test_an_error_that_was_raised_from_an_out_of_memory(box: BlackBox, written: list[dict[str, Any]]) -> None:
     """However it is wrapped: named as the cause, raised while it was handled, or one of a group."""
     ran_out = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 is full.")
     while_handled, from_none = RuntimeError("a"), RuntimeError("b")
@@ -160,7 +167,7 @@ def test_an_error_that_was_raised_from_an_out_of_memory(box: BlackBox, written: 
     assert all(document["fatal"] for document in written)
 
 
-def test_a_chain_that_goes_round(box: BlackBox, written: list[OutOfMemoryDocument]) -> None:
+def test_a_chain_that_goes_round(box: BlackBox, written: list[dict[str, Any]]) -> None:
     first, second = RuntimeError("a"), RuntimeError("b")
     first.__cause__, second.__cause__ = second, first
     box.process_failed(first, None)
@@ -171,13 +178,24 @@ def test_what_goes_wrong_takes_the_place_of_no_error_of_the_program() -> None:
     def broken() -> Known:
         raise RuntimeError("the probe's own")
 
-    def guarded(work: Callable[[], None]) -> None:
-        with suppress(RuntimeError):
-            work()
+    met: list[str] = []
+    written: list[dict[str, Any]] = []
+    errors: list[tuple[str, ...]] = []
 
-    box = BlackBox(broken, lambda document: None, lambda *told: None, guarded)
+    def guarded(work: Callable[[], None]) -> None:
+        try:
+            work()
+        except RuntimeError as error:
+            met.append(str(error))
+
+    box = BlackBox(
+        broken, lambda document: written.append(as_written(document)), lambda *told: errors.append(told), guarded
+    )
     box.allocation_failed(0, 12345, 80 * GIB, GIB)
     box.process_failed(torch.OutOfMemoryError("CUDA out of memory."), None)
+    assert met == ["the probe's own"] * 2
+    assert written == []
+    assert errors == [("OutOfMemoryError", "CUDA out of memory.", "")], "what ended the program is said all the same"
 
 
 # CUDA, of which this stands in for what torch calls
@@ -198,10 +216,10 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 
 
 @pytest.mark.usefixtures("cuda")
-def test_the_kind_of_device_is_written_down(box: BlackBox, written: list[OutOfMemoryDocument]) -> None:
+def test_the_kind_of_device_is_written_down(box: BlackBox, written: list[dict[str, Any]]) -> None:
     box.process_failed(torch.OutOfMemoryError("CUDA out of memory. GPU 1 is full."), None)
     (document,) = written
-    assert (document["device_name"], document["compute_capability"]) == ("Tesla T4", (7, 5))
+    assert (document["device_name"], document["compute_capability"]) == ("Tesla T4", [7, 5])
     assert document["device_total_bytes"] == 15 * GIB
     assert document["allocated_bytes"] is None
 

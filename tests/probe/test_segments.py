@@ -91,8 +91,8 @@ def test_every_block_has_the_size_that_the_allocator_gave_it(before: list[int | 
     assert segments.live == {block.address: block.size_bytes for block, _ in driver.live}
     assert history.live_bytes() == driver.allocator.stats.allocated_bytes
     found = history.result(0, "")
-    assert found["peak_bytes"] == max([start_bytes, *driver.allocated])
-    assert sum(found["buckets"].values()) == found["peak_bytes"]
+    assert found.peak_bytes == max([start_bytes, *driver.allocated])
+    assert sum(found.buckets.values()) == found.peak_bytes
 
 
 def test_an_expandable_segment_grows_at_its_end() -> None:

@@ -11,11 +11,19 @@ from tests.published.accuracy import published_range, traced_published
 from tests.published.measurements import PublishedPeak, load_published
 
 _WIDEST_PERCENT = 30
+_LOOSEST_PERCENT = 0.2
+"""So much more than what is left unexplained a tolerance may be."""
+
 _PUBLISHED = load_published(Path(__file__).with_name("peaks.toml"))
 
 
 _WITH_TOLERANCE = [peak for peak in _PUBLISHED.modelled if peak.tolerance_percent is not None]
 _IN_RANGE = [peak for peak in _PUBLISHED.modelled if peak.tolerance_percent is None]
+
+_LONG = {"duoan-large-512", "duoan-xl-512", "mingpt-xl-old"}
+"""Of which there are others of the same program, smaller or of another version."""
+
+_ROWS = [pytest.param(row, id=row.id, marks=[pytest.mark.slow] if row.id in _LONG else []) for row in measured.load()]
 
 
 @pytest.mark.parametrize("peak", _WITH_TOLERANCE, ids=lambda peak: peak.id)
@@ -23,6 +31,7 @@ def test_within_its_tolerance(peak: PublishedPeak) -> None:
     assert peak.tolerance_percent is not None
     error_percent = 100 * (traced_published(peak) / peak.measured_bytes - 1)
     assert abs(error_percent) <= peak.tolerance_percent, peak.why
+    assert abs(error_percent) > peak.tolerance_percent - _LOOSEST_PERCENT, "its tolerance is more than is known"
 
 
 @pytest.mark.parametrize("peak", _IN_RANGE, ids=lambda peak: peak.id)
@@ -42,7 +51,7 @@ def test_a_device_total_with_a_tolerance_lies_outside_its_range(peak: PublishedP
     assert peak.measured_bytes not in published_range(peak), "needs no tolerance"
 
 
-@pytest.mark.parametrize("row", measured.load(), ids=lambda row: row.id)
+@pytest.mark.parametrize("row", _ROWS)
 def test_a_step_or_a_layer_is_within_its_tolerance(row: measured.Measured) -> None:
     assert abs(row.error_percent(row.traced_bytes())) <= row.tolerance_percent, row.why
 

@@ -13,7 +13,8 @@ import pytest
 
 from gpumem_tui.search.process import ChildDied
 from gpumem_tui.trial.events import Failed, Ready, Sample
-from tests.search.trials import Trial, gone_within, workload
+from tests.search.trials import Trial, workload
+from tests.waiting import wait_until, wait_until_gone
 
 PAUSE_POLLS = 60
 """The parent polls ten times a second: a pause of 6 s."""
@@ -73,7 +74,7 @@ def test_a_process_that_hangs_is_given_up(tmp_path: Path, silence: str, line: st
     trial = Trial(spec, timeout_s=1.0)
     with pytest.raises(ChildDied, match=line):
         trial.run()
-    assert gone_within(30, [trial.child.pid])
+    wait_until_gone([trial.child.pid])
 
 
 def test_an_exit_is_the_outcome_of_the_step(tmp_path: Path) -> None:
@@ -159,7 +160,7 @@ def test_what_the_user_left_running_is_ended_with_the_trial(tmp_path: Path, star
     started = time.monotonic()
     assert trial.run().result.outcome == "fit"
     assert time.monotonic() - started < 30, "it waited for what holds the pipe"
-    assert gone_within(30, [trial.child.pid, int((tmp_path / "pid").read_text())])
+    wait_until_gone([trial.child.pid, int((tmp_path / "pid").read_text())])
 
 
 def test_a_paused_trial_holds_after_its_step_and_is_no_hang(tmp_path: Path) -> None:
@@ -205,14 +206,12 @@ from tests.search.trials import Trial, WorkloadSpec, Recipe
 Trial(WorkloadSpec(Recipe(), file={spec.file!r})).run()
 """
     parent = subprocess.Popen([sys.executable, "-c", script], cwd=Path(__file__).parents[2])
-    deadline = time.monotonic() + 30
-    while not (tmp_path / "training").exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
+    wait_until((tmp_path / "training").exists)
     children = [child.pid for child in psutil.Process(parent.pid).children(recursive=True)]
     assert len(children) == 4, "the interpreter, the trial, its guard and what it started"
     parent.send_signal(signal.SIGKILL)
     parent.wait()
-    assert gone_within(30, children)
+    wait_until_gone(children)
 
 
 def test_a_file_that_cannot_be_loaded_is_the_users_to_mend(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from gpumem_tui.catalog.loader import find_model
 from gpumem_tui.formula.recipe import Recipe
-from gpumem_tui.search import report
+from gpumem_tui.search import json_report, report
 from gpumem_tui.search.config import SearchConfig
 from gpumem_tui.workload.spec import WorkloadSpec
 from tests.search.trials import A100
@@ -17,7 +17,7 @@ GPT2 = SearchConfig(WorkloadSpec(Recipe(), shape=find_model("gpt2")), A100)
 
 
 def said(config: SearchConfig, batch_size: int) -> str:
-    steps = report.wanted_accumulation(config, batch_size)
+    steps = json_report.wanted_accumulation(config, batch_size)
     assert steps is not None
     return report.accumulation_line(config.workload, steps)
 
@@ -46,5 +46,5 @@ def test_every_gpu_takes_its_part() -> None:
 
 
 def test_without_a_wish_or_a_batch_nothing_is_said() -> None:
-    assert report.wanted_accumulation(GPT2, 8) is None
-    assert report.wanted_accumulation(replace(GPT2, target_batch=64), 0) is None
+    assert json_report.wanted_accumulation(GPT2, 8) is None
+    assert json_report.wanted_accumulation(replace(GPT2, target_batch=64), 0) is None

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,7 +28,8 @@ from gpumem_tui.search.verdict import Verdict
 from gpumem_tui.simulator.replay import replay
 from gpumem_tui.trial.events import Failed, TrialDone
 from gpumem_tui.workload.spec import WorkloadSpec
-from tests.search.trials import config, gone_within, workload
+from tests.search.trials import config, workload
+from tests.waiting import wait_until, wait_until_gone
 
 MLP = WorkloadSpec(Recipe(), shape=find_model("mlp").overridden(hidden=64))
 
@@ -400,14 +400,6 @@ def endless(tmp_path: Path) -> SearchConfig:
     )
 
 
-def wait_until(happened: Callable[[], bool]) -> None:
-    """Give a child process time to come so far."""
-    deadline = time.monotonic() + 60
-    while not happened():
-        assert time.monotonic() < deadline, "it did not come so far"
-        time.sleep(0.05)
-
-
 def test_a_cancelled_search_ends_at_once_and_leaves_no_process(endless: SearchConfig, tmp_path: Path) -> None:
     control = Control()
     events: list[SearchEvent] = []
@@ -420,7 +412,7 @@ def test_a_cancelled_search_ends_at_once_and_leaves_no_process(endless: SearchCo
     thread.join(timeout=30)
     assert not thread.is_alive(), "it waited for the step, which takes ten minutes"
     close_idle()
-    assert gone_within(30, children)
+    wait_until_gone(children)
     verdict = verdict_of(events)
     assert (verdict.outcome, verdict.exit_code) == ("cancelled", 130)
     assert verdict.message == "cancelled before any batch ran"
@@ -435,7 +427,7 @@ def test_a_search_that_is_abandoned_ends_its_trial() -> None:
     events.close()  # type: ignore[attr-defined]
     close_idle()
     assert children
-    assert gone_within(30, children)
+    wait_until_gone(children)
 
 
 def test_a_search_paused_before_it_starts_waits_for_resume(tmp_path: Path) -> None:

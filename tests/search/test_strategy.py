@@ -123,12 +123,28 @@ def test_doubling_doubles(largest: int) -> None:
     assert upward[: largest.bit_length() + 1] == [2**power for power in range(largest.bit_length() + 1)]
 
 
+MOST_TRIALS: dict[Name, Callable[[int], int]] = {
+    "guided": lambda largest: 2,
+    "double": lambda largest: 2 * (largest + 2).bit_length() + 2,
+    "binary": lambda largest: 2 * (largest + 2).bit_length() + 2,
+    "ramp": lambda largest: 2 * RAMP_TRIALS + (largest + 2).bit_length(),
+}
+"""What a search takes that was predicted right, by the largest batch size."""
+
+
 @every_strategy
-@given(largest=truths)
-def test_halving_takes_a_logarithm_of_trials(name: Name, largest: int) -> None:
-    if name in ("double", "binary"):
-        tried = explore(StrategySettings(name, largest, CAPACITY), lambda size: size <= largest)
-        assert len(tried) <= 2 * (largest + 2).bit_length() + 2
+@given(largest=st.integers(0, 5000))
+def test_a_right_prediction_bounds_the_trials(name: Name, largest: int) -> None:
+    tried = explore(StrategySettings(name, largest, CAPACITY), lambda size: size <= largest)
+    assert_proven(tried, largest)
+    assert len(tried) <= MOST_TRIALS[name](largest)
+
+
+@pytest.mark.parametrize("name", ["double", "binary"])
+@given(largest=truths, predicted=predictions)
+def test_halving_takes_a_logarithm_of_trials(name: Name, largest: int, predicted: int | None) -> None:
+    tried = explore(StrategySettings(name, predicted, CAPACITY), lambda size: size <= largest)
+    assert len(tried) <= 3 * max(largest + 2, predicted or 32).bit_length() + 2
 
 
 @every_strategy

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import sys
 import textwrap
-import time
 from collections.abc import Callable
 from pathlib import Path
-
-import psutil
 
 from gpumem_tui.catalog.loader import find_gpu
 from gpumem_tui.formula.recipe import Recipe
@@ -80,20 +77,3 @@ class Trial:
         """What it reported last."""
         assert isinstance(self.events[-1], TrialDone)
         return self.events[-1]
-
-
-def gone_within(seconds: float, pids: list[int]) -> bool:
-    """True once none of these processes runs any more."""
-    deadline = time.monotonic() + seconds
-    while any(_runs(pid) for pid in pids):
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.02)
-    return True
-
-
-def _runs(pid: int) -> bool:
-    try:
-        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False

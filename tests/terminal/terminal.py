@@ -17,7 +17,7 @@ from contextlib import contextmanager
 import psutil
 import pyte
 
-_DEADLINE_S = 90.0
+from tests.waiting import DEADLINE_S
 
 
 class Terminal:
@@ -51,7 +51,7 @@ class Terminal:
         fcntl.ioctl(self._fd, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
         os.kill(self.pid, signal.SIGWINCH)
 
-    def wait_for(self, *wanted: str, deadline_s: float = _DEADLINE_S) -> str:
+    def wait_for(self, *wanted: str, deadline_s: float = DEADLINE_S) -> str:
         """Read until every text is on the screen; the screen then.
 
         Raises:
@@ -59,7 +59,7 @@ class Terminal:
         """
         return self.wait_until(lambda text: all(part in text for part in wanted), str(wanted), deadline_s)
 
-    def wait_until(self, there: Callable[[str], bool], what: str, deadline_s: float = _DEADLINE_S) -> str:
+    def wait_until(self, there: Callable[[str], bool], what: str, deadline_s: float = DEADLINE_S) -> str:
         """Read until `there` holds of the screen."""
         end = time.monotonic() + deadline_s
         while not there(self.text):
@@ -82,7 +82,7 @@ class Terminal:
         """The program's processes, without itself."""
         return psutil.Process(self.pid).children(recursive=True)
 
-    def exit_code(self, deadline_s: float = 10.0) -> int:
+    def exit_code(self, deadline_s: float = DEADLINE_S) -> int:
         """Wait for the program's end; minus the signal's number if one killed it."""
         end = time.monotonic() + deadline_s
         while time.monotonic() < end:

@@ -12,13 +12,9 @@ import psutil
 import pytest
 
 from tests.terminal.terminal import Terminal, terminal
+from tests.waiting import wait_until_gone
 
 _SMALL = ["--layers", "2", "--hidden", "128", "--heads", "2", "--vocab", "4096", "--seq-len", "512"]
-
-
-def _until_gone(processes: list[psutil.Process], deadline_s: float = 5.0) -> list[psutil.Process]:
-    _, alive = psutil.wait_procs(processes, timeout=deadline_s)
-    return [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
 
 
 def _search_in(screen: Terminal) -> list[psutil.Process]:
@@ -55,7 +51,7 @@ def test_quitting_while_a_trial_runs_leaves_nothing_behind() -> None:
         children = _search_in(screen)
         screen.press("q")
         assert screen.exit_code() == 130
-        assert _until_gone(children) == []
+        wait_until_gone([child.pid for child in children])
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
@@ -65,7 +61,7 @@ def test_being_killed_leaves_nothing_behind(number: signal.Signals) -> None:
         time.sleep(0.5)
         os.kill(screen.pid, number)
         screen.exit_code()
-        assert _until_gone(children) == []
+        wait_until_gone([child.pid for child in children])
 
 
 @pytest.mark.parametrize("keys", ["q", "\x03", "1q", "3q", "32q", "e\x03", "?\x03", "3e\x03", "\x10\x03"])

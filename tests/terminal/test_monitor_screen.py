@@ -25,9 +25,6 @@ from tests.nvml_stub.scenario import (
 )
 from tests.terminal.terminal import Terminal, terminal
 
-SOON_S = 30.0
-"""However slow the machine is."""
-
 
 def gpu(index: int = 0, *, calls: Calls | None = None) -> FakeGpu:
     """A GPU that this very test uses."""
@@ -48,15 +45,15 @@ def program(machine: FakeMachine, columns: int = 120, lines: int = 40) -> Abstra
 def is_live(screen: Terminal) -> None:
     """A key is answered: the help comes and goes."""
     screen.press("?")
-    screen.wait_for("esc closes", deadline_s=SOON_S)
+    screen.wait_for("esc closes")
     screen.press("\x1b")
-    screen.wait_until(lambda text: "esc closes" not in text, "the end of the help", SOON_S)
+    screen.wait_until(lambda text: "esc closes" not in text, "the end of the help")
 
 
 def leaves(screen: Terminal, code: int = 0) -> None:
     """`q` ends the program at once, whatever the driver does."""
     screen.press("q")
-    assert screen.exit_code(deadline_s=SOON_S) == code
+    assert screen.exit_code() == code
 
 
 def failing(**errors: int) -> Calls:
@@ -107,7 +104,7 @@ def test_a_fault_is_told_and_the_screen_stays_live(fake_machine: FakeMachine, fa
     scenario, said = FAULTS[fault]
     fake_machine.show(scenario)
     with program(fake_machine) as screen:
-        screen.wait_for(*said, deadline_s=SOON_S)
+        screen.wait_for(*said)
         is_live(screen)
         leaves(screen)
 
@@ -115,18 +112,18 @@ def test_a_fault_is_told_and_the_screen_stays_live(fake_machine: FakeMachine, fa
 def test_the_bare_command_opens_on_the_monitor_where_a_gpu_answers(fake_machine: FakeMachine) -> None:
     fake_machine.show(WELL)
     with program(fake_machine, 80, 24) as screen:
-        text = screen.wait_for("GPU MEM", "A100", str(os.getpid()), deadline_s=SOON_S)
+        text = screen.wait_for("GPU MEM", "A100", str(os.getpid()))
         assert "SIMULATED" not in text
         leaves(screen)
 
 
 def test_without_a_driver_it_opens_on_search_and_says_so() -> None:
     with terminal() as screen:
-        screen.wait_for("SIMULATED", "no NVIDIA driver", deadline_s=SOON_S)
+        screen.wait_for("SIMULATED", "no NVIDIA driver")
         screen.press("1")
-        screen.wait_for("No GPU to watch", "no NVIDIA driver", deadline_s=SOON_S)
+        screen.wait_for("No GPU to watch", "no NVIDIA driver")
         screen.press("2")
-        screen.wait_for("SIMULATED", deadline_s=SOON_S)
+        screen.wait_for("SIMULATED")
         leaves(screen)
 
 
@@ -157,11 +154,11 @@ def test_what_changes_while_it_watches_is_shown(fake_machine: FakeMachine, chang
     before, after, first, then = CHANGES[change]
     fake_machine.show(before)
     with program(fake_machine) as screen:
-        screen.wait_for(first, deadline_s=SOON_S) if before.init == 0 else screen.wait_until(
-            lambda text: first in text or "SIMULATED" in text, first, SOON_S
+        screen.wait_for(first) if before.init == 0 else screen.wait_until(
+            lambda text: first in text or "SIMULATED" in text, first
         )
         fake_machine.show(after)
-        screen.wait_for(then, deadline_s=SOON_S)
+        screen.wait_for(then)
         is_live(screen)
         leaves(screen)
 
@@ -170,11 +167,11 @@ def test_a_healthy_gpu_goes_on_beside_one_that_hangs(fake_machine: FakeMachine) 
     stuck = WELL.change(1, calls=hanging("nvmlDeviceGetMemoryInfo_v2"))
     fake_machine.show(WELL)
     with program(fake_machine) as screen:
-        screen.wait_for("GPU MEM", "5.00/80.00", deadline_s=SOON_S)
+        screen.wait_for("GPU MEM", "5.00/80.00")
         fake_machine.show(stuck)
-        screen.wait_for("stale", deadline_s=SOON_S)
+        screen.wait_for("stale")
         fake_machine.show(stuck.change(2, used_bytes=70 * GIB))
-        text = screen.wait_for("70.00/80.00", deadline_s=SOON_S)
+        text = screen.wait_for("70.00/80.00")
         assert "5.00/80.00" in text, "the last reading stays, with its age"
         leaves(screen)
 
@@ -182,7 +179,7 @@ def test_a_healthy_gpu_goes_on_beside_one_that_hangs(fake_machine: FakeMachine) 
 def test_search_opens_from_the_monitor_though_listing_the_gpus_hangs(fake_machine: FakeMachine) -> None:
     fake_machine.show(WELL)
     with program(fake_machine) as screen:
-        screen.wait_for("GPU MEM", deadline_s=SOON_S)
+        screen.wait_for("GPU MEM")
         fake_machine.show(Scenario(gpus=WELL.gpus, calls=hanging("nvmlDeviceGetCount_v2")))
         screen.press("2")
         is_live(screen)
@@ -193,9 +190,9 @@ def test_search_opens_from_the_monitor_though_listing_the_gpus_hangs(fake_machin
 def test_a_signal_ends_it_while_a_call_hangs(fake_machine: FakeMachine, number: signal.Signals) -> None:
     fake_machine.show(WELL.change(0, calls=hanging("nvmlDeviceGetPowerUsage")))
     with program(fake_machine) as screen:
-        screen.wait_for("GPU MEM", deadline_s=SOON_S)
+        screen.wait_for("GPU MEM")
         os.kill(screen.pid, number)
-        assert screen.exit_code(deadline_s=SOON_S) == 128 + number
+        assert screen.exit_code() == 128 + number
 
 
 def test_resizing_in_a_real_terminal(fake_machine: FakeMachine) -> None:
@@ -207,10 +204,10 @@ def test_resizing_in_a_real_terminal(fake_machine: FakeMachine) -> None:
         (200, 60, lambda text: "driver reserved" in text),
     ]
     with program(fake_machine) as screen:
-        screen.wait_for("GPU MEM", deadline_s=SOON_S)
+        screen.wait_for("GPU MEM")
         for columns, lines, there in looks:
             screen.resize(columns, lines)
-            screen.wait_until(there, f"{columns}×{lines}", SOON_S)
+            screen.wait_until(there, f"{columns}×{lines}")
         leaves(screen)
 
 
@@ -218,5 +215,5 @@ def test_without_colour_and_in_ascii(fake_machine: FakeMachine) -> None:
     fake_machine.show(WELL)
     plain = {**fake_machine.environment, "NO_COLOR": "1", "GPUMEM_TUI_ASCII": "1"}
     with terminal(env=plain) as screen:
-        assert screen.wait_for("GPU MEM", "driver reserved", "unaccounted", deadline_s=SOON_S).isascii()
+        assert screen.wait_for("GPU MEM", "driver reserved", "unaccounted").isascii()
         leaves(screen)

@@ -24,7 +24,7 @@ def test_the_bare_command_opens_on_the_monitor_where_a_probe_answers(tmp_path: P
         screen.press("\r")
         screen.wait_for("started by gpumem-tui run", "host memory has no caching allocator")
         screen.press("q")
-        screen.wait_until(lambda text: "started by" not in text, "the dialogue to close")
+        screen.wait_until(lambda text: "started by" not in text and "l look" in text, "the dialogue to close")
         screen.press("q")
         assert screen.exit_code() == 0
 

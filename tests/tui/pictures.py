@@ -1,13 +1,16 @@
-"""What tests of pictures share: when a picture may be taken, however slow the machine is."""
+"""How tests of screens wait, however slow the machine is; and what those of pictures share."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from textual.app import App
 from textual.pilot import Pilot
+
+Before = Callable[[Pilot[int]], Awaitable[None]]
+"""What is done, and waited for, before a screen is looked at."""
 
 SIZES = {"80x24": (80, 24), "120x40": (120, 40), "200x60": (200, 60)}
 
@@ -35,3 +38,20 @@ async def stands_still(pilot: Pilot[int]) -> None:
         return len(pictures) >= 3 and pictures[-1] == pictures[-2] == pictures[-3]
 
     await until(pilot, same)
+
+
+def pressed(
+    *keys: str, there: Callable[[Pilot[int]], bool], then: Callable[[Pilot[int]], None] = lambda pilot: None
+) -> Before:
+    """For `run_before`: wait until `there` and all of it is drawn, press keys, do `then`, and wait for its picture."""
+
+    async def wait(pilot: Pilot[int]) -> None:
+        await until(pilot, lambda: there(pilot))
+        await stands_still(pilot)
+        for key in keys:
+            await pilot.press(key)
+            await until(pilot, lambda: there(pilot))
+        then(pilot)
+        await stands_still(pilot)
+
+    return wait

@@ -21,7 +21,7 @@ from gpumem_tui.simulator.replay import AffineTrace
 from gpumem_tui.simulator.timeline import Timeline
 from gpumem_tui.tui.app import GpuMemApp
 from gpumem_tui.tui.kit.row_list import RowList
-from gpumem_tui.tui.plan.controls_panel import PlanControls
+from gpumem_tui.tui.plan.controls import PlanControls
 from gpumem_tui.tui.plan.screen import PlanScreen
 from tests.search.traces import traced, training
 from tests.tui.pictures import until

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from functools import partial
 
 from gpumem_tui.monitor.snapshot import Snapshot
+from gpumem_tui.probe.documents import Exit
 from gpumem_tui.tui.app import GpuMemApp
 from gpumem_tui.tui.run.screen import RunScreen
-from gpumem_tui.watch.documents import Exit
 from gpumem_tui.watch.published import Published
 from tests.monitor.scripted import Scripted
 from tests.tui import monitor_scene as scene

@@ -21,9 +21,9 @@ from gpumem_tui.search.predicting import CommandOutput, TraceStarted
 from gpumem_tui.search.runner import SearchEvent, SearchFinished
 from gpumem_tui.search.verdict import Verdict
 from gpumem_tui.trial.events import Failed
-from gpumem_tui.tui.kit.help_screen import HelpScreen
-from gpumem_tui.tui.kit.output_pane import OutputPane
-from gpumem_tui.tui.kit.printed import KEPT_LINES, Printed, PrintedLine
+from gpumem_tui.tui.kit import output_pane
+from gpumem_tui.tui.kit.dialogs import HelpScreen
+from gpumem_tui.tui.kit.output_pane import KEPT_LINES, OutputPane, Printed, PrintedLine
 from gpumem_tui.tui.search.bar import bar_view
 from gpumem_tui.tui.search.form import EditScreen
 from gpumem_tui.tui.search.ledger import ledger_view
@@ -185,13 +185,15 @@ async def test_other_workloads_have_no_such_pane() -> None:
         assert not {"output", "zoom", "back"} & keys(pilot)
 
 
-async def test_it_follows_the_end_until_the_user_scrolls_up() -> None:
+async def test_it_follows_the_end_until_the_user_scrolls_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = 200
+    monkeypatch.setattr(output_pane, "KEPT_LINES", kept)
     told: list[SearchEvent] = []
 
     def talking(searched: SearchConfig, control: Control) -> Iterator[SearchEvent]:
         yield TraceStarted(2)
         for _ in range(3):
-            yield from command_scene.steps(KEPT_LINES)
+            yield from command_scene.steps(kept)
         while True:
             while told:
                 yield told.pop()
@@ -200,8 +202,8 @@ async def test_it_follows_the_end_until_the_user_scrolls_up() -> None:
 
     async with command_scene.app(talking).run_test(size=(120, 40)) as pilot:
         pane = pane_of(pilot)
-        await until(pilot, lambda: pane.max_scroll_y == KEPT_LINES - pane.size.height)
-        assert pane.scroll_offset.y == pane.max_scroll_y, "at the end, though much came at once"
+        end = kept - pane.size.height
+        await until(pilot, lambda: pane.max_scroll_y == pane.scroll_offset.y == end)  # though much came at once
         await pilot.press("home")
         await until(pilot, lambda: pane.scroll_offset.y == 0)
         told.append(CommandOutput("while the user reads"))

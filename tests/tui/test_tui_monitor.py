@@ -26,14 +26,14 @@ from gpumem_tui.monitor.alerts import Alert, Alerts
 from gpumem_tui.monitor.history import History
 from gpumem_tui.monitor.snapshot import HostProcess, Snapshot
 from gpumem_tui.tui.app import GpuMemApp, Unavailable
-from gpumem_tui.tui.kit.help_screen import HelpScreen
+from gpumem_tui.tui.kit.dialogs import HelpScreen
 from gpumem_tui.tui.kit.key_bar import KeyBar
 from gpumem_tui.tui.kit.lines import Lines
 from gpumem_tui.tui.kit.main_screen import MainScreen
 from gpumem_tui.tui.kit.pages import Page, PagesScreen, Report
-from gpumem_tui.tui.monitor.gpu_panel import GpuPanel
-from gpumem_tui.tui.monitor.history_chart import HistoryChart
-from gpumem_tui.tui.monitor.process_table import ProcessTable
+from gpumem_tui.tui.monitor.gpus import GpuPanel
+from gpumem_tui.tui.monitor.history import HistoryChart
+from gpumem_tui.tui.monitor.processes import ProcessTable
 from gpumem_tui.tui.monitor.screen import MonitorScreen
 from gpumem_tui.tui.monitor.state import SortBy
 from gpumem_tui.tui.process.dialogs import ConfirmScreen, DetailsScreen

@@ -18,7 +18,7 @@ from gpumem_tui.tui.kit.figures import Row, age, fit
 from gpumem_tui.tui.kit.shares import bar, legend
 from gpumem_tui.tui.monitor.entries import entries, entry_of, moved
 from gpumem_tui.tui.monitor.gpus import gpus_view
-from gpumem_tui.tui.monitor.header import alert_row, header_row
+from gpumem_tui.tui.monitor.header import alert_row, header_row, trouble_rows
 from gpumem_tui.tui.monitor.history import axis_of, chart_columns, history_view
 from gpumem_tui.tui.monitor.layout import SMALLEST, layout
 from gpumem_tui.tui.monitor.process_details import details_rows
@@ -26,7 +26,6 @@ from gpumem_tui.tui.monitor.processes import table_view
 from gpumem_tui.tui.monitor.readings import short_name
 from gpumem_tui.tui.monitor.shares import shares
 from gpumem_tui.tui.monitor.state import MonitorState, SortBy, device_key, focused_on, seen, sorted_by, sorted_on
-from gpumem_tui.tui.monitor.trouble import trouble_rows
 from gpumem_tui.watch.published import Published
 from tests.tui import monitor_scene as scene
 

@@ -16,8 +16,7 @@ from gpumem_tui.plan.plan import Plan
 from gpumem_tui.plan.store import PlanStore
 from gpumem_tui.plan.techniques import Combination, cheapest_combination
 from gpumem_tui.tui.app import GpuMemApp
-from gpumem_tui.tui.kit.dialogs import NameScreen, PickScreen, TextScreen
-from gpumem_tui.tui.kit.help_screen import HelpScreen
+from gpumem_tui.tui.kit.dialogs import HelpScreen, NameScreen, PickScreen, TextScreen
 from gpumem_tui.tui.kit.row_list import RowList
 from gpumem_tui.tui.plan import panes as plan_panes
 from gpumem_tui.tui.plan.screen import PlanScreen

@@ -12,24 +12,23 @@ from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.memory import GIB, Range, Unknown
 from gpumem_tui.plan.answers import answer, traced_answer
 from gpumem_tui.plan.curves import Curve, CurveMark, CurveSeries, curves
-from gpumem_tui.plan.judgement import judgements, throughput
+from gpumem_tui.plan.judgement import judgements
 from gpumem_tui.plan.markdown import plan_markdown
 from gpumem_tui.plan.plan import Plan
+from gpumem_tui.plan.speed import throughput
 from gpumem_tui.plan.state import entered, opened
 from gpumem_tui.plan.step_memory import memory_over_step
 from gpumem_tui.plan.tracing import Pending, TraceFailed, TraceReady, TraceState
 from gpumem_tui.search.prediction import Traced
-from gpumem_tui.tui.kit.figures import compact_bytes, signed, span_width
-from gpumem_tui.tui.kit.rows import said
-from gpumem_tui.tui.plan.chart import chart_rows, nice_ceiling, value_rows
+from gpumem_tui.tui.kit.chart import nice_ceiling
+from gpumem_tui.tui.kit.figures import compact_bytes, said, signed, span_width
 from gpumem_tui.tui.plan.compare import Compared, compare_rows
 from gpumem_tui.tui.plan.controls import control_rows
-from gpumem_tui.tui.plan.curves import open_curve
+from gpumem_tui.tui.plan.curves import chart_rows, open_curve, value_rows
 from gpumem_tui.tui.plan.explain import control_help, explanation
 from gpumem_tui.tui.plan.header import PANES, header_row, pane_places, pane_row
-from gpumem_tui.tui.plan.judgement import judgement_rows
 from gpumem_tui.tui.plan.numbers import fact_rows, ledger_rows, verdict_rows
-from gpumem_tui.tui.plan.panes import PaneRequest, pane_content
+from gpumem_tui.tui.plan.panes import PaneRequest, judgement_rows, pane_content
 from tests.tui.plan_scene import FITS, GPT2, LLAMA, RESNET, HandTracer, traced_of
 
 NARROW, ROOMY = 46, 90
@@ -244,7 +243,7 @@ def test_two_plans_are_compared_by_trace_too(width: int) -> None:
 
 def test_throughput_is_called_a_model() -> None:
     modelled = said(judgement_rows(judgements(GPT2), throughput(GPT2), ROOMY))
-    assert any("model, not measured" in line for line in modelled)
+    assert any("roofline, not measured" in line for line in modelled)
 
 
 def test_batch_norm_under_16_is_a_warning() -> None:

@@ -7,10 +7,9 @@ from textual.pilot import Pilot
 from textual.screen import ModalScreen
 
 from gpumem_tui.tui.kit.lines import Lines
-from gpumem_tui.tui.monitor.history_chart import HistoryChart
-from gpumem_tui.tui.monitor.process_table import ProcessTable
-from gpumem_tui.tui.run.pane import CommandPane
-from gpumem_tui.tui.run.screen import RunScreen
+from gpumem_tui.tui.monitor.history import HistoryChart
+from gpumem_tui.tui.monitor.processes import ProcessTable
+from gpumem_tui.tui.run.screen import CommandPane, RunScreen
 from tests.tui import run_scene
 from tests.tui.monitor_scene import shown, text_of
 from tests.tui.pictures import SIZES, Compare, stands_still, until

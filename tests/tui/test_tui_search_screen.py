@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,32 +14,25 @@ from textual.widget import Widget
 from textual.widgets import Footer, Input, Select, Static
 from textual.widgets._footer import FooterKey
 
+from gpumem_tui.cli.search import search as search_command
 from gpumem_tui.memory import GIB
 from gpumem_tui.options.workload import WorkloadOptions
 from gpumem_tui.search.config import SearchConfig
 from gpumem_tui.search.control import Control
 from gpumem_tui.search.runner import SearchEvent
 from gpumem_tui.tui.app import GpuMemApp
-from gpumem_tui.tui.kit.help_screen import HelpScreen
-from gpumem_tui.tui.search import batch_plot
-from gpumem_tui.tui.search.batch_plot import BatchPlot
+from gpumem_tui.tui.kit.dialogs import HelpScreen
 from gpumem_tui.tui.search.form import EditScreen
+from gpumem_tui.tui.search.form_fields import FIELDS
 from gpumem_tui.tui.search.panels import LedgerTable, ReasonPanel, VerdictPanel
 from gpumem_tui.tui.search.screen import SearchFunction, SearchScreen
 from gpumem_tui.tui.search.state import Stage
 from gpumem_tui.tui.search.trial_log import TrialLog
 from tests.tui import scene
+from tests.tui.pictures import until
 
 CONFIG = scene.config()
 SIZE = (120, 40)
-
-
-async def until(pilot: Pilot[int], holds: Callable[[], bool]) -> None:
-    """Wait for something that a thread brings about."""
-    deadline = time.monotonic() + 30
-    while not holds():
-        assert time.monotonic() < deadline, "it did not come about"
-        await pilot.pause(0.02)
 
 
 def screen_of(pilot: Pilot[int]) -> SearchScreen:
@@ -146,20 +138,6 @@ async def test_a_search_that_cannot_start_says_why_and_may_be_tried_again() -> N
         await until(pilot, lambda: screen.state.stage is Stage.FAILED)
         assert "install torch" in str(screen.query_one(VerdictPanel).render())
         assert "s" in keys(pilot)
-
-
-async def test_a_program_that_ends_before_the_chart_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    app = scene.app(CONFIG, scene.missing_torch, autostart=False)
-
-    def slow() -> BatchPlot:
-        deadline = time.monotonic() + 30
-        while scene.search_screen(app).query("#plot-pane"):
-            assert time.monotonic() < deadline, "the screen did not go"
-        return BatchPlot()
-
-    monkeypatch.setattr(batch_plot, "BatchPlot", slow)
-    async with app.run_test(size=SIZE) as pilot:
-        assert pilot.app is app
 
 
 async def test_how_the_wanted_batch_is_reached_is_said_on_the_smallest_screen_too() -> None:
@@ -367,6 +345,101 @@ async def test_a_sequence_length_is_refused_by_a_model_that_has_none() -> None:
         form.query_one("#model", Select).value = "resnet-50"
         await pilot.pause()
         assert "resnet-50" in str(form.query_one("#seq_len-error", Static).render())
+
+
+async def test_the_form_has_every_option_of_the_command_line() -> None:
+    """`kind` stands for what the command line tells from which of the options is given; output is no search's."""
+    options = {option.opts[0] for option in search_command.params} - {"--json", "--plain", "--quiet"}
+    assert {field.option for field in FIELDS} == options | {"", "-- COMMAND"}
+
+
+async def test_whatever_is_typed_into_the_form_is_searched() -> None:
+    app = scene.app(CONFIG, scene.missing_torch, autostart=False)
+    async with app.run_test(size=SIZE) as pilot:
+        form = await edit(pilot)
+        typed = {"layers": "3", "hidden": "96", "heads": "3", "vocab": "512", "seq_len": "64", "ramp_step": "4",
+                 "target_batch": "64", "headroom": "0.2", "limit": "10GiB", "steps": "5", "timeout": "20"}  # fmt: skip
+        for name, text in typed.items():
+            form.query_one(f"#{name}", Input).value = text
+        await pilot.pause()
+        await pilot.press("ctrl+s")
+        await pilot.pause()
+        config = screen_of(pilot).state.config
+        shape = config.workload.shape
+        assert shape is not None
+        assert (shape.layers, shape.hidden, shape.heads, shape.vocab, shape.seq_len) == (3, 96, 3, 512, 64)
+        assert (config.ramp_step, config.target_batch, config.headroom) == (4, 64, 0.2)
+        assert (config.limit_bytes, config.steps, config.timeout_s) == (10 * GIB, 5, 20.0)
+        form = await edit(pilot)
+        assert form.query_one("#limit", Input).value == "10GiB"
+        assert form.query_one("#layers", Input).value == "3"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("limit", "10", "write the unit"),
+        ("limit", "999GiB", "the device has only"),
+        ("headroom", "1.5", "from 0 to 0.99"),
+        ("steps", "0", "must be from 1"),
+        ("python", "/no/such/python", "not a program"),
+        ("gpus", "2", "add --sharding"),
+        ("heads", "7", "do not divide"),
+    ],
+)
+async def test_what_cannot_be_is_said_beside_its_field(name: str, text: str, said: str) -> None:
+    app = scene.app(CONFIG, scene.missing_torch, autostart=False)
+    async with app.run_test(size=SIZE) as pilot:
+        form = await edit(pilot)
+        form.query_one(f"#{name}", Input).value = text
+        await until(pilot, lambda: said in str(form.query_one(f"#{name}-error", Static).render()))
+        assert form.query_one("#apply").disabled
+
+
+async def test_sharding_is_for_predictions() -> None:
+    app = scene.app(CONFIG, scene.missing_torch, autostart=False)
+    async with app.run_test(size=SIZE) as pilot:
+        form = await edit(pilot)
+        form.query_one("#gpus", Input).value = "4"
+        form.query_one("#sharding", Select).value = "zero3"
+        await until(pilot, lambda: "predict" in str(form.query_one("#sharding-error", Static).render()))
+
+
+async def test_a_configuration_can_be_searched_from_the_form(tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(
+        '{"model_type": "gpt2", "n_layer": 2, "n_embd": 64, "n_head": 2, "n_positions": 64, "vocab_size": 512}'
+    )
+    app = scene.app(CONFIG, scene.missing_torch, autostart=False)
+    async with app.run_test(size=SIZE) as pilot:
+        form = await edit(pilot)
+        form.query_one("#kind", Select).value = "config"
+        await pilot.pause()
+        form.query_one("#config", Input).value = str(file)
+        await pilot.pause()
+        await pilot.press("ctrl+s")
+        await pilot.pause()
+        shape = screen_of(pilot).state.config.workload.shape
+        assert shape is not None
+        assert (shape.layers, shape.hidden) == (2, 64)
+
+
+async def test_a_digit_makes_a_choice_or_says_why_not() -> None:
+    app = scene.app(CONFIG, scene.missing_torch, autostart=False)
+    async with app.run_test(size=SIZE) as pilot:
+        form = await edit(pilot)
+        precision = form.query_one("#precision", Select)
+        precision.focus()
+        await until(pilot, lambda: form.focused is precision)
+        await pilot.press("2")
+        await until(pilot, lambda: precision.value == "amp-bf16")
+        await pilot.press("9")
+        await until(pilot, lambda: "9 picks nothing" in str(form.query_one("#precision-error", Static).render()))
+        model = form.query_one("#model", Select)
+        model.focus()
+        await until(pilot, lambda: form.focused is model)
+        await pilot.press("1")
+        await until(pilot, lambda: "too many" in str(form.query_one("#model-error", Static).render()))
 
 
 async def test_the_same_gpu_keeps_the_reason_it_was_taken_for() -> None:

@@ -9,8 +9,7 @@ import pytest
 from textual.pilot import Pilot
 
 from gpumem_tui.tui.app import GpuMemApp
-from gpumem_tui.tui.kit.dialogs import TextScreen
-from gpumem_tui.tui.kit.help_screen import HelpScreen
+from gpumem_tui.tui.kit.dialogs import HelpScreen, TextScreen
 from gpumem_tui.tui.kit.row_list import RowList
 from gpumem_tui.tui.snapshot.screen import SnapshotScreen
 from tests.snapshots import files

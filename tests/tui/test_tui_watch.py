@@ -30,12 +30,11 @@ from gpumem_tui.tui.kit.key_bar import KeyBar
 from gpumem_tui.tui.kit.lines import Lines
 from gpumem_tui.tui.kit.main_screen import MainScreen
 from gpumem_tui.tui.kit.pages import PagesScreen
-from gpumem_tui.tui.kit.waiting import WaitingScreen
-from gpumem_tui.tui.monitor.gpu_panel import GpuPanel
-from gpumem_tui.tui.monitor.history_chart import HistoryChart
-from gpumem_tui.tui.monitor.process_table import ProcessTable
+from gpumem_tui.tui.monitor.gpus import GpuPanel
+from gpumem_tui.tui.monitor.history import HistoryChart
+from gpumem_tui.tui.monitor.processes import ProcessTable
 from gpumem_tui.tui.monitor.screen import MonitorScreen
-from gpumem_tui.tui.process.dialogs import DetailsScreen, QuestionScreen
+from gpumem_tui.tui.process.dialogs import DetailsScreen, QuestionScreen, WaitingScreen
 from gpumem_tui.watch.collector import Collector
 from gpumem_tui.watch.live import LiveProbes
 from gpumem_tui.watch.published import Published

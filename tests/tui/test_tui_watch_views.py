@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from gpumem_tui.memory import GIB, MIB, Bucket, Unknown
-from gpumem_tui.tui.kit.areas import Band, area_column, eighths
+from gpumem_tui.probe.documents import KeptPlace
+from gpumem_tui.tui.kit.chart import Band, area_rows, stacked
 from gpumem_tui.tui.monitor.entries import Entry, charted, count, entries, entry_of
-from gpumem_tui.tui.monitor.probed_card import probed_card
+from gpumem_tui.tui.monitor.gpus import probed_card
 from gpumem_tui.tui.monitor.process_details import details_rows
 from gpumem_tui.tui.monitor.processes import table_view
 from gpumem_tui.tui.monitor.ranks import ranks_rows
@@ -22,7 +23,6 @@ from gpumem_tui.tui.process.history import ProcessChart, process_history_rows
 from gpumem_tui.tui.process.look import place_page, step_page
 from gpumem_tui.tui.process.post_mortem import ended_rows, post_mortem_rows
 from gpumem_tui.tui.process.probed import age_text, probed_rows, seconds
-from gpumem_tui.watch.documents import KeptPlace
 from gpumem_tui.watch.growth import Growth
 from gpumem_tui.watch.jobs import Job, job_of
 from gpumem_tui.watch.published import Published, WatchedProcess
@@ -373,11 +373,10 @@ def test_before_its_first_step_there_is_no_history() -> None:
 @given(sizes=st.lists(st.integers(0, 100), min_size=1, max_size=4), rows=st.integers(1, 20))
 def test_a_column_is_as_high_as_its_sizes(sizes: list[int], rows: int) -> None:
     band = Band("x", "$primary")
-    edges = sorted(sizes)
-    stack = [(eighths(edge, 100, rows), band) for edge in edges]
-    cells = area_column(stack, rows)
-    assert len(cells) == rows
-    filled = sum(cell != " " for cell, _ in cells)
+    stack = stacked([(size, band) for size in sorted(sizes)], 100, rows)
+    drawn = area_rows([stack], rows, "100")
+    assert len(drawn) == rows
+    filled = sum(line[-1][0] != " " for line in drawn)
     assert filled == -(-stack[-1][0] // 8)
 
 

@@ -12,9 +12,9 @@ from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.memory import GIB, MIB, Unknown
 from gpumem_tui.monitor.probes import ProbeFigures
 from gpumem_tui.monitor.snapshot import GpuReading, Snapshot
+from gpumem_tui.probe.documents import HeldPlace, LookAnswer, LookedDevice, PostMortem
 from gpumem_tui.probe.files import Files
 from gpumem_tui.probe.wire import Process, Record
-from gpumem_tui.watch.documents import HeldPlace, LookAnswer, LookedDevice, PostMortem
 from gpumem_tui.watch.expected import Expected
 from gpumem_tui.watch.postmortem import Case
 from gpumem_tui.watch.published import Key, Placed, Published, WatchedProcess

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,18 +17,12 @@ from gpumem_tui.watch.live import LiveProbes
 from gpumem_tui.watch.reader import Watcher
 from gpumem_tui.watch.report import probe_report
 from tests.monitor.snapshots import gpu
+from tests.waiting import wait_until
 from tests.watch.rings import GONE_PID, ON_CPU, RECORD, RingFile, gone, out_of_memory, this_process
 from tests.watch.test_postmortem import model_document
 
 GPU = gpu(uuid=RECORD.device_uuid)
 GPT2 = {"parameters_bytes": 497_759_232, "gradients_bytes": 497_759_232, "optimizer_bytes": 995_518_464}
-
-
-def eventually(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come to that in 30 s"
-        time.sleep(0.01)
 
 
 def test_a_process_on_its_gpu(tmp_path: Path) -> None:
@@ -138,13 +131,13 @@ def test_the_thread_reads_when_it_is_asked_and_then_rests(tmp_path: Path) -> Non
         assert probes.latest().processes == ()
         assert not probes.is_reading
         probes.ask([GPU], None)
-        eventually(lambda: not probes.is_reading)
+        wait_until(lambda: not probes.is_reading)
         first = probes.latest()
         assert [watched.pid for watched in first.processes] == [os.getpid()]
         ring.sample(replace(RECORD, step=2))
         assert probes.latest() is first, "nobody asked"
         probes.ask([GPU], first.processes[0].process.key)
-        eventually(lambda: not probes.is_reading)
+        wait_until(lambda: not probes.is_reading)
         [watched] = probes.latest().processes
         assert (watched.process.step, len(watched.history)) == (2, 2)
     finally:

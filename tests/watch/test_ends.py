@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 
 from gpumem_tui import host_memory
-from gpumem_tui.probe.documents import encode_document
+from gpumem_tui.probe.documents import Exit, encode_document
 from gpumem_tui.probe.files import start_ticks, write_document
-from gpumem_tui.watch.documents import Exit
 from gpumem_tui.watch.kernel_log import kill_of, memory_kills
 from gpumem_tui.watch.reader import Watcher
 from gpumem_tui.watch.records import ProbedProcess, ProcessState
 from gpumem_tui.watch.witness import Witness, unseen
+from tests.waiting import wait_until
 from tests.watch.rings import GIB, GONE_PID, ON_CPU, RECORD, RingFile, gone, this_process
 
 LOG = """\
@@ -206,13 +206,6 @@ def memory_folder() -> Path | None:
     return folder
 
 
-def until(there: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not there():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 def test_a_process_that_the_kernel_kills_for_memory(tmp_path: Path) -> None:
     """Really: in a control group of 64 MiB. Seen by who watches, with the kernel's log and without."""
     group = memory_folder()
@@ -230,7 +223,7 @@ def test_a_process_that_the_kernel_kills_for_memory(tmp_path: Path) -> None:
             assert watcher.processes()[0].is_running
             program.stdin.write(b"\n")
             program.stdin.flush()
-            until(blind.has_ended)
+            wait_until(blind.has_ended)
             assert blind.ended().killed_for_memory
             blind.close()
             [process] = watcher.processes()
@@ -238,5 +231,5 @@ def test_a_process_that_the_kernel_kills_for_memory(tmp_path: Path) -> None:
             assert "killed by the kernel as host memory ran out: " in process.standing
             assert process.standing.endswith("limit 64.0 MiB (its control group)")
     finally:
-        until(lambda: not (group / "cgroup.procs").read_text())
+        wait_until(lambda: not (group / "cgroup.procs").read_text())
         group.rmdir()

@@ -14,15 +14,9 @@ from gpumem_tui.catalog.loader import find_model
 from gpumem_tui.formula.predict import predict
 from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.memory import GIB, Bucket, Unknown
+from gpumem_tui.probe.documents import Trained, TrainedModel, TrainedOptimizer, TrainedParameter, Untrained
 from gpumem_tui.probe.wire import CPU
-from gpumem_tui.watch.documents import (
-    Trained,
-    TrainedModel,
-    TrainedOptimizer,
-    TrainedParameter,
-    Untrained,
-    read_post_mortem,
-)
+from gpumem_tui.watch.documents import read_post_mortem
 from gpumem_tui.watch.expected import Expected, expect
 from gpumem_tui.watch.postmortem import Case, case_json, case_lines, open_case
 from gpumem_tui.watch.reader import Watcher

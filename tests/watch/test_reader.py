@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import struct
 import subprocess
-import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,6 +18,7 @@ from gpumem_tui.probe.wire import RING_BYTES, SLOT_BYTES, SLOT_COUNT, slot_offse
 from gpumem_tui.watch.reader import Watcher, foreign_directories
 from gpumem_tui.watch.records import ProcessState
 from tests.attach import loops
+from tests.waiting import wait_for_file, wait_until
 from tests.watch.rings import GONE_PID, ON_CPU, RECORD, RingFile, gone, out_of_memory, this_process
 
 
@@ -219,8 +219,7 @@ def test_following_a_process_looks_where_its_environment_says(
         RingFile(folder, this_process(pid=program.pid, start_ticks=start_ticks(program.pid)))
         watcher = Watcher()
         assert folder not in {process.files.directory for process in watcher.processes()}
-        while not Path(f"/proc/{program.pid}/environ").read_bytes():  # it is on its way
-            time.sleep(0.01)
+        wait_until(Path(f"/proc/{program.pid}/environ").read_bytes)  # it is on its way
         watcher.follow(program.pid)
         assert program.pid in {process.pid for process in watcher.processes()}
         program.kill()
@@ -241,7 +240,7 @@ time.sleep(60)
     monkeypatch.setenv("GPUMEM_TUI_DIR", str(tmp_path / "ours"))
     with loops.contained(code, folder) as pid:
         directory = Path(f"/proc/{pid}/root{folder}/probes")
-        loops.eventually(directory)
+        wait_for_file(directory)
         assert directory.samefile(next(path for path in foreign_directories() if path.samefile(directory)))
         watcher = Watcher()
         process = next(process for process in watcher.processes() if process.files.directory.samefile(directory))

@@ -10,7 +10,8 @@ from typing import Any
 import jsonschema
 import pytest
 
-from gpumem_tui.watch.documents import KeptPlace, LookAnswer, read_look
+from gpumem_tui.probe.documents import KeptPlace, LookAnswer
+from gpumem_tui.watch.documents import read_look
 from gpumem_tui.watch.reader import Watcher
 from gpumem_tui.watch.records import ProbedProcess
 from gpumem_tui.watch.report import (

@@ -19,7 +19,7 @@ from gpumem_tui.monitor.nvml.calls import Caller, NvmlFault, reading, start, sto
 from gpumem_tui.monitor.readings import Reading
 from gpumem_tui.monitor.snapshot import Memory
 
-_UTILIZATION = frozenset(("utilization_percent", "memory_utilization_percent"))
+_UTILIZATION = ("utilization_percent", "memory_utilization_percent")
 
 
 class Nvml:
@@ -118,12 +118,14 @@ class NvmlGpu:
 
     def read(self, names: Collection[str]) -> Mapping[str, Reading[Any]]:
         """As `GpuHandle.read`; both utilizations are one call."""
+        call, handle = self._call, self._handle
         found: dict[str, Reading[Any]] = {}
-        if not _UTILIZATION.isdisjoint(names):
-            rates = reads.utilization(self._call, self._handle)
-            both = (rates, rates) if isinstance(rates, Unknown) else rates
-            found["utilization_percent"], found["memory_utilization_percent"] = both
-        found.update({name: reads.READS[name](self._call, self._handle) for name in names if name in reads.READS})
+        for name in names:
+            if name in reads.READS:
+                found[name] = reads.READS[name](call, handle)
+            elif name in _UTILIZATION and name not in found:
+                rates = reads.utilization(call, handle)
+                found.update(zip(_UTILIZATION, (rates, rates) if isinstance(rates, Unknown) else rates, strict=True))
         return found
 
     def divided(self) -> Reading[bool]:

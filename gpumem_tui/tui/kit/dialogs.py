@@ -1,4 +1,4 @@
-"""Dialogues over the Plan screen: a list to pick from, a name to type, a text to read or take along."""
+"""Dialogues over any screen: a list to pick from, a name to type, a text to read or take along, the help."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option as ListOption
 
 from gpumem_tui.plan.controls import Option
-from gpumem_tui.tui.kit.figures import MUTED, Span
-from gpumem_tui.tui.kit.text import assembled
+from gpumem_tui.tui.kit.figures import MUTED, Row, Span
+from gpumem_tui.tui.kit.lines import assembled
+
+_HELP_NAME_WIDTH = 11
 
 
 class PickScreen(ModalScreen[str | None]):
@@ -232,3 +234,20 @@ class TextScreen(ModalScreen[None]):
     def action_scroll(self, lines: int) -> None:
         """Up or down."""
         self.query_one(VerticalScroll).scroll_relative(y=lines, animate=False)
+
+
+class HelpScreen(TextScreen):
+    """A screen's help, over it."""
+
+    def __init__(self, lines: Sequence[Row]) -> None:
+        super().__init__("Help", lines)
+
+
+def help_heading(text: str) -> Row:
+    """Above a group of entries of a help."""
+    return [(text, "bold $primary")]
+
+
+def help_entry(name: str, what: str) -> Row:
+    """A key, a column or a mark, and what it means."""
+    return [(f"{name:<{_HELP_NAME_WIDTH}}", "bold"), (what, "")]

@@ -1,9 +1,11 @@
-"""Numbers as the panels write them: short, and of a known width."""
+"""Numbers as the panels write them, short and of a known width; and the lines that they stand in."""
 
 from __future__ import annotations
 
+import textwrap
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 from rich.cells import cell_len, set_cell_size
 
@@ -156,6 +158,16 @@ def ruled(left: list[Span], right: list[Span], width: int) -> list[Span]:
     return [*left, (line, RULE), *right]
 
 
+def header_line(program: str, facts: Sequence[Span], right: Row, width: int) -> Row:
+    """A screen's first line: the program, the facts that there is room for beside what stands right."""
+    left: Row = [(program, "bold $primary")]
+    for number, fact in enumerate(facts):
+        lead = " · " if number else "  "
+        if span_width(left) + len(lead) + cell_len(fact[0]) + span_width(right) + 1 <= width:
+            left += [(lead, MUTED), fact]
+    return [*left, (" " * max(0, width - span_width(left) - span_width(right)), ""), *right]
+
+
 def age(seconds: float) -> str:
     """A duration in at most 6 characters, in its largest units, so that it seldom changes.
 
@@ -176,3 +188,50 @@ def age(seconds: float) -> str:
 def clock(time_s: float) -> str:
     """The local time of day."""
     return time.strftime("%H:%M:%S", time.localtime(time_s))
+
+
+@dataclass(frozen=True)
+class ListRow:
+    """One line.
+
+    Attributes:
+        key: what Enter and the explanation act on; "" for a line that the cursor passes over.
+    """
+
+    spans: tuple[Span, ...] = ()
+    key: str = ""
+
+    @property
+    def text(self) -> str:
+        """The line without its styles."""
+        return "".join(text for text, _ in self.spans)
+
+
+Rows = Callable[[int, str], list[ListRow]]
+"""The lines for a width in cells and the key of the row under the cursor ("": none yet)."""
+
+
+def no_rows(width: int, selected: str) -> list[ListRow]:
+    """Nothing to show."""
+    return []
+
+
+def row(*spans: Span, key: str = "") -> ListRow:
+    """A line of spans."""
+    return ListRow(spans, key)
+
+
+def heading(text: str) -> ListRow:
+    """A line over others."""
+    return ListRow(((text, "bold $primary"),))
+
+
+def paragraph(text: str, width: int, style: str = MUTED, *, indent: int = 0) -> list[ListRow]:
+    """Text broken at words into lines of a width."""
+    lines = textwrap.wrap(text, max(8, width - indent), break_on_hyphens=False) or [""]
+    return [ListRow(((" " * indent + line, style),)) for line in lines]
+
+
+def said(rows: Iterable[ListRow]) -> list[str]:
+    """The lines as text, for reading and for tests."""
+    return [line.text.rstrip() for line in rows]

@@ -36,8 +36,6 @@ BUCKET_LOOKS: dict[Bucket, Look] = {bucket: (bucket.pattern, f"${bucket.colour}"
 PROCESS_LOOKS: tuple[Look, ...] = (("█", "$process-1"), ("▓", "$process-2"), ("▒", "$process-3"), ("▚", "$process-4"))
 """In turn for the processes of a GPU whose share is not divided, the largest first: quieter than the buckets."""
 
-UTILIZATION_COLOUR = "$optimizer"
-
 EIGHTHS = " ▁▂▃▄▅▆▇█"
 
 _ASCII = {

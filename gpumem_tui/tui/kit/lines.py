@@ -1,14 +1,15 @@
-"""Rows of styled text on Textual's Line API: of a new picture only the cells that differ are drawn again."""
+"""Rows of styled text as Textual's content, and on its Line API: there only the cells that differ are drawn again."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from operator import itemgetter
 
 from rich.cells import cell_len
 from rich.segment import Segment
 from rich.style import Style as RichStyle
+from textual.content import Content
 from textual.events import Resize
 from textual.filter import ANSIToTruecolor
 from textual.geometry import Region
@@ -16,7 +17,13 @@ from textual.strip import Strip
 from textual.style import Style
 from textual.widget import Widget
 
-from gpumem_tui.tui.kit.figures import Row
+from gpumem_tui.tui.kit.figures import Row, Span
+
+
+def assembled(lines: Iterable[Sequence[Span]]) -> Content:
+    """The lines below each other."""
+    return Content("\n").join(Content.assemble(*line) for line in lines)
+
 
 _PADDING = 1
 """Empty cells left and right; in `Lines`' style sheet too, so that regions and clicks count from the text."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from textual.events import Event, Resize
 from textual.geometry import Size
-from textual.screen import Screen
 from textual.widgets import Footer, Static
 
+from gpumem_tui.tui.kit.textual_internals import SizedScreen
 
-class MainScreen(Screen[None]):
+
+class MainScreen(SizedScreen):
     """Monitor, Search or Plan: a screen on keys 1, 2, 3, made when first shown and kept until the end.
 
     Attributes:
@@ -29,15 +29,6 @@ class MainScreen(Screen[None]):
         self.ending = True
         self.cancel()
         return 0
-
-    async def on_event(self, event: Event) -> None:
-        """All but sizes that are no longer the terminal's.
-
-        Textual 8 lays a screen out anew for each, and tells it of its new size each time: two sizes that wait at once
-        call each other up for ever.
-        """
-        if not isinstance(event, Resize) or event.size == self.app.size:
-            await super().on_event(event)
 
     def fit_width(self, size: Size, smallest: tuple[int, int], roomy_footer: int) -> bool:
         """Make the footer compact where it has no room, and say what size is needed; True where there is less."""

@@ -14,7 +14,7 @@ from textual.scroll_view import ScrollView
 from textual.strip import Strip
 from textual.style import Style
 
-from gpumem_tui.tui.kit.rows import ListRow, Rows, no_rows
+from gpumem_tui.tui.kit.figures import ListRow, Rows, no_rows
 
 CURSOR = "▌"
 _OVERLAP = 3
@@ -61,8 +61,9 @@ class RowList(ScrollView, can_focus=True):
     class Chosen(OfRow):
         """Enter was pressed, or the row under the cursor was clicked twice."""
 
-    def __init__(self, *, id: str | None = None) -> None:  # noqa: A002  Textual's own name for it
+    def __init__(self, *, id: str | None = None, title: str = "") -> None:  # noqa: A002  Textual's own name for it
         super().__init__(id=id)
+        self.border_title = title or self.BORDER_TITLE
         self._view: Rows = no_rows
         self._rows: list[ListRow] = []
         self._cursor = ""

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from rich.cells import cell_len
 
 from gpumem_tui.memory import Bucket, Unknown, Value
 from gpumem_tui.tui.kit.figures import MUTED, Row, Span, compact_bytes, fit, proportions, span_width, wrapped
-from gpumem_tui.tui.kit.glyphs import BUCKET_LOOKS, Look
+from gpumem_tui.tui.kit.glyphs import BAR_ORDER, BUCKET_LOOKS, Look
 
 _LEGEND_LABEL_WIDTH = 18
 _LEGEND_VALUE_WIDTH = 6
@@ -54,6 +54,13 @@ def _stretch(share: Share, cells: int) -> Iterator[Span]:
     yield pattern, colour
     yield f" {text} ", MUTED if is_free else f"bold $background on {colour}"
     yield pattern * (cells - len(text) - 3), colour
+
+
+def bucket_cells(sizes: Mapping[Bucket, int], width: int) -> list[Look]:
+    """The cells of a bar of buckets, each in its pattern; `joined` makes a row of them."""
+    shown = [bucket for bucket in BAR_ORDER if sizes.get(bucket)]
+    cells = proportions([sizes[bucket] for bucket in shown], width)
+    return [look for bucket, count in zip(shown, cells, strict=True) for look in [BUCKET_LOOKS[bucket]] * count]
 
 
 def legend(stretches: Sequence[Share], width: int, lines: int) -> list[Row]:

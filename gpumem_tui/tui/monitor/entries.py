@@ -99,6 +99,14 @@ def moved(state: MonitorState, step: int) -> MonitorState:
     return replace(state, cursor=order[max(0, min(here + step, len(order) - 1))])
 
 
+def offering(state: MonitorState) -> tuple[object, ...]:
+    """What decides which keys do something."""
+    chosen = entry_of(state, state.cursor)
+    watched = chosen.watched if chosen is not None else None
+    derived = watched is not None and not isinstance(watched.expected, Unknown)
+    return state.cursor, state.filter, len(state.gpus), bool(state.parts), chosen is None, watched is None, derived
+
+
 # Which
 
 

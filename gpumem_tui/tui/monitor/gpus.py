@@ -1,4 +1,4 @@
-"""The GPUs: a line each where there are many, a card with its legend where there is room."""
+"""The GPUs: a line each where there are many, a card with its legend where there is room; a click puts one in focus."""
 
 from __future__ import annotations
 
@@ -6,11 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rich.cells import cell_len
+from textual.events import Click
+from textual.message import Message
 
 from gpumem_tui.memory import Unknown, format_bytes
 from gpumem_tui.monitor.snapshot import DeviceState, GpuReading
 from gpumem_tui.tui.kit.figures import ABSENT, MUTED, Row, fit, fit_right, ruled, span_width
-from gpumem_tui.tui.kit.shares import bar, legend
+from gpumem_tui.tui.kit.glyphs import BUCKET_LOOKS
+from gpumem_tui.tui.kit.lines import Lines
+from gpumem_tui.tui.kit.shares import Share, bar, legend
+from gpumem_tui.tui.monitor.entries import charted
 from gpumem_tui.tui.monitor.layout import Layout
 from gpumem_tui.tui.monitor.readings import (
     known,
@@ -24,6 +29,8 @@ from gpumem_tui.tui.monitor.readings import (
 )
 from gpumem_tui.tui.monitor.shares import shares
 from gpumem_tui.tui.monitor.state import MonitorState, device_key
+from gpumem_tui.tui.process.probed import age_text, seconds
+from gpumem_tui.watch.published import WatchedProcess
 
 _GUTTER = 2
 """Cells between GPUs that stand beside one another."""
@@ -88,7 +95,7 @@ def _lines(state: MonitorState, plan: Layout, width: int) -> GpusView:
     cell = (width - _GUTTER * (plan.columns - 1)) // plan.columns
     rows_shown = plan.gpus - plan.detail - 1
     shown, first = _window(state, rows_shown * plan.columns)
-    rows = [_heading(state, cell, shown, first)]
+    rows = [_list_heading(state, cell, shown, first)]
     places = {}
     tall = -(-len(shown) // plan.columns)
     columns = [shown[start : start + tall] for start in range(0, len(shown), tall)]  # read downwards, then right
@@ -126,7 +133,7 @@ def _window(state: MonitorState, most: int) -> tuple[Sequence[GpuReading], int]:
     return gpus[first : first + most], first
 
 
-def _heading(state: MonitorState, width: int, shown: Sequence[GpuReading], first: int) -> Row:
+def _list_heading(state: MonitorState, width: int, shown: Sequence[GpuReading], first: int) -> Row:
     """Over the columns of a line; the rest is a rule."""
     roomy = width >= _ROOMY
     name = _marker_width(state) + _name_width(width) + 1
@@ -252,3 +259,50 @@ def _side_by_side(blocks: Sequence[list[Row]], cell: int) -> list[Row]:
                 row.append((" " * (cell + _GUTTER - span_width(part)), ""))
         rows.append(row)
     return rows
+
+
+def probed_card(watched: WatchedProcess, width: int, lines: int) -> list[Row]:
+    """Facts, bar and legend in `lines` rows. Of a process on several devices it is the first."""
+    title = watched.process.title
+    if not watched.own:
+        return [ruled([(title, "bold")], [], width), [("no step has finished yet", MUTED)]]
+    sample = watched.own[0].sample
+    facts: Row = [
+        ("step ", MUTED), (f"{sample.record.step:,}", "bold"), (f"  {seconds(sample.step_s)}", ""),
+        (f"  {age_text(watched.process.age_s)}", MUTED),
+    ]  # fmt: skip
+    where = "host memory" if sample.device == "cpu" else sample.device
+    room = width - sum(len(text) for text, _ in facts) - len(where) - 6
+    left: Row = [(f"{where} ", "bold"), (fit(title, min(len(title), room)), "bold")]
+    stretches = [
+        Share(bucket.title, bucket.title, size_bytes, BUCKET_LOOKS[bucket])
+        for bucket, size_bytes in sample.buckets.items()
+        if isinstance(size_bytes, int)
+    ]
+    return [ruled(left, facts, width), bar(stretches, width), *legend(stretches, width, lines - 2)]
+
+
+class GpuPanel(Lines):
+    """A line or a card each; without any, a card of a process that is watched in host memory."""
+
+    class Chosen(Message):
+        """The user clicked on the GPU of this key."""
+
+        def __init__(self, key: str) -> None:
+            super().__init__()
+            self.key = key
+
+    _view = GpusView((), {})
+
+    def show(self, state: MonitorState, plan: Layout, width: int) -> None:
+        """Render a state."""
+        self._view = gpus_view(state, plan, width)
+        watched = charted(state) if not state.gpus else None
+        self.show_rows(self._view.rows if watched is None else probed_card(watched, width, plan.gpus))
+
+    def on_click(self, event: Click) -> None:
+        """Put it in focus."""
+        offset = event.get_content_offset(self)
+        key = self._view.at(offset.x, offset.y) if offset is not None else None
+        if key is not None:
+            self.post_message(self.Chosen(key))

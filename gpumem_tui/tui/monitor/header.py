@@ -1,13 +1,14 @@
-"""The lines above everything: machine, driver and time, then what needs somebody's eye."""
+"""The lines above everything: machine, driver, time, alerts; and what stands below where there is no GPU to watch."""
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Sequence
 
 from gpumem_tui.memory import GIB, Unknown
-from gpumem_tui.monitor.alerts import Alert, Severity
+from gpumem_tui.monitor.alerts import Alert, AlertKind, Severity
 from gpumem_tui.monitor.snapshot import Snapshot
-from gpumem_tui.tui.kit.figures import MUTED, Row, fit, span_width
+from gpumem_tui.tui.kit.figures import MUTED, Row, fit, header_line, span_width
 from gpumem_tui.tui.kit.glyphs import PROGRAM
 from gpumem_tui.tui.monitor.state import MonitorState
 
@@ -15,19 +16,19 @@ from gpumem_tui.tui.monitor.state import MonitorState
 def header_row(state: MonitorState, width: int, clock: Callable[[float], str], notices: Sequence[str]) -> Row:
     """What matters least is dropped where the line is too short. `notices` come first; empty ones say nothing."""
     snapshot = state.snapshot
-    left: Row = [(PROGRAM, "bold $primary")]
     right: Row = [(" PAUSED ", "bold $background on $warning"), (" ", "")] if state.paused else []
     right += [(" AT PEAK ", "bold $background on $activations"), (" ", "")] if state.at_peak else []
     if snapshot is not None:
         right.append((clock(snapshot.time_s), MUTED))
     facts = [notice for notice in notices if notice]
     facts += _facts(snapshot) if snapshot is not None else []
-    for number, fact in enumerate(facts):
-        lead = "  " if number == 0 else " · "
-        if span_width(left) + len(lead) + len(fact) + span_width(right) + 1 > width:
-            continue
-        left += [(lead, MUTED), (fact, "bold" if number == 0 else MUTED)]
-    return [*left, (" " * max(0, width - span_width(left) - span_width(right)), ""), *right]
+    styled = [(fact, MUTED if number else "bold") for number, fact in enumerate(facts)]
+    return header_line(PROGRAM, styled, right, width)
+
+
+def lasting_last(alerts: Sequence[Alert]) -> list[Alert]:
+    """What just happened first: where processes are watched without a GPU for good, that there is none comes last."""
+    return sorted(alerts, key=lambda alert: alert.kind is AlertKind.NO_DRIVER)
 
 
 def alert_row(alerts: Sequence[Alert], width: int) -> Row:
@@ -58,3 +59,53 @@ def _facts(snapshot: Snapshot) -> list[str]:
     if isinstance(used, int) and isinstance(total, int):
         facts.append(f"memory {used / GIB:.0f}/{total / GIB:.0f} GiB")
     return facts
+
+
+_WIDEST = 72
+_MEANWHILE_WIDTH = 22
+
+
+def is_troubled(snapshot: Snapshot | None) -> bool:
+    """There is nothing to draw a ledger of."""
+    return snapshot is None or not snapshot.gpus
+
+
+def trouble_rows(snapshot: Snapshot | None, width: int, height: int, waited_s: float) -> list[Row]:
+    """A short text in the middle of `width` × `height` cells."""
+    measure = min(_WIDEST, width)
+    lines: list[Row] = []
+    if snapshot is None:
+        lines.append([("Asking the NVIDIA driver", "bold")])
+        if waited_s >= 2:
+            said = f"It has not answered for {waited_s:.0f} s. The screen goes on as soon as it does."
+            lines += _wrapped(said, measure)
+    else:
+        lines.append([("No GPU to watch", "bold $warning")])
+        lines += [[], *_wrapped(snapshot.problem or "The NVIDIA driver lists no GPU on this machine.", measure)]
+    lines += [[], *(_pair(key, what, measure) for key, what in _MEANWHILE)]
+    if snapshot is not None:
+        lines += [
+            [],
+            *_wrapped("The driver is asked again every few seconds; GPUs show as soon as it answers.", measure),
+        ]
+    lines = lines[:height]
+    left = (width - measure) // 2
+    above = max(0, (height - len(lines)) // 3)
+    return [*([] for _ in range(above)), *([(" " * left, ""), *line] for line in lines)]
+
+
+_MEANWHILE = (
+    ("2", "Search: the largest batch, on a simulated GPU"),
+    ("3", "Plan: what fits, and what would make more fit"),
+    ("gpumem-tui run -- CMD", "train under a probe: it shows here, on the CPU too"),
+    ("gpumem-tui doctor", "what works here, what does not, and the remedy"),
+    ("q", "quit"),
+)
+
+
+def _wrapped(text: str, width: int) -> list[Row]:
+    return [[(line, "")] for line in textwrap.wrap(text, width)]
+
+
+def _pair(key: str, what: str, width: int) -> Row:
+    return [(f"{key:<{_MEANWHILE_WIDTH}}", "bold $primary"), (what[: max(0, width - _MEANWHILE_WIDTH)], MUTED)]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from gpumem_tui.memory import Bucket
 from gpumem_tui.monitor.ledger import DEVICE_BUCKETS
+from gpumem_tui.tui.kit.dialogs import help_entry, help_heading
 from gpumem_tui.tui.kit.figures import MUTED, Row
 from gpumem_tui.tui.kit.glyphs import BUCKET_LOOKS
-from gpumem_tui.tui.kit.help import entry, heading
 
 _KEYS = (
     ("↑ ↓", "choose a process; page up, page down, home and end too"),
@@ -53,11 +53,11 @@ _MARKS = (
 def monitor_help() -> list[Row]:
     """The lines of the help."""
     return [
-        heading("Keys"), *(entry(key, what) for key, what in _KEYS), [],
-        heading("Ledger"), *(_bucket(bucket) for bucket in DEVICE_BUCKETS),
-        entry("", "a process with a probe is divided into its buckets"), [],
-        heading("Columns"), *(entry(name, what) for name, what in _COLUMNS), [],
-        heading("Marks"), *(entry(mark, what) for mark, what in _MARKS),
+        help_heading("Keys"), *(help_entry(key, what) for key, what in _KEYS), [],
+        help_heading("Ledger"), *(_bucket(bucket) for bucket in DEVICE_BUCKETS),
+        help_entry("", "a process with a probe is divided into its buckets"), [],
+        help_heading("Columns"), *(help_entry(name, what) for name, what in _COLUMNS), [],
+        help_heading("Marks"), *(help_entry(mark, what) for mark, what in _MARKS),
     ]  # fmt: skip
 
 

@@ -1,35 +1,42 @@
-"""The history of the GPU in focus: stacked areas over time, eight steps a cell; the values now or at the cursor."""
+"""The history of one GPU or process: stacked areas over time, and a cursor for the mouse and the arrow keys."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Mapping
+from typing import ClassVar
+
+from textual.binding import Binding, BindingType
+from textual.events import Blur, Focus, Leave, MouseMove
+from textual.message import Message
 
 from gpumem_tui.memory import GIB, Unknown
-from gpumem_tui.monitor.history import Column, Series
+from gpumem_tui.monitor.history import Column, Series, values_of
 from gpumem_tui.monitor.snapshot import GpuReading
-from gpumem_tui.tui.kit.areas import Band, Stack, area_column, drawn, eighths
-from gpumem_tui.tui.kit.figures import MUTED, Row, Span, clock, joined, ruled, span_width
-from gpumem_tui.tui.kit.glyphs import EIGHTHS, UTILIZATION_COLOUR
-from gpumem_tui.tui.kit.time_axis import ALLOCATED, CACHED, LABEL_WIDTH, TimeAxis, duration
+from gpumem_tui.tui.kit.chart import ALLOCATED, CACHED, SPANS_S, Band, Stack, TimeAxis, area_rows, duration, stacked
+from gpumem_tui.tui.kit.figures import MUTED, Row, clock, ruled, span_width
+from gpumem_tui.tui.kit.lines import Lines
+from gpumem_tui.tui.monitor.entries import charted
+from gpumem_tui.tui.monitor.feed import Feed
+from gpumem_tui.tui.monitor.state import MonitorState
+from gpumem_tui.tui.process.history import ProcessChart, process_history_rows
 
-_AXIS_STEP = 20
+_LABEL_WIDTH = 6
 _PERCENT = 100.0
-
 
 USED = Band("used", "$history-used")
 OTHERS = Band("used", "$history-others")
 """Solid, each darker than the one below it; the heading has the numbers."""
+_UTILIZATION = Band("util", "$optimizer")
 
 
 def axis_of(series: Series) -> TimeAxis:
     """The axis of a GPU's history."""
-    return TimeAxis(series.start_s, series.step_s, len(series.peaks[Column.USED]))
+    return TimeAxis(series.start_s, series.step_s, len(series.peaks[Column.USED]), _LABEL_WIDTH)
 
 
 def chart_columns(width: int) -> int:
-    """Columns of buckets in a chart of this width."""
-    return max(1, width - LABEL_WIDTH)
+    """Columns of a GPU's history of this width."""
+    return max(1, width - _LABEL_WIDTH)
 
 
 def history_view(
@@ -55,23 +62,18 @@ def history_view(
     total_bytes = _total_bytes(gpu, series)
     strip = 2 if height >= 11 else 1
     rows = height - 2 - strip
-    chart = _areas(series, total_bytes, rows)
-    labels = _labels(total_bytes, rows)
-    lines = [
+    half = f"{total_bytes / GIB / 2:.0f}" if rows >= 5 else ""
+    peaks = series.peaks
+    values = zip(peaks[Column.USED], peaks[Column.RESERVED], peaks[Column.ALLOCATED], strict=True)
+    stacks = (_stack(used, reserved, allocated, total_bytes, rows) for used, reserved, allocated in values)
+    loads = (stacked([(load or 0.0, _UTILIZATION)], _PERCENT, strip) for load in series.means[Column.UTILIZATION])
+    full = "100%" if strip > 1 else ""
+    return [
         _heading(gpu, now, series, width, cursor, focused=focused),
-        *([(fit_label(label), MUTED), *row] for label, row in zip(labels, chart, strict=True)),
+        *area_rows(stacks, rows, f"{total_bytes / GIB:.0f}", middle=half, width=_LABEL_WIDTH),
+        *area_rows(loads, strip, full, bottom="util", width=_LABEL_WIDTH),
+        axis_of(series).row(cursor),
     ]
-    utilization = [None if value is None else value / _PERCENT for value in series.means[Column.UTILIZATION]]
-    for number, row in enumerate(_area(utilization, strip, UTILIZATION_COLOUR)):
-        label = "util" if number == strip - 1 else ("100%" if strip > 1 else "")
-        lines.append([(fit_label(label), MUTED), *row])
-    lines.append(_axis(series, cursor))
-    return lines
-
-
-def fit_label(text: str) -> str:
-    """A label left of the chart."""
-    return f"{text:>{LABEL_WIDTH - 1}} "
 
 
 def _total_bytes(gpu: GpuReading, series: Series) -> float:
@@ -116,64 +118,118 @@ def _values(values: Mapping[Column, float | None], utilization: str = "utilizati
         text = "–" if value is None else f"{value / GIB:.2f}"
         row += [("█", band.colour), (f" {band.title} {text:>6}  ", "")]
     load = values.get(Column.UTILIZATION)
-    row += [("▄", UTILIZATION_COLOUR), (f" {utilization} {'–' if load is None else f'{load:.0f}%':>4}", "")]
+    row += [("▄", _UTILIZATION.colour), (f" {utilization} {'–' if load is None else f'{load:.0f}%':>4}", "")]
     return row
-
-
-def _labels(total_bytes: float, rows: int) -> list[str]:
-    labels = [""] * rows
-    labels[0] = f"{total_bytes / GIB:.0f}"
-    labels[-1] = "0"
-    if rows >= 5:
-        labels[(rows - 1) // 2] = f"{total_bytes / GIB / 2:.0f}"
-    return labels
-
-
-def _areas(series: Series, total_bytes: float, rows: int) -> list[Row]:
-    """The stacked areas from the top row down."""
-    peaks = series.peaks
-    columns = [
-        _column(*values, total_bytes, rows)
-        for values in zip(peaks[Column.USED], peaks[Column.RESERVED], peaks[Column.ALLOCATED], strict=True)
-    ]
-    return drawn(columns)
-
-
-@lru_cache(4096)
-def _column(
-    used: float | None, reserved: float | None, allocated: float | None, total: float, rows: int
-) -> tuple[Span, ...]:
-    """A column of cells from the top down. All but the newest were drawn before."""
-    return area_column(_stack(used, reserved, allocated, total, rows), rows)
 
 
 def _stack(used: float | None, reserved: float | None, allocated: float | None, total: float, rows: int) -> Stack:
     if used is None:
         return ()
     if reserved is None:
-        return ((eighths(used, total, rows), USED),)
-    allocated = min(allocated or 0.0, reserved)
-    edges = ((allocated, ALLOCATED), (min(reserved, used), CACHED), (used, OTHERS))
-    return tuple((eighths(size, total, rows), band) for size, band in edges)
+        return stacked([(used, USED)], total, rows)
+    edges = ((min(allocated or 0.0, reserved), ALLOCATED), (min(reserved, used), CACHED), (used, OTHERS))
+    return stacked(edges, total, rows)
 
 
-def _area(shares: Sequence[float | None], rows: int, colour: str) -> list[Row]:
-    heights = [0 if share is None else max(0, round(min(1.0, share) * rows * 8)) for share in shares]
-    cells = [[(EIGHTHS[max(0, min(8, height - row * 8))], colour) for height in heights] for row in range(rows)]
-    return [joined(row) for row in reversed(cells)]
+class ChartSpan:
+    """How much time the chart shows: as chosen, else the shortest of the usual spans that is not over yet.
+
+    Args:
+        most_s: the longest that is shown without being chosen. `past_s`: how far back the history reaches already.
+    """
+
+    def __init__(self, most_s: float, past_s: float) -> None:
+        self._spans_s = sorted({*SPANS_S, most_s})
+        self._most_s = most_s
+        self._past_s = past_s
+        self._chosen_s: float | None = None
+        self._shown_s = most_s
+
+    def now_s(self, seen_s: float) -> float:
+        """The span, when the Monitor has looked for `seen_s`."""
+        reaches_s = self._past_s + seen_s
+        fitting_s = min(self._most_s, next((span_s for span_s in self._spans_s if span_s > reaches_s), self._most_s))
+        self._shown_s = fitting_s if self._chosen_s is None else self._chosen_s
+        return self._shown_s
+
+    def step(self, step: int) -> None:
+        """Choose a shorter or a longer one than is shown."""
+        at = self._spans_s.index(self._shown_s) + step
+        self._chosen_s = self._spans_s[max(0, min(at, len(self._spans_s) - 1))]
 
 
-def _axis(series: Series, cursor: int | None) -> Row:
-    """Times ago below the chart, and where the cursor is."""
-    columns = len(series.peaks[Column.USED])
-    line = [" "] * columns
-    for column in range(columns - 1, -1, -_AXIS_STEP):
-        ago_s = (columns - 1 - column) * series.step_s
-        text = "now" if not ago_s else f"−{duration(ago_s)}"
-        start = column - len(text) + 1
-        if start >= 0:
-            line[start : column + 1] = text
-    if cursor is None:
-        return [(" " * LABEL_WIDTH + "".join(line), MUTED)]
-    before, after = "".join(line[:cursor]), "".join(line[cursor + 1 :])
-    return [(" " * LABEL_WIDTH + before, MUTED), ("▲", "bold $primary"), (after, MUTED)]
+class HistoryChart(Lines, can_focus=True):
+    """Stacked areas. The cursor is a moment: it moves with the picture until that has left it."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("left", "step(-1)", "look back", key_display="← →", tooltip="The values at an earlier moment"),
+        Binding("right", "step(1)", show=False),
+        Binding("shift+left", "step(-10)", show=False),
+        Binding("shift+right", "step(10)", show=False),
+        Binding("escape", "step(0)", show=False),
+    ]
+
+    class Changed(Message):
+        """The cursor or the focus moved: the picture is another one."""
+
+    def __init__(self, span: ChartSpan) -> None:
+        super().__init__()
+        self._span = span
+        self._cursor_s: float | None = None
+        self._axis: TimeAxis | None = None
+
+    def show(self, state: MonitorState, feed: Feed, width: int, height: int) -> None:
+        """Render the history of the process that is charted, or of the GPU in focus."""
+        gpu, snapshot, watched = state.focused, state.snapshot, charted(state)
+        if snapshot is None:
+            return
+        if watched is not None:
+            self._show_process(ProcessChart.of(watched, snapshot.time_s), width, height)
+        elif gpu is not None:
+            span_s = self._span.now_s(feed.seen_s(snapshot))
+            series = feed.series(gpu, chart_columns(width), span_s, snapshot.time_s)
+            self._show_gpu(gpu, values_of(gpu, state.published.figures), series, width, height)
+
+    def _show_gpu(self, gpu: GpuReading, now: Mapping[Column, float], series: Series, width: int, height: int) -> None:
+        self._axis = axis_of(series)
+        cursor = self._axis.column_at(self._cursor_s)
+        self.show_rows(history_view(gpu, now, series, width, height, cursor, focused=self.has_focus))
+
+    def _show_process(self, chart: ProcessChart, width: int, height: int) -> None:
+        self._axis = chart.axis(width)
+        self.show_rows(process_history_rows(chart, width, height, self._cursor_s, focused=self.has_focus))
+
+    def action_step(self, step: int) -> None:
+        """The cursor goes to an earlier or a later bucket; 0 puts it away."""
+        axis = self._axis
+        if axis is None:
+            return
+        here_s = self._cursor_s
+        if here_s is None or axis.column_at(here_s) is None:
+            here_s = axis.last_s
+        moved_s = here_s + step * axis.step_s
+        self._point(None if not step or moved_s > axis.last_s else max(moved_s, axis.start_s))
+
+    def on_mouse_move(self, event: MouseMove) -> None:
+        """The cursor follows the mouse."""
+        offset = event.get_content_offset(self)
+        if self._axis is not None and offset is not None:
+            self._point(self._axis.time_at(offset.x))
+
+    def on_leave(self, event: Leave) -> None:
+        """No mouse, no cursor."""
+        self._point(None)
+
+    def on_focus(self, event: Focus) -> None:
+        """The heading shows who has the keys."""
+        self.post_message(self.Changed())
+
+    def on_blur(self, event: Blur) -> None:
+        """The heading shows who has the keys."""
+        self._point(None)
+        self.post_message(self.Changed())
+
+    def _point(self, time_s: float | None) -> None:
+        if time_s != self._cursor_s:
+            self._cursor_s = time_s
+            self.post_message(self.Changed())

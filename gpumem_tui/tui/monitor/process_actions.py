@@ -21,9 +21,9 @@ from gpumem_tui.tui.monitor.state import MonitorState
 if TYPE_CHECKING:
     from gpumem_tui.attach.target import Target
     from gpumem_tui.plan.plan import Plan
+    from gpumem_tui.probe.documents import LookAnswer
     from gpumem_tui.tui.kit.pages import PagesScreen, Report
     from gpumem_tui.tui.process.dialogs import DetailsScreen, Ending
-    from gpumem_tui.watch.documents import LookAnswer
     from gpumem_tui.watch.published import Placed, WatchedProcess
     from gpumem_tui.watch.records import ProbedProcess
 
@@ -210,7 +210,7 @@ class ProcessActions(MainScreen):
             self.run_worker(self._look_into(entry.watched.process))
 
     async def _look_into(self, process: ProbedProcess) -> None:
-        from gpumem_tui.tui.kit.waiting import WaitingScreen
+        from gpumem_tui.tui.process.dialogs import WaitingScreen
         from gpumem_tui.watch.requests import NoAnswer, await_look, request_look
 
         left_off = threading.Event()
@@ -247,8 +247,7 @@ class ProcessActions(MainScreen):
     async def _ask_to_attach(self, host: HostProcess) -> None:
         from gpumem_tui.attach.running import explanation
         from gpumem_tui.attach.target import Refused, inspect
-        from gpumem_tui.tui.kit.waiting import WaitingScreen
-        from gpumem_tui.tui.process.dialogs import QuestionScreen
+        from gpumem_tui.tui.process.dialogs import QuestionScreen, WaitingScreen
 
         try:
             target = await in_daemon_thread(lambda: inspect(host.pid))
@@ -268,7 +267,7 @@ class ProcessActions(MainScreen):
     async def _put_in(self, target: Target) -> None:
         from gpumem_tui.attach.running import AttachFailed, attach
         from gpumem_tui.attach.target import Refused
-        from gpumem_tui.tui.kit.waiting import WaitingScreen
+        from gpumem_tui.tui.process.dialogs import WaitingScreen
 
         effect = "It is told to start the probe when its main thread is next in Python. To leave off changes nothing."
         waiting = WaitingScreen("Attaching", target.host.title, effect)

@@ -14,27 +14,22 @@ from textual.binding import Binding, BindingType
 from textual.events import Resize
 from textual.geometry import Size
 
-from gpumem_tui.memory import Unknown
-from gpumem_tui.monitor.alerts import Alert, AlertKind, Alerts
-from gpumem_tui.monitor.history import History, values_of
+from gpumem_tui.monitor.alerts import Alerts
+from gpumem_tui.monitor.history import History
 from gpumem_tui.monitor.snapshot import Source
 from gpumem_tui.tui.kit.background import setter_for
 from gpumem_tui.tui.kit.figures import clock
 from gpumem_tui.tui.kit.key_bar import KeyBar
 from gpumem_tui.tui.kit.lines import Lines
-from gpumem_tui.tui.kit.time_axis import SPANS_S
-from gpumem_tui.tui.monitor.entries import charted, count, entry_of, moved
+from gpumem_tui.tui.monitor.entries import charted, count, moved, offering
 from gpumem_tui.tui.monitor.feed import HOLD_S, Feed
-from gpumem_tui.tui.monitor.gpu_panel import GpuPanel
-from gpumem_tui.tui.monitor.header import alert_row, header_row
-from gpumem_tui.tui.monitor.history import chart_columns
-from gpumem_tui.tui.monitor.history_chart import HistoryChart
+from gpumem_tui.tui.monitor.gpus import GpuPanel
+from gpumem_tui.tui.monitor.header import alert_row, header_row, is_troubled, lasting_last, trouble_rows
+from gpumem_tui.tui.monitor.history import ChartSpan, HistoryChart
 from gpumem_tui.tui.monitor.layout import SMALLEST, Layout, layout
 from gpumem_tui.tui.monitor.process_actions import ProcessActions
-from gpumem_tui.tui.monitor.process_table import ProcessTable
+from gpumem_tui.tui.monitor.processes import ProcessTable
 from gpumem_tui.tui.monitor.state import MonitorState, focused_on, seen, sorted_by, sorted_on
-from gpumem_tui.tui.monitor.trouble import is_troubled, trouble_rows
-from gpumem_tui.tui.process.history import ProcessChart
 
 if TYPE_CHECKING:
     from textual.widgets import Input
@@ -120,10 +115,7 @@ class MonitorScreen(ProcessActions):
         self._bell = bell
         self._notice = notice
         self._clock = clock
-        self._spans_s = sorted({*SPANS_S, chart_s})
-        self._chart_s = chart_s
-        self._past_s = past_s
-        self._chosen_span_s: float | None = None
+        self._span = ChartSpan(chart_s, past_s)
         self._began_s = time.monotonic()
         self._plan: Layout | None = None
         self._prefers_history = False
@@ -136,7 +128,7 @@ class MonitorScreen(ProcessActions):
         yield Lines(id="header")
         yield Lines(id="alerts", classes="-gone")
         yield GpuPanel()
-        yield HistoryChart()
+        yield HistoryChart(self._span)
         yield ProcessTable()
         yield Lines(id="trouble")
         yield KeyBar()
@@ -277,8 +269,7 @@ class MonitorScreen(ProcessActions):
 
     def action_span(self, step: int) -> None:
         """A shorter or a longer time in the chart."""
-        at = self._spans_s.index(self._span_s()) + step
-        self._chosen_span_s = self._spans_s[max(0, min(at, len(self._spans_s) - 1))]
+        self._span.step(step)
         self._draw_history()
 
     def action_pause(self) -> None:
@@ -320,7 +311,7 @@ class MonitorScreen(ProcessActions):
 
     def action_help(self) -> None:
         """The keys and the columns."""
-        from gpumem_tui.tui.kit.help_screen import HelpScreen
+        from gpumem_tui.tui.kit.dialogs import HelpScreen
         from gpumem_tui.tui.monitor.help import monitor_help
 
         self.app.push_screen(HelpScreen(monitor_help()))
@@ -356,7 +347,7 @@ class MonitorScreen(ProcessActions):
         watched = charted(state)
         self.feed.follow(watched.process.key if watched is not None else None)
         self._draw()
-        if _offered(before) != _offered(state):
+        if offering(before) != offering(state):
             self.refresh_bindings()
 
     def _draw(self) -> None:
@@ -367,7 +358,7 @@ class MonitorScreen(ProcessActions):
         state = self._state
         troubled = is_troubled(state.snapshot) and not count(state)
         self.set_class(troubled, "-troubled")
-        alerts = self.feed.alerts if state.gpus else sorted(self.feed.alerts, key=_is_lasting)
+        alerts = self.feed.alerts if state.gpus else lasting_last(self.feed.alerts)
         alone = alerts if not troubled else ()
         own_line = bool(alone) and height >= _ALERTS_HEIGHT
         self._alert_line.set_class(not own_line, "-gone")
@@ -402,37 +393,5 @@ class MonitorScreen(ProcessActions):
         self.refresh_bindings()
 
     def _draw_history(self) -> None:
-        gpu, snapshot, plan = self._state.focused, self._state.snapshot, self._plan
-        if snapshot is None or plan is None or not plan.history:
-            return
-        width = self._cells.width - _MARGINS
-        watched = charted(self._state)
-        if watched is not None:
-            self._chart.show_process(ProcessChart.of(watched, snapshot.time_s), width, plan.history)
-            return
-        if gpu is None:
-            return
-        series = self.feed.series(gpu, chart_columns(width), self._span_s(), snapshot.time_s)
-        now = values_of(gpu, self._state.published.figures)
-        self._chart.show(gpu, now, series, width, plan.history)
-
-    def _span_s(self) -> float:
-        """The time that the chart shows: as chosen, else the shortest that is not over yet."""
-        if self._chosen_span_s is not None:
-            return self._chosen_span_s
-        snapshot = self._state.snapshot
-        seen_s = self._past_s + (self.feed.seen_s(snapshot) if snapshot is not None else 0.0)
-        return min(self._chart_s, next((span_s for span_s in self._spans_s if span_s > seen_s), self._chart_s))
-
-
-def _is_lasting(alert: Alert) -> bool:
-    """Nothing that just happened: where processes are watched without a GPU for good, it comes after what did."""
-    return alert.kind is AlertKind.NO_DRIVER
-
-
-def _offered(state: MonitorState) -> tuple[object, ...]:
-    """What decides which keys do something."""
-    chosen = entry_of(state, state.cursor)
-    watched = chosen.watched if chosen is not None else None
-    derived = watched is not None and not isinstance(watched.expected, Unknown)
-    return state.cursor, state.filter, len(state.gpus), bool(state.parts), chosen is None, watched is None, derived
+        if self._plan is not None and self._plan.history:
+            self._chart.show(self._state, self.feed, self._cells.width - _MARGINS, self._plan.history)

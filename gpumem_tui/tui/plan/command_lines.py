@@ -11,11 +11,9 @@ from gpumem_tui.search import report
 from gpumem_tui.search.prediction import Fit
 from gpumem_tui.search.ranges import largest_words, range_line
 from gpumem_tui.search.report import workload_line
-from gpumem_tui.tui.kit.figures import MUTED, Row, Span, compact_bytes, fit, span_width
+from gpumem_tui.tui.kit.dialogs import help_entry, help_heading
+from gpumem_tui.tui.kit.figures import MUTED, ListRow, Row, Span, compact_bytes, fit, paragraph, row, span_width
 from gpumem_tui.tui.kit.glyphs import PROGRAM
-from gpumem_tui.tui.kit.help import entry
-from gpumem_tui.tui.kit.help import heading as help_heading
-from gpumem_tui.tui.kit.rows import ListRow, paragraph, row
 from gpumem_tui.tui.plan.command_state import CommandPlanState
 
 PANES = {"what-ifs": "w", "GPUs": "u", "batches": "b", "places": "p"}
@@ -248,12 +246,12 @@ def command_plan_help() -> Sequence[Row]:
     """The lines of the help."""
     return [
         help_heading("Keys"),
-        *(entry(key, says) for key, says in _KEYS),
+        *(help_entry(key, says) for key, says in _KEYS),
         [],
         help_heading("Columns"),
-        entry("saves", "of the allocated peak at the planned batch size"),
-        entry("largest", "the largest batch that fits; it needs {batch} in the command"),
-        entry("traced", "the command was run with the change made to it"),
-        entry("formula", "worked out from the command's own trace"),
-        entry("~", "the trace is another GPU's: kernels may choose otherwise here"),
+        help_entry("saves", "of the allocated peak at the planned batch size"),
+        help_entry("largest", "the largest batch that fits; it needs {batch} in the command"),
+        help_entry("traced", "the command was run with the change made to it"),
+        help_entry("formula", "worked out from the command's own trace"),
+        help_entry("~", "the trace is another GPU's: kernels may choose otherwise here"),
     ]

@@ -31,11 +31,10 @@ from gpumem_tui.search.predicting import CommandOutput, Predicted, TraceStarted
 from gpumem_tui.search.prediction import Traced
 from gpumem_tui.search.process import ChildDied
 from gpumem_tui.tui.kit.background import in_daemon_thread
-from gpumem_tui.tui.kit.dialogs import PickScreen, TextScreen
-from gpumem_tui.tui.kit.help_screen import HelpScreen
+from gpumem_tui.tui.kit.dialogs import HelpScreen, PickScreen, TextScreen
+from gpumem_tui.tui.kit.figures import Rows
 from gpumem_tui.tui.kit.main_screen import MainScreen
 from gpumem_tui.tui.kit.row_list import FixedRows, RowList
-from gpumem_tui.tui.kit.rows import Rows
 from gpumem_tui.tui.plan import command_lines as views
 from gpumem_tui.tui.plan import command_state as states
 from gpumem_tui.tui.plan.command_state import CommandPlanState
@@ -129,12 +128,12 @@ class CommandPlanScreen(MainScreen):
         yield FixedRows(id="plan-verdict")
         with Horizontal(id="plan-body"):
             with Vertical(id="plan-left"):
-                yield _titled(FixedRows(id="ledger"), "Ledger")
-                yield _titled(RowList(id="batches"), "Batch sizes")
+                yield FixedRows(id="ledger", title="Ledger")
+                yield RowList(id="batches", title="Batch sizes")
             with Vertical(id="plan-right"):
-                yield _titled(RowList(id="what-ifs"), "What-ifs")
-                yield _titled(RowList(id="GPUs"), "GPUs")
-                yield _titled(RowList(id="places"), "What holds the peak")
+                yield RowList(id="what-ifs", title="What-ifs")
+                yield RowList(id="GPUs", title="GPUs")
+                yield RowList(id="places", title="What holds the peak")
         yield Footer()
         yield Static(id="too-small")
 
@@ -327,8 +326,3 @@ class CommandPlanScreen(MainScreen):
 
     def _show(self, name: str, rows: Rows) -> None:
         self.query_one(f"#{name}", RowList).show(rows)
-
-
-def _titled(rows: RowList, title: str) -> RowList:
-    rows.border_title = title
-    return rows

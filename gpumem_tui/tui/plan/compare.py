@@ -10,9 +10,20 @@ from gpumem_tui.plan.answers import Answer, TracedAnswer
 from gpumem_tui.plan.controls import controls
 from gpumem_tui.plan.draft import draft_of
 from gpumem_tui.plan.plan import Plan
-from gpumem_tui.tui.kit.figures import ABSENT, MUTED, Span, compact_bytes, fit, fit_right, signed
+from gpumem_tui.tui.kit.figures import (
+    ABSENT,
+    MUTED,
+    ListRow,
+    Span,
+    compact_bytes,
+    fit,
+    fit_right,
+    heading,
+    paragraph,
+    row,
+    signed,
+)
 from gpumem_tui.tui.kit.glyphs import BUCKET_LOOKS
-from gpumem_tui.tui.kit.rows import ListRow, heading, paragraph, row
 
 OTHER = "other"
 """The key of the line that chooses what to compare with."""

@@ -1,11 +1,17 @@
-"""The controls as lines: one a control, and beside the one in question what is wrong with it."""
+"""The controls, a line each: arrows choose and change, digits type, the wheel turns."""
 
 from __future__ import annotations
 
-from gpumem_tui.plan.controls import Control, Number, controls, remarks
+from typing import ClassVar
+
+from textual.binding import Binding, BindingType
+from textual.events import Click, Key, MouseScrollDown, MouseScrollUp
+from textual.message import Message
+
+from gpumem_tui.plan.controls import Choice, Control, Number, control_of, controls, remarks
 from gpumem_tui.plan.state import PlanState
-from gpumem_tui.tui.kit.figures import MUTED, Row, fit
-from gpumem_tui.tui.kit.rows import ListRow, heading, paragraph, row
+from gpumem_tui.tui.kit.figures import MUTED, ListRow, Row, fit, heading, paragraph, row
+from gpumem_tui.tui.kit.row_list import CURSOR, RowList
 
 LABEL_WIDTH = 12
 _CARET = "▏"
@@ -69,3 +75,175 @@ def _style(state: PlanState, control: Control, *, changed: bool) -> str:
     if isinstance(control, Number) and control.get(state.draft) is None:
         return MUTED
     return ""
+
+
+_MOST_DIGITS = 12
+_ARROW_WIDTH = 2
+
+
+class PlanControls(RowList):
+    """Says what the user wants of the control under the cursor; the screen decides what becomes of it."""
+
+    BORDER_TITLE = "Plan"
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("left", "nudge(-1)", "change", key_display="←→", tooltip="Change the chosen control by a step"),
+        Binding("right", "nudge(1)", show=False),
+        Binding("shift+left", "nudge(-1,True)", show=False),
+        Binding("shift+right", "nudge(1,True)", show=False),
+        Binding("enter", "pick", "pick", tooltip="Pick from a list"),
+        Binding("backspace", "erase", show=False),
+        Binding("escape", "abandon", show=False),
+    ]
+
+    class Nudged(Message):
+        """A step of the control up (`way` +1) or down (−1); a large one with `jump`."""
+
+        def __init__(self, key: str, way: int, *, jump: bool) -> None:
+            super().__init__()
+            self.key = key
+            self.way = way
+            self.jump = jump
+
+    class Typed(Message):
+        """The control's number as typed so far; `first` begins a number. None: nothing is left of it."""
+
+        def __init__(self, key: str, value: int | None, *, first: bool) -> None:
+            super().__init__()
+            self.key = key
+            self.value = value
+            self.first = first
+
+    class Numbered(Message):
+        """The choice at the place of a digit is wanted."""
+
+        def __init__(self, key: str, digit: int) -> None:
+            super().__init__()
+            self.key = key
+            self.digit = digit
+
+    class Abandoned(Message):
+        """What was typed into the control is not to be."""
+
+        def __init__(self, key: str) -> None:
+            super().__init__()
+            self.key = key
+
+    class Picking(Message):
+        """The control's list is to be opened."""
+
+        def __init__(self, key: str) -> None:
+            super().__init__()
+            self.key = key
+
+    def __init__(self) -> None:
+        super().__init__(id="controls")
+        self._state: PlanState | None = None
+        self._typed: str | None = None
+
+    def show_state(self, state: PlanState) -> None:
+        """Draw what a state's controls say."""
+        self._state = state
+        self.show(self._lines)
+
+    def _lines(self, width: int, selected: str) -> list[ListRow]:
+        if self._state is None:
+            return []
+        height = self.scrollable_content_region.height
+        return control_rows(self._state, width, height, selected=selected, typed=self._typed)
+
+    @property
+    def _control(self) -> Control | None:
+        """The one under the cursor."""
+        if self._state is None or self.key not in {control.key for control in controls(self._state.draft)}:
+            return None
+        return control_of(self._state.draft, self.key)
+
+    # Keys
+
+    def move_to(self, key: str) -> None:
+        """Another control; what was typed stays as it is."""
+        self._typed = None
+        super().move_to(key)
+
+    def action_nudge(self, way: int, jump: bool = False) -> None:
+        """A step up or down."""
+        self._typed = None
+        if self.key:
+            self.post_message(self.Nudged(self.key, way, jump=jump))
+
+    def action_pick(self) -> None:
+        """The end of typing; for a choice, its list."""
+        if self._typed is not None:
+            self._end_typing()
+        elif isinstance(self._control, Choice):
+            self.post_message(self.Picking(self.key))
+
+    def action_erase(self) -> None:
+        """Take the last digit away."""
+        control = self._control
+        if isinstance(control, Number) and self._state is not None:
+            digits = self._typed if self._typed is not None else str(control.get(self._state.draft) or "")
+            self._type(digits[:-1])
+
+    def action_abandon(self) -> None:
+        """What was there before the typing."""
+        if self._typed is not None:
+            self._end_typing()
+            self.post_message(self.Abandoned(self.key))
+
+    def on_key(self, event: Key) -> None:
+        """Digits type a number, or pick a choice by its place."""
+        control = self._control
+        if control is None or event.character is None or event.character not in "0123456789":
+            return
+        event.stop()
+        event.prevent_default()
+        if isinstance(control, Number):
+            self._type(((self._typed or "") + event.character)[:_MOST_DIGITS])
+        else:
+            self.post_message(self.Numbered(self.key, int(event.character)))
+
+    def on_blur(self) -> None:
+        """Typing ends where the keys go elsewhere."""
+        self._end_typing()
+        super().on_blur()
+
+    def _type(self, digits: str) -> None:
+        first, self._typed = self._typed is None, digits
+        self.post_message(self.Typed(self.key, int(digits) if digits else None, first=first))
+
+    def _end_typing(self) -> None:
+        if self._typed is not None:
+            self._typed = None
+            self.show(self._lines)
+
+    # The mouse
+
+    def on_click(self, event: Click) -> None:
+        """A click on an arrow changes; one on a choice's value opens its list; one elsewhere chooses."""
+        key, x = self.key_at(event), event.get_content_offset_capture(self).x - len(CURSOR)
+        if not key:
+            return
+        if key == self.key and LABEL_WIDTH <= x < LABEL_WIDTH + _ARROW_WIDTH:
+            self.action_nudge(-1)
+        elif key == self.key and x >= self.size.width - len(CURSOR) - _ARROW_WIDTH:
+            self.action_nudge(1)
+        elif key == self.key:
+            self.action_pick()
+        else:
+            self.move_to(key)
+
+    def on_mouse_scroll_up(self, event: MouseScrollUp) -> None:
+        """The wheel turns the control under the pointer."""
+        self._turn(event, 1)
+
+    def on_mouse_scroll_down(self, event: MouseScrollDown) -> None:
+        """The wheel turns the control under the pointer."""
+        self._turn(event, -1)
+
+    def _turn(self, event: MouseScrollUp | MouseScrollDown, way: int) -> None:
+        event.stop()
+        event.prevent_default()
+        if key := self.key_at(event):
+            self.move_to(key)
+            self.action_nudge(way)

@@ -10,9 +10,9 @@ from gpumem_tui.plan.controls import Choice, control_of
 from gpumem_tui.plan.explain import Explanation, explanations
 from gpumem_tui.plan.plan import Plan
 from gpumem_tui.plan.state import PlanState
+from gpumem_tui.tui.kit.dialogs import help_entry, help_heading
 from gpumem_tui.tui.kit.figures import MUTED, Row
 from gpumem_tui.tui.kit.glyphs import BAR_ORDER, BUCKET_LOOKS
-from gpumem_tui.tui.kit.help import entry, heading
 
 Text = tuple[str, list[Row]]
 """A title and its lines."""
@@ -46,11 +46,12 @@ _KEYS = (
     ("0 … 9", "type a number, or pick a choice by its place; backspace takes a digit away, esc the number"),
     ("enter", "pick from a list; in a pane: apply, or explain"),
     ("tab", "controls, ledger, pane; esc goes back to the controls"),
-    ("n t v j c", "numbers, techniques, curves, judgement, compare"),
+    ("n t v p j c", "numbers, techniques, curves, every GPU, judgement, compare"),
     ("u ctrl+r", "undo, redo"),
     ("r", "trace again, where a trace failed"),
     ("h", "explain the control or row: formula, numbers, source, limits"),
     ("w o", "save the plan under a name, open or delete a saved one"),
+    ("g", "goals: tokens, price, a known learning rate, gradient norms; the judgement answers"),
     ("s", "search the largest batch with these settings"),
     ("x", "export: Markdown, command line, JSON"),
     ("f1 f2 f3", "Monitor, Search, Plan: where 1 2 3 type a number or pick a choice"),
@@ -97,15 +98,15 @@ def control_help(state: PlanState, key: str) -> Text:
 
 def plan_help() -> list[Row]:
     """The keys, the columns and the patterns."""
-    keys = [entry(name, what) for name, what in _KEYS]
-    columns = [entry(name, what) for name, what in _COLUMNS]
+    keys = [help_entry(name, what) for name, what in _KEYS]
+    columns = [help_entry(name, what) for name, what in _COLUMNS]
     looks = [[(BUCKET_LOOKS[bucket][0] * 2, BUCKET_LOOKS[bucket][1]), (f" {bucket.title}", "")] for bucket in BAR_ORDER]
-    return [heading("Keys"), *keys, [], heading("Numbers"), *columns, [], heading("Buckets"), *looks]
+    return [help_heading("Keys"), *keys, [], help_heading("Numbers"), *columns, [], help_heading("Buckets"), *looks]
 
 
 def _explained(text: Explanation, *, headed: bool) -> Iterable[Row]:
     if headed:
-        yield heading(text.title)
+        yield help_heading(text.title)
     yield [(text.formula, "bold")]
     yield [(text.numbers, "")]
     if text.limits:

@@ -1,20 +1,47 @@
-"""The line above everything: which plan this is, and whether it fits; and the names of the panes."""
+"""How the Plan screen divides a terminal, its first line, and the names of its panes."""
 
 from __future__ import annotations
+
+from textual.events import Click
+from textual.message import Message
 
 from gpumem_tui.formula.parameters import count_parameters
 from gpumem_tui.memory import format_count
 from gpumem_tui.plan.answers import Answer
 from gpumem_tui.plan.tracing import Pending, TraceReady, TraceState
-from gpumem_tui.tui.kit.figures import MUTED, Row, Span, span_width
+from gpumem_tui.tui.kit.figures import MUTED, ListRow, Row, Span, header_line, row
 from gpumem_tui.tui.kit.glyphs import PROGRAM
-from gpumem_tui.tui.kit.rows import ListRow, row
+from gpumem_tui.tui.kit.row_list import CURSOR, FixedRows
 from gpumem_tui.tui.plan.numbers import PENDING
+
+SMALLEST = (72, 18)
+"""Columns and rows below which the screen only says so."""
+
+_BESIDE = 160
+_ABOVE = (110, 36)
+_WITH_STEP = 48
+
+
+def layout_classes(width: int, height: int) -> dict[str, bool]:
+    """The style sheet's classes for a terminal of so many columns and rows.
+
+    ``-wide``: controls, numbers and pane side by side; ``-step``: memory over a step below the numbers too;
+    ``-single``: numbers and panes take turns; none of them: the pane below the numbers; ``-tiny``: nothing fits.
+    """
+    wide = width >= _BESIDE
+    return {
+        "-tiny": width < SMALLEST[0] or height < SMALLEST[1],
+        "-wide": wide,
+        "-step": wide and height >= _WITH_STEP,
+        "-single": not wide and (width < _ABOVE[0] or height < _ABOVE[1]),
+    }
+
 
 PANES = {
     "numbers": "n",
     "techniques": "t",
     "curves": "v",
+    "gpus": "p",
     "judgement": "j",
     "compare": "c",
 }
@@ -31,17 +58,13 @@ def header_row(answer: Answer, traced: TraceState, name: str, time: str, width: 
     """
     plan = answer.plan
     gpus = f"{plan.recipe.gpus:,} × " if plan.recipe.gpus > 1 else ""
-    left: Row = [(PROGRAM, "bold $primary")]
     verdict = ("! last plan that can be", "bold $text-error") if stale else _verdict(answer, traced)
     right: Row = [verdict, ("  ", ""), (time, MUTED), (" ", "")]
     facts = [plan.shape.name, f"{gpus}{plan.gpu.title}", f"{format_count(count_parameters(plan.shape))} parameters"]
     if name:
         facts.insert(0, name)
-    for index, fact in enumerate(facts):
-        lead = " · " if index else "  "
-        if span_width(left) + len(lead) + len(fact) + span_width(right) + 1 <= width:
-            left += [(lead, MUTED), (fact, "bold" if index == 0 else "")]
-    return row(*left, (" " * max(1, width - span_width(left) - span_width(right)), ""), *right)
+    styled = [(fact, "" if index else "bold") for index, fact in enumerate(facts)]
+    return row(*header_line(PROGRAM, styled, right, width))
 
 
 def _verdict(answer: Answer, traced: TraceState) -> Span:
@@ -49,6 +72,8 @@ def _verdict(answer: Answer, traced: TraceState) -> Span:
     match traced:
         case TraceReady(_, found, _) if found.fit == "may fit":
             return "? may fit", "bold $text-warning"
+        case TraceReady(_, found, _) if found.fit == "fits" and not found.keeps_headroom:
+            return "! over headroom", "bold $text-warning"
         case TraceReady(_, found, _):
             fits, how = found.fits, ""
         case Pending():
@@ -88,3 +113,31 @@ def _letters(panes: list[str], width: int) -> int:
         if sum(min(len(pane), letters) + _GAP for pane in panes) - _GAP <= width:
             return letters
     return _FEWEST_LETTERS
+
+
+class PaneNames(FixedRows):
+    """One line; says which pane is wanted."""
+
+    class Wanted(Message):
+        """A name was clicked."""
+
+        def __init__(self, pane: str) -> None:
+            super().__init__()
+            self.pane = pane
+
+    def __init__(self, *, classes: str) -> None:
+        super().__init__()
+        self.set_classes(classes)
+        self._panes: list[str] = []
+
+    def show_panes(self, panes: list[str], shown: str) -> None:
+        """These panes, one of them shown."""
+        self._panes = panes
+        self.show(lambda width, selected: [pane_row(panes, shown, width)])
+
+    def on_click(self, event: Click) -> None:
+        """The pane under the pointer."""
+        x = event.x - len(CURSOR)
+        for pane, first, after in pane_places(self._panes, self.size.width - len(CURSOR)):
+            if first <= x < after:
+                self.post_message(self.Wanted(pane))

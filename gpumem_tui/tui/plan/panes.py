@@ -1,24 +1,67 @@
-"""What the pane beside the numbers shows: worked out away from the screen, since some of it takes a while."""
+"""What the pane beside the numbers shows: worked out away from the screen, the latest request wins."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
+from textual.app import ComposeResult
+from textual.containers import Vertical
+from textual.message import Message
+
+from gpumem_tui.plan.advice_text import Judgement, Table
 from gpumem_tui.plan.answers import TracedAnswer, answer
+from gpumem_tui.plan.by_gpu import LargestOnGpu, largest_by_gpu
 from gpumem_tui.plan.curves import Curve, curves
-from gpumem_tui.plan.judgement import judgements, throughput
+from gpumem_tui.plan.judgement import judgements
 from gpumem_tui.plan.measured import MeasuredRate, rates_for
 from gpumem_tui.plan.plan import Plan
+from gpumem_tui.plan.speed import throughput
 from gpumem_tui.plan.step_memory import memory_over_step
 from gpumem_tui.plan.techniques import Combination, cheapest_combination, techniques
 from gpumem_tui.plan.tracing import TraceReady, TraceState
 from gpumem_tui.search.prediction import Traced
-from gpumem_tui.tui.kit.rows import Rows, heading, no_rows
+from gpumem_tui.tui.kit.background import in_daemon_thread
+from gpumem_tui.tui.kit.figures import MUTED, ListRow, Rows, heading, no_rows, paragraph, row
+from gpumem_tui.tui.kit.row_list import RowList
 from gpumem_tui.tui.plan.compare import Compared, compare_rows
 from gpumem_tui.tui.plan.curves import curve_rows, open_curve
-from gpumem_tui.tui.plan.judgement import judgement_rows
+from gpumem_tui.tui.plan.gpus import gpu_rows
+from gpumem_tui.tui.plan.header import PaneNames
 from gpumem_tui.tui.plan.techniques import Help, technique_rows
+
+_READABLE = 96
+"""Cells beyond which a line of text is hard to follow."""
+
+
+def judgement_rows(judgements: Sequence[Judgement], throughput: Curve, width: int) -> list[ListRow]:
+    """Every judgement open, one below the other; the throughput's with its curve."""
+    width = min(width, _READABLE)
+    lines: list[ListRow] = []
+    for judgement in judgements:
+        mark = ("! ", "bold $text-warning") if judgement.warning else ("  ", "")
+        lines.append(row(mark, (judgement.title, "bold $primary"), key=judgement.key))
+        lines += paragraph(judgement.text, width, "", indent=2)
+        if judgement.key == "throughput":
+            lines += open_curve(throughput, width)
+        if judgement.table is not None:
+            lines += _table_rows(judgement.table, width)
+        lines += [*paragraph(judgement.source, width, MUTED, indent=2), row()]
+    return lines
+
+
+def _table_rows(table: Table, width: int) -> list[ListRow]:
+    """Columns as wide as what is in them; what does not fit is left out at the right."""
+    widths = [max(map(len, column)) + 2 for column in zip(table.columns, *table.rows, strict=True)]
+    lines = [row(("  " + _cells(table.columns, widths), f"bold {MUTED}"))]
+    lines += [row(("  " + _cells(cells, widths), "")) for cells in table.rows]
+    return [ListRow(tuple((text[:width], style) for text, style in line.spans)) for line in lines]
+
+
+def _cells(cells: Sequence[str], widths: Sequence[int]) -> str:
+    return "".join(f"{cell:<{width}}" for cell, width in zip(cells, widths, strict=True)).rstrip()
 
 
 @dataclass(frozen=True)
@@ -51,7 +94,7 @@ class PaneRequest:
         measured: Iterable[MeasuredRate] = (),
     ) -> PaneRequest:
         """What `pane` needs of all that; nothing is worked out anew for what it does not show."""
-        needs = with_step or pane in ("curves", "compare")
+        needs = with_step or pane in ("curves", "compare", "gpus")
         traced = trace.traced if needs and isinstance(trace, TraceReady) else None
         return cls(pane, plan, other, with_step, traced, rates_for(plan, measured) if pane == "judgement" else ())
 
@@ -62,11 +105,19 @@ class PaneContent:
 
     Attributes:
         help: the techniques behind the pane, if it is about them.
+        gpus: those that the pane lists, if it does.
     """
 
     view: Rows
     step: Rows = no_rows
     help: Help | None = None
+    gpus: tuple[LargestOnGpu, ...] = ()
+
+    def plan_of(self, key: str, plan: Plan) -> Plan | None:
+        """The plan that a row of the pane stands for; None where it stands for none."""
+        if self.help is not None:
+            return self.help.plan_of(key)
+        return next((replace(plan, gpu=row.gpu) for row in self.gpus if row.gpu.name == key), None)
 
 
 def pane_content(request: PaneRequest, known: Callable[[Plan], TracedAnswer | None]) -> PaneContent:
@@ -91,6 +142,9 @@ def _content(request: PaneRequest, known: Callable[[Plan], TracedAnswer | None])
         case "curves":
             drawn = (*curves(plan), _step(request))
             return PaneContent(lambda width, selected: curve_rows(drawn, width, selected))
+        case "gpus":
+            table = largest_by_gpu(plan, request.traced)
+            return PaneContent(lambda width, selected: gpu_rows(table, plan, width, selected), gpus=table)
         case "judgement":
             advice, rate = judgements(plan, request.measured), throughput(plan, request.measured)
             return PaneContent(lambda width, selected: judgement_rows(advice, rate, width))
@@ -110,3 +164,68 @@ def _help(plan: Plan) -> Help:
     cheapest = cheapest_combination(plan)
     only = isinstance(cheapest, Combination) and cheapest.formula_only
     return Help(plan, techniques(plan), cheapest, cheapest_combination(plan, traceable=True) if only else cheapest)
+
+
+_SETTLE_S = 0.06
+"""The pane follows the numbers by this much, so that it never holds them up."""
+
+
+class PlanPane(Vertical):
+    """Shows what is asked for when it is there; until then what was there before.
+
+    Args:
+        known: what a trace says of a plan, where there is one; called from another thread.
+    """
+
+    class Worked(Message):
+        """The pane is drawn; `step`: memory over a step, to be drawn elsewhere."""
+
+        def __init__(self, step: Rows) -> None:
+            super().__init__()
+            self.step = step
+
+    def __init__(self, known: Callable[[Plan], TracedAnswer | None]) -> None:
+        super().__init__(id="pane-box")
+        self._known = known
+        self._content = PaneContent(no_rows)
+        self._wanted: PaneRequest | None = None
+        self._shown: PaneRequest | None = None
+        self._working = False
+
+    def compose(self) -> ComposeResult:
+        """The panes' names over the one that is shown."""
+        yield PaneNames(classes="inner")
+        yield RowList(id="pane")
+
+    @property
+    def settled(self) -> bool:
+        """What was asked for last is what is shown."""
+        return self._wanted == self._shown and not self._working
+
+    def want(self, request: PaneRequest) -> None:
+        """Show this as soon as it is worked out, unless something else is wanted by then."""
+        self._wanted = request
+        if not self._working and request != self._shown:
+            self._working = True
+            self.run_worker(self._work())
+
+    def plan_of(self, key: str) -> Plan | None:
+        """The plan that a row of the pane stands for; None where it stands for none."""
+        return None if self._shown is None else self._content.plan_of(key, self._shown.plan)
+
+    async def _work(self) -> None:
+        try:
+            while (wanted := self._wanted) is not None and wanted != self._shown:
+                await asyncio.sleep(_SETTLE_S)
+                if wanted != self._wanted:
+                    continue
+                content = await in_daemon_thread(partial(pane_content, wanted, self._known))
+                if not self.is_attached:
+                    return  # the program ends
+                if wanted.pane == self._wanted.pane:
+                    self._content = content
+                    self.query_one("#pane", RowList).show(content.view)
+                    self.post_message(self.Worked(content.step))
+                self._shown = wanted
+        finally:
+            self._working = False

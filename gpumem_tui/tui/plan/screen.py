@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from typing import ClassVar, cast
 
-from textual import on
+from textual import on, work
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Container, Horizontal, Vertical
@@ -16,44 +17,30 @@ from textual.events import Resize
 from textual.message import Message
 from textual.widgets import Footer, Static
 
+from gpumem_tui.plan import state as states
 from gpumem_tui.plan.answers import answer
 from gpumem_tui.plan.controls import Choice, control_of
 from gpumem_tui.plan.measured import MeasuredRate
 from gpumem_tui.plan.plan import Plan
-from gpumem_tui.plan.state import (
-    PlanState,
-    chosen,
-    chosen_by_digit,
-    entered,
-    nudged,
-    opened,
-    paused,
-    redone,
-    replaced,
-    undone,
-)
+from gpumem_tui.plan.state import PlanState
 from gpumem_tui.plan.store import PlanStore
 from gpumem_tui.plan.tracing import BackgroundTracer, MakeTracer, Pending, PlanTracer, TraceFailed, TraceState
 from gpumem_tui.tui.kit.background import in_daemon_thread
-from gpumem_tui.tui.kit.dialogs import PickScreen, TextScreen
-from gpumem_tui.tui.kit.help_screen import HelpScreen
+from gpumem_tui.tui.kit.dialogs import HelpScreen, PickScreen, TextScreen
 from gpumem_tui.tui.kit.main_screen import MainScreen
 from gpumem_tui.tui.kit.row_list import FixedRows, RowList
-from gpumem_tui.tui.plan.controls_panel import PlanControls
+from gpumem_tui.tui.plan.controls import PlanControls
 from gpumem_tui.tui.plan.explain import control_help, explanation, plan_help
 from gpumem_tui.tui.plan.files import PlanFiles, why_no_search
-from gpumem_tui.tui.plan.header import PANES, header_row
-from gpumem_tui.tui.plan.layout import SMALLEST, layout_classes
+from gpumem_tui.tui.plan.goals_form import GoalsScreen
+from gpumem_tui.tui.plan.header import PANES, SMALLEST, PaneNames, header_row, layout_classes
 from gpumem_tui.tui.plan.numbers import fact_rows, ledger_rows, verdict_rows
-from gpumem_tui.tui.plan.pane import PlanPane
-from gpumem_tui.tui.plan.panes import PaneRequest
-from gpumem_tui.tui.plan.tabs import PaneNames
+from gpumem_tui.tui.plan.panes import PaneRequest, PlanPane
 
 _ROOMY_FOOTER = 100
 _SWITCH_S = 0.0005
 """Traces and panes are worked out in threads of this process: the screen has its turn this soon, not after 5 ms."""
-_CLOCK_S = 1.0
-_ENDS_WITHIN_S = 1.0
+_CLOCK_S = _ENDS_WITHIN_S = 1.0
 
 Clock = Callable[[], datetime]
 
@@ -70,25 +57,20 @@ class PlanScreen(MainScreen):
 
     CSS_PATH = "screen.tcss"
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("n", "pane('numbers')", "numbers", show=False),
-        Binding("t", "pane('techniques')", "what helps", show=False),
-        Binding("v", "pane('curves')", "curves", show=False),
-        Binding("j", "pane('judgement')", "judgement", show=False),
-        Binding("c", "pane('compare')", "compare", show=False),
+        *(Binding(key, f"pane('{pane}')", pane, show=False) for pane, key in PANES.items()),
         Binding("escape", "controls", "controls", show=False),
         Binding("u", "undo", "undo", tooltip="Take the last change back"),
         Binding("ctrl+r", "redo", "redo", show=False, tooltip="Make it again"),
         Binding("r", "trace", "trace again", show=False),
         Binding("w", "save", "save", tooltip="Save the plan under a name"),
         Binding("o", "open", "open", tooltip="Open a saved plan"),
+        Binding("g", "goals", "goals", show=False, tooltip="Tokens, price, known learning rate, gradient norms"),
         Binding("x", "export", "export", tooltip="As Markdown, as a command line or as JSON"),
         Binding("h", "explain", "explain", tooltip="The formula, the numbers in it, the source and the limits"),
         Binding("s", "search", "search", tooltip="Search the largest batch with these settings"),
         Binding("question_mark", "help", "help", key_display="?", tooltip="The keys and what the columns mean"),
         Binding("q", "app.quit", "quit", tooltip="Leave"),
-        Binding("f1", "app.show('monitor')", show=False),
-        Binding("f2", "app.show('search')", show=False),
-        Binding("f3", "app.show('plan')", show=False),
+        *(Binding(f"f{at}", f"app.show('{to}')", show=False) for at, to in enumerate(("monitor", "search", "plan"), 1)),
     ]
 
     class SearchWanted(Message):
@@ -114,7 +96,7 @@ class PlanScreen(MainScreen):
         clock: Clock = datetime.now,
     ) -> None:
         super().__init__()
-        self._state = opened(plan)
+        self._state = states.opened(plan)
         self._answer = answer(plan)
         self._tracer = tracer(self._on_trace)
         self._traced: TraceState = Pending(plan)
@@ -182,21 +164,21 @@ class PlanScreen(MainScreen):
 
     def on_plan_controls_nudged(self, message: PlanControls.Nudged) -> None:
         """A step."""
-        self._enter(nudged(self._state, message.key, message.way, jump=message.jump))
+        self._enter(states.nudged(self._state, message.key, message.way, jump=message.jump))
 
     def on_plan_controls_typed(self, message: PlanControls.Typed) -> None:
         """A digit more or less; a number is one step of the history from its first digit to its last."""
-        before = paused(self._state) if message.first else self._state
-        self._enter(entered(before, message.key, message.value))
+        before = states.paused(self._state) if message.first else self._state
+        self._enter(states.entered(before, message.key, message.value))
 
     def on_plan_controls_numbered(self, message: PlanControls.Numbered) -> None:
         """A choice by its place, or why there is none at it."""
-        self._enter(chosen_by_digit(self._state, message.key, message.digit))
+        self._enter(states.chosen_by_digit(self._state, message.key, message.digit))
 
     def on_plan_controls_abandoned(self, message: PlanControls.Abandoned) -> None:
         """The number typed is not to be."""
         if self._state.by == message.key:
-            self._enter(undone(self._state))
+            self._enter(states.undone(self._state))
 
     def on_plan_controls_picking(self, message: PlanControls.Picking) -> None:
         """The list of a choice."""
@@ -206,24 +188,30 @@ class PlanScreen(MainScreen):
 
         def picked(value: str | None) -> None:
             if value is not None:
-                self._enter(chosen(paused(self._state), key, value))
+                self._enter(states.chosen(states.paused(self._state), key, value))
 
         options, current = control.options(self._state.draft), control.get(self._state.draft)
-        title = control.label[:1].upper() + control.label[1:]
-        self.app.push_screen(PickScreen(title, options, current), picked)
+        self.app.push_screen(PickScreen(control.label[:1].upper() + control.label[1:], options, current), picked)
 
     def on_row_list_moved(self, message: RowList.Moved) -> None:
         """Another control: the next change is a step of its own."""
         if isinstance(message.rows, PlanControls):
-            self._enter(paused(self._state))
+            self._enter(states.paused(self._state))
 
     def action_undo(self) -> None:
         """Back by one change."""
-        self._enter(undone(self._state))
+        self._enter(states.undone(self._state))
 
     def action_redo(self) -> None:
         """Forward again."""
-        self._enter(redone(self._state))
+        self._enter(states.redone(self._state))
+
+    @work
+    async def action_goals(self) -> None:
+        """What the plan is for: none of it changes what fits."""
+        goals = await self._program.push_screen_wait(GoalsScreen(self._state.plan))
+        if goals is not None:
+            self._enter(states.replaced(self._state, replace(self._state.plan, goals=goals)))
 
     # The panes
 
@@ -255,7 +243,7 @@ class PlanScreen(MainScreen):
         if plan is not None and not pane.settled:
             self.notify("this list is of the plan before: one moment")
         elif plan is not None:
-            self._enter(replaced(self._state, plan))
+            self._enter(states.replaced(self._state, plan))
         elif self._visible_pane() == "compare":
             self.run_worker(self._choose_other())
         else:
@@ -285,22 +273,18 @@ class PlanScreen(MainScreen):
 
     # Saved plans, and what else leaves the screen
 
-    def action_save(self) -> None:
+    @work
+    async def action_save(self) -> None:
         """Under a name."""
-        self.run_worker(self._save())
-
-    async def _save(self) -> None:
         await self._files.save(self._program, self._state.plan)
         self._draw_header()
 
-    def action_open(self) -> None:
+    @work
+    async def action_open(self) -> None:
         """A saved one."""
-        self.run_worker(self._open())
-
-    async def _open(self) -> None:
         plan = await self._files.open(self._program)
         if plan is not None:
-            self._enter(replaced(self._state, plan))
+            self._enter(states.replaced(self._state, plan))
         self._draw_header()
 
     async def _choose_other(self) -> None:
@@ -313,7 +297,7 @@ class PlanScreen(MainScreen):
 
     def load(self, plan: Plan) -> None:
         """Go on from another plan; undo leads back."""
-        self._enter(replaced(self._state, plan))
+        self._enter(states.replaced(self._state, plan))
 
     def take_measured(self, rates: Iterable[MeasuredRate]) -> None:
         """What searches have measured so far, for the plans of the same step."""

@@ -8,8 +8,7 @@ from gpumem_tui.memory import Unknown, format_bytes
 from gpumem_tui.plan.answers import samples
 from gpumem_tui.plan.plan import Plan
 from gpumem_tui.plan.techniques import Combination, Technique, Techniques
-from gpumem_tui.tui.kit.figures import MUTED, compact_bytes, fit
-from gpumem_tui.tui.kit.rows import ListRow, heading, paragraph, row
+from gpumem_tui.tui.kit.figures import MUTED, ListRow, compact_bytes, fit, heading, paragraph, row
 
 COMBINATION, TRACEABLE = "combination", "traceable"
 """The keys of the combinations' rows; a technique's row has the technique's key."""

@@ -1,7 +1,8 @@
-"""Dialogues about one process: all that is known of it, and the question before it is ended."""
+"""Dialogues about one process: all that is known of it, the question before it is ended, the wait for its answer."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import ClassVar, Literal
 
@@ -15,7 +16,7 @@ from textual.widgets import Button, Static
 from gpumem_tui.monitor.processes import CannotSignal, kill, terminate
 from gpumem_tui.monitor.snapshot import HostProcess
 from gpumem_tui.tui.kit.figures import Row
-from gpumem_tui.tui.kit.text import assembled
+from gpumem_tui.tui.kit.lines import assembled
 
 Ending = Literal["terminate", "kill"]
 
@@ -132,3 +133,54 @@ def end_process(host: HostProcess, ending: Ending) -> tuple[str, bool]:
     except CannotSignal as error:
         return str(error), True
     return f"pid {host.pid} ({host.name}) {'asked to end' if ending == 'terminate' else 'killed'}", False
+
+
+_TICK_S = 1.0
+
+
+class WaitingScreen(ModalScreen[None]):
+    """Says for how long it has waited; leaving it is leaving off. Stays, with the reason, when it fails.
+
+    Args:
+        title: what is under way; `about`: with whom, in one line; `effect`: what that means, and what leaving off does.
+    """
+
+    CSS_PATH = "dialogs.tcss"
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q", "dismiss(None)", "leave off")]
+
+    def __init__(self, title: str, about: str, effect: str) -> None:
+        super().__init__()
+        self._about = about
+        self._effect = effect
+        self._doing = title
+        self._stage = "waiting"
+        self._began_s = time.monotonic()
+
+    def compose(self) -> ComposeResult:
+        """Three texts."""
+        with Vertical(id="confirm", classes="waiting") as box:
+            box.border_title = self._doing
+            box.border_subtitle = "esc leaves off"
+            yield Static(Content(self._about), id="about")
+            yield Static(Content(self._effect), id="effect")
+            yield Static(self._stage, id="outcome")
+
+    def on_mount(self) -> None:
+        """Count the seconds."""
+        self._clock = self.set_interval(_TICK_S, self._tick)
+
+    def tell(self, stage: str) -> None:
+        """How far it is; shown with the next second. May come from another thread."""
+        self._stage = stage
+
+    def fail(self, reason: str) -> None:
+        """It came to nothing; say why until that is read."""
+        self._clock.stop()
+        self.query_one("#confirm").border_subtitle = "esc closes"
+        self.query_one("#effect").display = False
+        outcome = self.query_one("#outcome", Static)
+        outcome.add_class("failed")
+        outcome.update(Content(reason))
+
+    def _tick(self) -> None:
+        self.query_one("#outcome", Static).update(f"{self._stage}, {time.monotonic() - self._began_s:.0f} s")

@@ -7,18 +7,25 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gpumem_tui.memory import Value
-from gpumem_tui.tui.kit.areas import Band, Stack, area_column, drawn, eighths
+from gpumem_tui.tui.kit.chart import (
+    ALLOCATED,
+    CACHED,
+    LABEL_WIDTH,
+    SPANS_S,
+    Band,
+    TimeAxis,
+    area_rows,
+    by_column,
+    duration,
+    stacked,
+)
 from gpumem_tui.tui.kit.figures import MUTED, Row, clock, compact_bytes, ruled, span_width
-from gpumem_tui.tui.kit.time_axis import ALLOCATED, CACHED, SPANS_S, TimeAxis, duration
 from gpumem_tui.watch.jobs import total_bytes
 from gpumem_tui.watch.published import WatchedProcess
 
 if TYPE_CHECKING:
     from gpumem_tui.watch.records import ProbeSample
 
-
-_LABEL_WIDTH = 8
-_AXIS_STEP = 20
 _PEAK = Band("peak", "$history-used")
 _FOUND = Band("tensors found", "$gradients")
 
@@ -48,8 +55,8 @@ class ProcessChart:
         """The moments that its columns stand for; None without samples."""
         if not self.samples:
             return None
-        columns = max(1, width - _LABEL_WIDTH)
-        return TimeAxis(self.end_s - self.span_s, self.span_s / columns, columns, _LABEL_WIDTH)
+        columns = max(1, width - LABEL_WIDTH)
+        return TimeAxis(self.end_s - self.span_s, self.span_s / columns, columns)
 
     @property
     def span_s(self) -> float:
@@ -73,22 +80,16 @@ def process_history_rows(
     if axis is None:
         heading = ruled([(chart.title, f"bold {MUTED}")], [], width)
         return [heading, [("   no step has finished yet", MUTED)]]
-    columns = axis.columns
     shown = _by_column(chart.samples, axis)
     rows = height - 3
-    top = max((edge for sample in shown if sample is not None for edge, _ in _edges(sample)), default=0)
-    areas = drawn([area_column(_stack(sample, top, rows), rows) for sample in shown])
-    labels = [""] * rows
-    labels[0], labels[-1] = compact_bytes(top), "0"
-    ticks = _ticks(columns, chart.span_s)
-    last = "end" if chart.has_ended else "now"
+    top = max((_height(sample) for sample in shown if sample is not None), default=0)
+    stacks = (stacked(() if sample is None else _edges(sample), top, rows) for sample in shown)
     cursor = axis.column_at(cursor_s)
-    steps = [_step_at(shown, index * _AXIS_STEP) for index in range(len(ticks))]
     return [
         _heading(chart, width, None if cursor is None else (axis, shown[cursor], cursor), focused=focused),
-        *([(f"{label:>{_LABEL_WIDTH - 1}} ", MUTED), *area] for label, area in zip(labels, areas, strict=True)),
-        _marked(_axis([last if not ago else f"−{duration(ago)}" for ago in ticks], columns), cursor),
-        _axis(steps, columns, "step"),
+        *area_rows(stacks, rows, compact_bytes(top)),
+        axis.row(cursor, last="end" if chart.has_ended else "now"),
+        axis.label_row(lambda ago: _step_at(shown, ago), "step"),
     ]
 
 
@@ -101,16 +102,8 @@ def _of_one_device(watched: WatchedProcess) -> list[ProbeSample]:
 
 def _by_column(samples: Sequence[ProbeSample], axis: TimeAxis) -> list[ProbeSample | None]:
     """What each column shows: the highest of its samples, or the last one before, which still stands."""
-    shown: list[ProbeSample | None] = [None] * axis.columns
-    for sample in samples:
-        at_s = min(sample.record.wall_ns / 1e9, axis.last_s)
-        index = axis.column_at(at_s)
-        if index is not None:
-            there = shown[index]
-            shown[index] = sample if there is None or _height(sample) >= _height(there) else there
-    for index in range(1, axis.columns):
-        shown[index] = shown[index] or shown[index - 1]
-    return shown
+    columns = ((axis.column_at(min(sample.record.wall_ns / 1e9, axis.last_s)), sample) for sample in samples)
+    return by_column(((column, sample) for column, sample in columns if column is not None), axis.columns, _height)
 
 
 def _height(sample: ProbeSample) -> int:
@@ -129,10 +122,6 @@ def _edges(sample: ProbeSample) -> list[tuple[int, Band]]:
     ]
     known = [(value, band) for value, band in figures if isinstance(value, int)]
     return sorted(known, key=lambda pair: pair[0])
-
-
-def _stack(sample: ProbeSample | None, top: int, rows: int) -> Stack:
-    return () if sample is None else tuple((eighths(size, top, rows), band) for size, band in _edges(sample))
 
 
 def _heading(
@@ -155,30 +144,6 @@ def _heading(
     return ruled(left, right, width)
 
 
-def _marked(row: Row, cursor: int | None) -> Row:
-    """The time axis with the cursor's place on it."""
-    if cursor is None:
-        return row
-    (text, style), place = row[0], _LABEL_WIDTH + cursor
-    return [(text[:place], style), ("▲", "bold $primary"), (text[place + 1 :], style)]
-
-
-def _ticks(columns: int, span_s: float) -> list[float]:
-    """Seconds ago under every so many columns, the newest first."""
-    return [index * span_s / columns for index in range(0, columns, _AXIS_STEP)]
-
-
 def _step_at(shown: Sequence[ProbeSample | None], columns_ago: int) -> str:
     sample = shown[len(shown) - 1 - columns_ago]
     return "" if sample is None else f"{sample.record.step:,}"
-
-
-def _axis(labels: Sequence[str], columns: int, title: str = "") -> Row:
-    """Labels that end under their columns, counted from the right."""
-    line = [" "] * columns
-    for index, label in enumerate(labels):
-        end = columns - index * _AXIS_STEP
-        start = end - len(label)
-        if start >= 0:
-            line[start:end] = label
-    return [(f"{title:>{_LABEL_WIDTH - 1}} " + "".join(line), MUTED)]

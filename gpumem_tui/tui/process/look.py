@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
+from itertools import accumulate
 from typing import Literal
 
 from gpumem_tui.memory import ALLOCATED_BUCKETS, Bucket, format_bytes
+from gpumem_tui.probe.documents import LookAnswer, LookedDevice
 from gpumem_tui.text import printable
-from gpumem_tui.tui.kit.areas import Band, Stack, area_column, drawn, eighths
-from gpumem_tui.tui.kit.figures import MUTED, Row, Span, compact_bytes, fit, proportions, ruled, span_width
-from gpumem_tui.tui.kit.glyphs import BUCKET_LOOKS
+from gpumem_tui.tui.kit.chart import LABEL_WIDTH, Band, Stack, area_rows, stacked
+from gpumem_tui.tui.kit.figures import MUTED, Row, Span, compact_bytes, fit, joined, ruled, span_width
+from gpumem_tui.tui.kit.shares import bucket_cells
 from gpumem_tui.tui.process.probed import seconds
-from gpumem_tui.watch.documents import LookAnswer, LookedDevice
 from gpumem_tui.watch.records import device_name
 from gpumem_tui.watch.report import kept_place
 
 Place = Literal["module", "source"]
 
-_LABEL_WIDTH = 8
 _CHART_HEIGHT = 9
 _SIZE_WIDTH = 12
 _SHARE_WIDTH = 8
@@ -88,21 +88,18 @@ def _kept_rows(look: LookAnswer, width: int) -> Iterator[Row]:
 def _chart(device: LookedDevice, step_s: float, width: int) -> list[Row]:
     if not device.timeline:
         return [[("no timeline", MUTED)]]
-    columns = max(1, width - _LABEL_WIDTH)
+    columns = max(1, width - LABEL_WIDTH)
     end_s = max(step_s, device.timeline[-1][0]) or 1.0
     live = _by_column(device, columns, end_s)
     standing = _standing(device)
-    stacks = [_stack(size_bytes, device.peak_bytes, standing) for size_bytes in live]
-    labels = [""] * _CHART_HEIGHT
-    labels[0], labels[-1] = compact_bytes(device.peak_bytes), "0"
-    areas = drawn([area_column(stack, _CHART_HEIGHT) for stack in stacks])
+    stacks = (_stack(size_bytes, device.peak_bytes, standing) for size_bytes in live)
     peak = min(columns - 1, int(device.peak_s / end_s * columns))
-    legend: Row = [(" " * _LABEL_WIDTH, "")]
+    legend: Row = [(" " * LABEL_WIDTH, "")]
     for band in [*standing, _REST]:
         legend += [("█", band.colour), (f" {band.title}  ", "")]
     return [
-        *([(f"{label:>{_LABEL_WIDTH - 1}} ", MUTED), *area] for label, area in zip(labels, areas, strict=True)),
-        [(" " * (_LABEL_WIDTH + peak), ""), ("▲", "bold $warning"), _beside("peak", columns - peak)],
+        *area_rows(stacks, _CHART_HEIGHT, compact_bytes(device.peak_bytes)),
+        [(" " * (LABEL_WIDTH + peak), ""), ("▲", "bold $warning"), _beside("peak", columns - peak)],
         *_phase_rows(device, columns, end_s),
         legend,
     ]
@@ -136,12 +133,8 @@ def _standing(device: LookedDevice) -> dict[Band, int]:
 
 
 def _stack(size_bytes: int, top: int, standing: dict[Band, int]) -> Stack:
-    edges: list[tuple[int, Band]] = []
-    edge = 0
-    for band, held in standing.items():
-        edge += held
-        edges.append((eighths(edge, top, _CHART_HEIGHT), band))
-    return (*edges, (eighths(size_bytes, top, _CHART_HEIGHT), _REST))
+    edges = zip(accumulate(standing.values()), standing, strict=True)
+    return stacked([*edges, (size_bytes, _REST)], top, _CHART_HEIGHT)
 
 
 def _phase_rows(device: LookedDevice, columns: int, end_s: float) -> Iterator[Row]:
@@ -153,9 +146,9 @@ def _phase_rows(device: LookedDevice, columns: int, end_s: float) -> Iterator[Ro
         text = f"│{name or 'step'}"[: max(1, end - start)]
         line[start : start + len(text)] = text
     if starts:
-        yield [(" " * _LABEL_WIDTH + "".join(line), "")]
+        yield [(" " * LABEL_WIDTH + "".join(line), "")]
     right = seconds(end_s)
-    yield [(" " * _LABEL_WIDTH + "0" + " " * max(1, columns - 1 - len(right)) + right, MUTED)]
+    yield [(" " * LABEL_WIDTH + "0" + " " * max(1, columns - 1 - len(right)) + right, MUTED)]
 
 
 # The composition
@@ -191,10 +184,7 @@ def _size_row(sizes: dict[Bucket, int], name: str, peak_bytes: int, width: int) 
     bar_width = max(8, min(40, width // 4))
     shown = [bucket for bucket in ALLOCATED_BUCKETS if sizes.get(bucket)]
     filled = max(len(shown), round(share * bar_width))
-    cells = proportions([sizes[bucket] for bucket in shown], min(bar_width, filled))
-    bar: Row = [
-        (BUCKET_LOOKS[bucket][0] * count, BUCKET_LOOKS[bucket][1]) for bucket, count in zip(shown, cells, strict=True)
-    ]
+    bar = joined(bucket_cells(sizes, min(bar_width, filled)))
     row: Row = [
         (f"{format_bytes(total):>{_SIZE_WIDTH}}", "bold"),
         (f"{share:>{_SHARE_WIDTH}.1%}  ", MUTED),

@@ -5,9 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from textual.content import Content
+from textual.widget import Widget
+
 from gpumem_tui.memory import ALLOCATED_BUCKETS, Breakdown, Bucket, Ledger, Unknown
 from gpumem_tui.trial.events import Outcome, Sample
-from gpumem_tui.tui.kit.figures import compact_bytes
+from gpumem_tui.tui.kit.figures import compact_bytes, joined, wrapped
+from gpumem_tui.tui.kit.glyphs import BAR_ORDER, BUCKET_LOOKS
+from gpumem_tui.tui.kit.lines import assembled
+from gpumem_tui.tui.kit.shares import bucket_cells
 from gpumem_tui.tui.search.state import RunningTrial, SearchState
 
 _ENDINGS: dict[Outcome, str] = {"fit": "ended", "oom": "ran out of memory", "error": "failed"}
@@ -94,3 +100,41 @@ def _bar(state: SearchState, title: str, allocated: Breakdown, reserved_bytes: i
         title += f" · {compact_bytes(-segments[Bucket.FREE])} more than the device has"
         segments[Bucket.FREE] = 0
     return BarView(title, segments)
+
+
+_LEGEND_TITLE_WIDTH = 15
+_LEGEND_VALUE_WIDTH = 8
+_ROOMY = 100
+
+
+class MemoryBar(Widget):
+    """A heading, the bar, and its legend in numbers as far as the height allows."""
+
+    ALLOW_SELECT = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._view = BarView("", {})
+
+    def show(self, state: SearchState) -> None:
+        """Render a state; nothing is drawn again if nothing changed."""
+        view = bar_view(state)
+        if view != self._view:
+            self._view = view
+            self.border_title = Content(view.title)
+            self.refresh()
+
+    def render(self) -> Content:
+        """The bar at the widget's size."""
+        width = self.size.width
+        shown = [(bucket, self._view.segments[bucket]) for bucket in BAR_ORDER if self._view.segments.get(bucket)]
+        bar = joined(bucket_cells(self._view.segments, width))
+        legend = [
+            [
+                BUCKET_LOOKS[bucket],
+                (f" {bucket.title:<{_LEGEND_TITLE_WIDTH}}", ""),
+                (f"{compact_bytes(size_bytes):>{_LEGEND_VALUE_WIDTH}}", "bold"),
+            ]
+            for bucket, size_bytes in shown
+        ]
+        return assembled([bar, *wrapped(legend, width, gap=3 if width > _ROOMY else 1)])

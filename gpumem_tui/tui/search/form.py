@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import os
-import shlex
-import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import ClassVar
 
 from textual import on
 from textual.app import ComposeResult
@@ -17,47 +14,29 @@ from textual.content import Content
 from textual.screen import ModalScreen
 from textual.widgets import Button, Input, Label, Select, Static
 
-from gpumem_tui.catalog.loader import DEFAULT_MODEL, gpus, models
+from gpumem_tui.catalog.loader import models
 from gpumem_tui.errors import OptionError
-from gpumem_tui.formula.recipe import ATTENTIONS, OPTIMIZERS, PRECISIONS, RECOMPUTES
 from gpumem_tui.memory import Unknown
-from gpumem_tui.options.workload import ModelChanges, WorkloadOptions, simulated_device
-from gpumem_tui.search import strategy
-from gpumem_tui.search.config import Device, SearchConfig
+from gpumem_tui.monitor.devices import list_gpus
+from gpumem_tui.options.workload import visible_gpus
+from gpumem_tui.search.config import SearchConfig
+from gpumem_tui.tui.kit.background import in_daemon_thread
+from gpumem_tui.tui.search.form_fields import (
+    FIELD_OF_OPTION,
+    FIELDS,
+    KINDS,
+    SHAPE_FIELDS,
+    ChoiceField,
+    FormField,
+    Kind,
+    belongs,
+)
+from gpumem_tui.tui.search.form_values import Edited, FormValues, command_words, with_proposal
 from gpumem_tui.tui.search.workload import workload_summary
-from gpumem_tui.workload.command import BATCH, Command, Proposal
+from gpumem_tui.workload.command import Command
 
-Kind = Literal["model", "file", "command"]
-Word = TypeVar("Word", bound=str)
-_KINDS: dict[Kind, str] = {"model": "a model", "file": "a file", "command": "a command"}
-
-_OWN = "own"
-"""The value of a model or a GPU that is in no catalog: a configuration file's, the machine's."""
-
-_SIMULATED = "sim:"
-_RECIPE = ("precision", "optimizer", "recompute", "attention")
-_FIELD_OF_OPTION = {
-    "--seq-len": "seq_len", "--gpu": "gpu", "--gpus": "gpus", "--workload": "file", "-- COMMAND": "command",
-}  # fmt: skip
-_LABELS = {
-    "kind": "Train", "model": "Model", "file": "File", "command": "Command", "gpus": "Ranks", "gpu": "GPU",
-    "precision": "Precision", "optimizer": "Optimizer", "recompute": "Recompute", "attention": "Attention",
-    "seq_len": "Sequence", "strategy": "Strategy",
-}  # fmt: skip
-_LONG = ("file", "command")
-"""Fields as wide as the form, with what is wrong below them."""
-_FIELDS_OF: dict[Kind, tuple[str, ...]] = {
-    "model": ("model", *_RECIPE, "seq_len"), "file": ("file",), "command": ("command", "gpus"),
-}  # fmt: skip
-_EXAMPLE = f"python train.py --batch-size {BATCH}"
-
-
-@dataclass(frozen=True)
-class Edited:
-    """What the form gives back: always a valid workload."""
-
-    options: WorkloadOptions
-    config: SearchConfig
+_RESTRICT = {"count": "[0-9]*", "number": "[0-9.]*", "text": ".*"}
+_LONGEST = {"count": 8, "number": 10, "text": 0}
 
 
 class EditScreen(ModalScreen[Edited | None]):
@@ -77,26 +56,25 @@ class EditScreen(ModalScreen[Edited | None]):
 
     def __init__(self, now: Edited, given: Edited) -> None:
         super().__init__()
-        self._options = now.options
-        self._config = now.config
-        self._given = given
         self._good: Edited | None = now
-        self._proposal: Proposal | None = None
+        self._values = FormValues(now, given)
+        self._model = self._values.model
 
     def compose(self) -> ComposeResult:
         """A row a field, a preview, two buttons."""
         with VerticalScroll(id="form", can_focus=False) as form:
             form.border_title = "Workload"
             form.border_subtitle = "tab next · enter opens · ctrl+s applies · esc leaves"
-            for name, label in _LABELS.items():
-                with Horizontal(classes="field -long" if name in _LONG else "field", id=f"{name}-field"):
-                    yield Label(label)
-                    yield self._control(name)
-                    if name not in _LONG:
-                        yield Static(id=f"{name}-error", classes="error", markup=False)
-                if name in _LONG:
-                    yield Static(id=f"{name}-error", classes="error below", markup=False)
-                if name == "command":
+            for field in FIELDS:
+                error = Static(id=f"{field.name}-error", classes="error", markup=False)
+                with Horizontal(classes="field -long" if field.is_long else "field", id=f"{field.name}-field"):
+                    yield Label(field.label)
+                    yield self._control(field)
+                    if not field.is_long:
+                        yield error
+                if field.is_long:
+                    yield error.add_class("below")
+                if field.name == "command":
                     yield Button("", id="proposal", compact=True)
             with Vertical(id="foot"):
                 yield Static(id="preview")
@@ -108,6 +86,33 @@ class EditScreen(ModalScreen[Edited | None]):
         """The preview of what is set now, and the cursor where it is said what to train."""
         self._check()
         self.query_one(f"#{self._chosen_kind}").focus()
+        self.run_worker(self._list_gpus())
+
+    async def _list_gpus(self) -> None:
+        """The GPUs of this machine are offered as soon as the driver has named them."""
+        found = await in_daemon_thread(list_gpus)
+        if isinstance(found, Unknown) or not self.is_mounted:
+            return
+        self._values.gpus = visible_gpus(found, os.environ.get("CUDA_VISIBLE_DEVICES"))
+        select = self.query_one("#gpu", ChoiceField)
+        before = self._chosen("gpu")
+        with self.prevent(Select.Changed):
+            select.set_options([(label, key) for key, label in self._values.gpu_choices()])
+            select.value = str(before)
+
+    @on(Select.Changed, "#model")
+    def _model_changed(self) -> None:
+        """The changes of its shape were meant for the model that was; the sequence length may be for this one too."""
+        if self._chosen("model") != self._model:
+            self._model = str(self._chosen("model"))
+            for name in SHAPE_FIELDS:
+                if name != "seq_len":
+                    self.query_one(f"#{name}", Input).value = ""
+
+    @on(ChoiceField.Refused)
+    def _refused(self, message: ChoiceField.Refused) -> None:
+        """Beside the choice, until something changes."""
+        self.query_one(f"#{message.field.id}-error", Static).update(message.reason)
 
     @on(Select.Changed)
     @on(Input.Changed)
@@ -129,55 +134,26 @@ class EditScreen(ModalScreen[Edited | None]):
     @on(Button.Pressed, "#proposal")
     def _take_proposal(self) -> None:
         """Write {batch} where the batch size seems to be given."""
-        field, proposal = self.query_one("#command", Input), self._proposal
+        field, proposal = self.query_one("#command", Input), self._values.proposal
         if proposal is not None:
-            command = Command(_split(field.value), os.getcwd())
-            field.value = _with_proposal(command, proposal).text
+            command = Command(command_words(field.value), os.getcwd())
+            field.value = with_proposal(command, proposal).text
             field.focus()
 
-    def _control(self, name: str) -> Select[str] | Input:
-        options, given = self._options, self._given.options
-        numbers: dict[str, Any] = {"restrict": "[0-9]*", "max_length": 8}
-        match name:
-            case "seq_len":
-                return self._input(name, str(options.changes.seq_len or ""), "the model's own", **numbers)
-            case "gpus":
-                return self._input(name, str(options.gpus) if options.gpus > 1 else "", "the launcher's", **numbers)
-            case "file":
-                return self._input(name, options.workload or given.workload or "", "train.py")
-            case "command":
-                return self._input(name, Command(options.command or given.command, "").text, _EXAMPLE)
-        choices, value = self._choices(name)
-        return Select([(label, key) for key, label in choices], value=value, allow_blank=False, id=name, compact=True)
-
-    @staticmethod
-    def _input(name: str, value: str, placeholder: str, **limits: Any) -> Input:
-        return Input(value, placeholder=placeholder, id=name, compact=True, select_on_focus=False, **limits)
-
-    def _choices(self, name: str) -> tuple[list[tuple[str, str]], str]:
-        """(value, label) pairs, and the value that is set."""
-        options, config = self._options, self._config
-        if name == "kind":
-            return list(_KINDS.items()), _kind(options)
-        if name == "model":
-            own = self._given.options.config
-            listed = [(_OWN, os.path.basename(own))] if own is not None else []
-            listed += [(model, model) for model in models()]
-            return listed, _OWN if options.config else options.model or DEFAULT_MODEL
-        if name == "gpu":
-            device = self._given.config.device
-            offered = [] if device.simulated else [(_OWN, device.gpu.title)]
-            offered += [(f"{_SIMULATED}{gpu}", f"{_SIMULATED}{gpu}") for gpu in gpus()]
-            return offered, f"{_SIMULATED}{config.device.gpu.name}" if config.device.simulated else _OWN
-        names: dict[str, tuple[str, ...]] = {
-            "precision": PRECISIONS,
-            "optimizer": OPTIMIZERS,
-            "recompute": RECOMPUTES,
-            "attention": ATTENTIONS,
-            "strategy": strategy.NAMES,
-        }
-        value = config.strategy if name == "strategy" else getattr(options, name)
-        return [(choice, choice) for choice in names[name]], value
+    def _control(self, field: FormField) -> ChoiceField | Input:
+        if field.holds == "choice":
+            choices, value = self._values.choices(field)
+            options = [(label, key) for key, label in choices]
+            return ChoiceField(options, value=value, allow_blank=False, id=field.name, compact=True)
+        return Input(
+            self._values.text(field.name),
+            placeholder=field.empty,
+            id=field.name,
+            compact=True,
+            select_on_focus=False,
+            restrict=_RESTRICT[field.holds],
+            max_length=_LONGEST[field.holds],
+        )
 
     # Checking
 
@@ -185,135 +161,43 @@ class EditScreen(ModalScreen[Edited | None]):
         errors: dict[str, str] = {}
         kind = self._chosen_kind
         try:
-            self._good = self._read()
+            self._good = self._values.read(self._held())
         except OptionError as error:
             self._good = None
             option, _, said = str(error).partition(": ")
-            errors[_FIELD_OF_OPTION.get(option, kind)] = said or option
-        for name in _LABELS:
-            belongs = all(name not in fields for fields in _FIELDS_OF.values()) or name in _FIELDS_OF[kind]
-            said = errors.get(name, "")
-            self.query_one(f"#{name}-field").display = belongs
-            self.query_one(f"#{name}-error", Static).update(said)
-            self.query_one(f"#{name}-error").display = belongs and (bool(said) or name not in _LONG)
+            wrong = FIELD_OF_OPTION.get(option) or FIELD_OF_OPTION.get(option.split(" ")[0], kind)
+            errors[wrong] = said or option
+        shape = models().get(str(self._chosen("model"))) if kind == "model" else None
+        for field in FIELDS:
+            typed = "" if field.holds == "choice" else self._typed(field.name)
+            shown, said = belongs(field, kind, shape, typed), errors.get(field.name, "")
+            self.query_one(f"#{field.name}-field").display = shown
+            self.query_one(f"#{field.name}-error", Static).update(said)
+            self.query_one(f"#{field.name}-error").display = shown and (bool(said) or not field.is_long)
         button = self.query_one("#proposal", Button)
-        button.display = self._proposal is not None
-        if self._proposal is not None:
-            button.label = Content(f"{self._proposal.proposed} instead of {self._proposal.given}")
+        button.display = self._values.proposal is not None
+        if self._values.proposal is not None:
+            button.label = Content(f"{self._values.proposal.proposed} instead of {self._values.proposal.given}")
         self.query_one("#apply", Button).disabled = self._good is None
         if self._good is not None:
             self.query_one("#preview", Static).update("\n".join(_preview(self._good.config)))
 
     @property
     def _chosen_kind(self) -> Kind:
-        return self._chosen_of("kind", tuple(_KINDS))
-
-    def _read(self) -> Edited:
-        """The form's values.
-
-        Raises:
-            OptionError: they do not go together.
-        """
-        self._proposal = None
-        options = self._read_options()
-        device = self._read_device(str(self._chosen("gpu")))
-        config = replace(
-            self._config,
-            workload=options.spec(self._config.python),
-            device=device,
-            limit_bytes=self._limit_bytes(device),
-            strategy=self._chosen_of("strategy", strategy.NAMES),
-        )
-        return Edited(options, config)
-
-    def _read_options(self) -> WorkloadOptions:
-        match self._chosen_kind:
-            case "file":
-                return WorkloadOptions(workload=os.path.expanduser(self._typed("file")))
-            case "command":
-                return self._read_command()
-            case "model":
-                return self._read_model()
-
-    def _read_command(self) -> WorkloadOptions:
-        words, ranks = _split(self._typed("command")), self._typed("gpus")
-        command = Command(words, os.getcwd())
-        if shutil.which(words[0]) is None:
-            raise OptionError(f"-- COMMAND: there is no program {words[0]!r} that can be run; check the path")
-        if not command.takes_batch:
-            self._proposal = command.proposal
-            raise OptionError(f"-- COMMAND: write {BATCH} where the batch size goes")
-        return WorkloadOptions(command=words, gpus=int(ranks or 1))
-
-    def _read_model(self) -> WorkloadOptions:
-        given, model = self._given.options, str(self._chosen("model"))
-        old = next((options for options in (self._options, given) if _kind(options) == "model"), WorkloadOptions())
-        typed = self._typed("seq_len")
-        seq_len = int(typed) if typed else None
-        if model == _OWN:
-            old = replace(given, changes=old.changes if old.config else given.changes)
-        same = not old.config and model == (old.model or DEFAULT_MODEL)
-        if model == _OWN or same:
-            old = replace(old, changes=replace(old.changes, seq_len=seq_len))
-        else:  # the other changes were meant for the model that was
-            old = replace(old, model=model, config=None, changes=ModelChanges(seq_len=seq_len))
-        return replace(
-            old,
-            precision=self._chosen_of("precision", PRECISIONS),
-            optimizer=self._chosen_of("optimizer", OPTIMIZERS),
-            recompute=self._chosen_of("recompute", RECOMPUTES),
-            attention=self._chosen_of("attention", ATTENTIONS),
-        )
+        return next(kind for kind in KINDS if kind == self._chosen("kind"))
 
     def _chosen(self, name: str) -> object:
         return self.query_one(f"#{name}", Select).value
 
-    def _chosen_of(self, name: str, choices: tuple[Word, ...]) -> Word:
-        return next(choice for choice in choices if choice == self._chosen(name))
+    def _held(self) -> dict[str, str]:
+        """What is in every field, by name."""
+        return {
+            field.name: str(self._chosen(field.name)) if field.holds == "choice" else self._typed(field.name)
+            for field in FIELDS
+        }
 
     def _typed(self, name: str) -> str:
         return self.query_one(f"#{name}", Input).value.strip()
-
-    def _limit_bytes(self, device: Device) -> int | None:
-        """The cap that came with the device, which may protect others on it; else the present one where it is one."""
-        for config in (self._config, self._given.config):
-            if config.device is device:
-                return config.limit_bytes
-        limit_bytes = self._config.limit_bytes
-        return limit_bytes if limit_bytes is not None and limit_bytes < device.gpu.total_bytes else None
-
-    def _read_device(self, wanted: str) -> Device:
-        for device in (self._config.device, self._given.config.device):
-            if wanted == (f"{_SIMULATED}{device.gpu.name}" if device.simulated else _OWN):
-                return device
-        return simulated_device(wanted.removeprefix(_SIMULATED))
-
-
-def _kind(options: WorkloadOptions) -> Kind:
-    return "command" if options.command else "file" if options.workload is not None else "model"
-
-
-def _split(line: str) -> tuple[str, ...]:
-    """The words of a command line.
-
-    Raises:
-        OptionError: there are none, or a quote is left open.
-    """
-    try:
-        words = tuple(shlex.split(line))
-    except ValueError as error:
-        raise OptionError(f"-- COMMAND: {str(error).lower()}; check quotes and backslashes") from error
-    if not words:
-        raise OptionError(f"-- COMMAND: type what starts your training, such as {_EXAMPLE}")
-    return words
-
-
-def _with_proposal(command: Command, proposal: Proposal) -> Command:
-    """The command with its batch size replaced by the placeholder."""
-    given, proposed, words = proposal.given.split(" "), proposal.proposed.split(" "), list(command.words)
-    at = next(index for index in range(len(words)) if words[index : index + len(given)] == given)
-    words[at : at + len(given)] = proposed
-    return replace(command, words=tuple(words))
 
 
 def _preview(config: SearchConfig) -> Iterator[str]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from gpumem_tui.memory import Bucket
+from gpumem_tui.tui.kit.dialogs import help_entry, help_heading
 from gpumem_tui.tui.kit.figures import MUTED, Row
 from gpumem_tui.tui.kit.glyphs import BAR_ORDER, BUCKET_LOOKS, FIT_MARK, OUTCOME_SYMBOLS
-from gpumem_tui.tui.kit.help import entry, heading
 
 _KEYS = (
     ("s", "start a search, or start over after its end"),
@@ -52,11 +52,11 @@ def search_help(tried_title: str, *, is_command: bool = False) -> list[Row]:
         (OUTCOME_SYMBOLS["error"], "a trial that failed for another reason"),
     )
     return [
-        heading("Keys"), *(entry(key, what) for key, what in keys), [],
-        heading("Columns"), *(entry(name, what) for name, what in columns),
-        entry("", "figures without a unit are GiB; – is unknown, never 0"), [],
-        heading("Chart"), *(entry(mark, what) for mark, what in marks), [],
-        heading("Buckets"), *(_bucket(bucket) for bucket in BAR_ORDER),
+        help_heading("Keys"), *(help_entry(key, what) for key, what in keys), [],
+        help_heading("Columns"), *(help_entry(name, what) for name, what in columns),
+        help_entry("", "figures without a unit are GiB; – is unknown, never 0"), [],
+        help_heading("Chart"), *(help_entry(mark, what) for mark, what in marks), [],
+        help_heading("Buckets"), *(_bucket(bucket) for bucket in BAR_ORDER),
     ]  # fmt: skip
 
 

@@ -1,16 +1,20 @@
-"""The panels that are lines of text: the workload, the ledger table and the verdict."""
+"""The panels that are lines of text: header, workload, ledger table and verdict."""
 
 from __future__ import annotations
 
+from textual.content import Content
+from textual.widget import Widget
 from textual.widgets import Static
 
 from gpumem_tui.memory import Unknown, Value
 from gpumem_tui.tui.kit.figures import MUTED, Row, compact_bytes, percent, signed
-from gpumem_tui.tui.kit.text import assembled
+from gpumem_tui.tui.kit.glyphs import PROGRAM
+from gpumem_tui.tui.kit.lines import assembled
+from gpumem_tui.tui.kit.textual_internals import forget_height
 from gpumem_tui.tui.search.ledger import LedgerLine, LedgerView, ledger_view
 from gpumem_tui.tui.search.state import SearchState, Stage
 from gpumem_tui.tui.search.verdict import Tone, VerdictView, verdict_view
-from gpumem_tui.tui.search.workload import strategy_lines, workload_lines, workload_summary
+from gpumem_tui.tui.search.workload import device_words, strategy_lines, workload_lines, workload_summary
 
 _KEY_WIDTH = 10
 _TITLE_WIDTH = 16
@@ -36,9 +40,7 @@ class LinesPanel(Static):
         """Replace the text."""
         if lines != self._lines:
             self._lines = lines
-            # Textual 8 counts one change for all that come before it is idle, and remembers heights by that count:
-            # on a slow machine the height would be that of an earlier text.
-            self._layout_updates += 1
+            forget_height(self)
             self.update(assembled(lines))
 
 
@@ -145,3 +147,45 @@ def _advice(view: VerdictView, *, short: bool) -> list[Row]:
         if not short:
             lines.append([(f"  cost: {one.cost}", MUTED)])
     return lines
+
+
+_ROOMY_HEADER = 100
+
+
+class HeaderLine(Widget):
+    """Drops what matters least where the line is too short: torch's version first, then why the GPU is simulated."""
+
+    ALLOW_SELECT = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._device: tuple[str, str] = ("", "")
+        self._torch = ""
+        self._time = ""
+
+    def show(self, state: SearchState, time: str) -> None:
+        """Render a state at a time of day."""
+        torch = f"torch {state.predicted.ready.torch_version}" if state.predicted is not None else ""
+        shown = (device_words(state.config), torch, time)
+        if shown != (self._device, self._torch, self._time):
+            self._device, self._torch, self._time = shown
+            self.refresh()
+
+    def render(self) -> Content:
+        """The line at the widget's width."""
+        name, reason = self._device
+        gap = "  " if self.size.width >= _ROOMY_HEADER else " "
+        room = self.size.width - len(PROGRAM) - len(gap) - len(name) - 1 - len(self._time)
+        extras = ""
+        for extra in (reason, self._torch):
+            if extra and len(extras) + len(extra) + 3 <= room:
+                extras += f" · {extra}"
+        space = max(1, room - len(extras) + 1)
+        return Content.assemble(
+            (PROGRAM, "bold $primary"),
+            gap,
+            (name, "bold"),
+            (extras, MUTED),
+            " " * space,
+            (self._time, MUTED),
+        )

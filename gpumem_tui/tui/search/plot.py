@@ -6,18 +6,33 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 
+from textual.events import Resize
+
 from gpumem_tui.memory import GIB, Unknown
 from gpumem_tui.search.prediction import Prediction
+from gpumem_tui.tui.kit.chart import Plot, Point, number, ticks
+from gpumem_tui.tui.kit.figures import Row, wrapped
+from gpumem_tui.tui.kit.glyphs import (
+    CAPACITY_COLOUR,
+    CAPACITY_MARK,
+    FIT_MARK,
+    FORMULA_COLOUR,
+    FORMULA_MARK,
+    OUTCOME_SYMBOLS,
+    TRACED_COLOUR,
+    TRACED_MARK,
+    TRIED_COLOUR,
+)
+from gpumem_tui.tui.kit.lines import Lines
 from gpumem_tui.tui.search.state import SearchState
-
-Point = tuple[float, float]
-"""Batch size and GiB."""
 
 _STEPS = 12
 _SMALLEST_RANGE = 4
 _ROOM = 1.2
 _BEYOND = 1.1
 """Where trials that did not fit are marked, in capacities, if no trace tells what they needed: clear of the line."""
+_ROWS_A_TICK, _COLUMNS_A_TICK = 2, 5
+_LEAST_ROWS = 3
 
 
 @dataclass(frozen=True)
@@ -26,8 +41,8 @@ class PlotView:
 
     Attributes:
         capacity: GiB the step can take in all: what CUDA sees of the device, or less under a user's cap.
-        formula, traced: points of a line. `fits`, `ooms`, `failures`: the trials, those out of memory at what they
-            would have needed by trace.
+        formula, traced: points of a line, batch size and GiB. `fits`, `ooms`, `failures`: the trials, those out of
+            memory at what they would have needed by trace.
     """
 
     x_max: float
@@ -117,3 +132,58 @@ def height_at(line: tuple[Point, ...], x: float) -> float | None:
 def _formula_gib(state: SearchState, batch_size: int) -> float | None:
     prediction = state.formula.at(batch_size)
     return None if isinstance(prediction, Unknown) else prediction.peak_bytes / GIB
+
+
+class BatchPlot(Lines):
+    """A legend in words over the chart."""
+
+    _state: SearchState | None = None
+
+    def show(self, state: SearchState) -> None:
+        """Render a state."""
+        self._state = state
+        if self.size.width and self.size.height:
+            self.show_rows(plot_rows(plot_view(state), self.size.width, self.size.height))
+
+    def on_resize(self, event: Resize) -> None:
+        """The same at another size."""
+        super().on_resize(event)
+        if self._state is not None:
+            self.show(self._state)
+
+
+def plot_rows(view: PlotView, width: int, height: int) -> list[Row]:
+    """The legend and the chart in so many cells; the legend alone where there is no room for both."""
+    legend = _legend(view, width)
+    rows = height - len(legend) - 2
+    if rows < _LEAST_ROWS:
+        return legend[:height]
+    y_ticks = ticks(view.y_max, 1 + rows // _ROWS_A_TICK)
+    tick_width = max(len(number(y)) for y in y_ticks)
+    plot = Plot(max(8, width - tick_width - 2), rows, lambda x: x / view.x_max, view.y_max)
+    plot.line(view.traced, TRACED_COLOUR)
+    plot.across(lambda x: height_at(view.formula, x), view.x_max, FORMULA_MARK, f"bold {FORMULA_COLOUR}")
+    plot.across(lambda x: view.capacity, view.x_max, CAPACITY_MARK, CAPACITY_COLOUR)
+    above = view.capacity + view.y_max / rows  # the line itself is where the largest that fits is
+    for points, glyph in ((view.failures, OUTCOME_SYMBOLS["error"]), (view.ooms, OUTCOME_SYMBOLS["oom"])):
+        for x, y in points:
+            plot.mark(x, max(y, above), glyph, f"bold {CAPACITY_COLOUR}")
+    for x, y in view.fits:
+        plot.mark(x, y, FIT_MARK, f"bold {TRIED_COLOUR}")
+    x_labels = [(x, number(x), len(number(x)) // 2) for x in ticks(view.x_max, 1 + plot.columns // _COLUMNS_A_TICK, 1)]
+    return [*legend, *plot.framed(y_ticks, tick_width, x_labels)]
+
+
+def _legend(view: PlotView, width: int) -> list[Row]:
+    entries = [
+        (bool(view.formula), FORMULA_MARK * 3, FORMULA_COLOUR, "formula"),
+        (bool(view.traced), TRACED_MARK * 3, TRACED_COLOUR, "traced"),
+        (bool(view.fits), f" {FIT_MARK} ", TRIED_COLOUR, view.tried_title),
+        (bool(view.ooms), f" {OUTCOME_SYMBOLS['oom']} ", CAPACITY_COLOUR, "OOM"),
+        (bool(view.failures), f" {OUTCOME_SYMBOLS['error']} ", CAPACITY_COLOUR, "failed"),
+        (True, CAPACITY_MARK * 3, CAPACITY_COLOUR, f"{view.capacity:.1f} GiB"),
+    ]
+    items: list[Row] = [
+        [(mark, f"bold {colour}"), (f" {words}", "")] for wanted, mark, colour, words in entries if wanted
+    ]
+    return wrapped(items, width, gap=2)

@@ -6,7 +6,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Iterator
 from datetime import datetime
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
@@ -23,30 +23,18 @@ from gpumem_tui.search.control import Control, Unusable
 from gpumem_tui.search.predicting import CommandOutput, Predicted
 from gpumem_tui.search.prediction import Prediction
 from gpumem_tui.search.runner import SearchEvent, TrialFinished, TrialStarted, search
-from gpumem_tui.tui.kit.help_screen import HelpScreen
+from gpumem_tui.tui.kit.dialogs import HelpScreen
 from gpumem_tui.tui.kit.main_screen import MainScreen
-from gpumem_tui.tui.kit.output_pane import OutputPane
-from gpumem_tui.tui.kit.printed import Printed
-from gpumem_tui.tui.search.form import Edited, EditScreen
-from gpumem_tui.tui.search.header import HeaderLine
+from gpumem_tui.tui.kit.output_pane import OutputPane, Printed
+from gpumem_tui.tui.search import state as states
+from gpumem_tui.tui.search.bar import MemoryBar
+from gpumem_tui.tui.search.form import EditScreen
+from gpumem_tui.tui.search.form_values import Edited
 from gpumem_tui.tui.search.help import search_help
-from gpumem_tui.tui.search.memory_bar import MemoryBar
-from gpumem_tui.tui.search.panels import LedgerTable, ReasonPanel, VerdictPanel, WorkloadLine, WorkloadPanel
-from gpumem_tui.tui.search.plot import warm
-from gpumem_tui.tui.search.state import (
-    Failure,
-    SearchState,
-    cancelling,
-    failed,
-    held,
-    reduce,
-    selecting,
-    started,
-)
+from gpumem_tui.tui.search.panels import HeaderLine, LedgerTable, ReasonPanel, VerdictPanel, WorkloadLine, WorkloadPanel
+from gpumem_tui.tui.search.plot import BatchPlot, warm
+from gpumem_tui.tui.search.state import Failure, SearchState
 from gpumem_tui.tui.search.trial_log import TrialLog
-
-if TYPE_CHECKING:
-    from gpumem_tui.tui.search.batch_plot import BatchPlot
 
 SMALLEST = (60, 16)
 """Columns and rows below which the screen only says so."""
@@ -80,10 +68,10 @@ class SearchScreen(MainScreen):
         Binding("c", "cancel", "cancel", tooltip="End the search; the running trial is killed"),
         Binding("e", "edit", "edit", tooltip="Change model, GPU, recipe or strategy"),
         Binding("v", "switch", "plot/table", tooltip="Show the plot or the ledger table"),
-        Binding("o", "output", "output", tooltip="Show what the command prints"),
-        Binding("o", "trials", "trials", tooltip="Show the log of trials"),
-        Binding("z", "enlarge", "zoom", tooltip="Give the command's output the whole screen"),
-        Binding("z,escape", "shrink", "back", key_display="z", tooltip="The other panels again"),
+        Binding("o", "log(True)", "output", tooltip="Show what the command prints"),
+        Binding("o", "log(False)", "trials", tooltip="Show the log of trials"),
+        Binding("z", "enlarge(True)", "zoom", tooltip="Give the command's output the whole screen"),
+        Binding("z,escape", "enlarge(False)", "back", key_display="z", tooltip="The other panels again"),
         Binding("question_mark", "help", "help", key_display="?", tooltip="The keys and what the columns mean"),
         Binding("q", "app.quit", "quit", tooltip="Leave; a running search is cancelled"),
     ]
@@ -136,7 +124,6 @@ class SearchScreen(MainScreen):
         self._ended.set()
         self._began = clock()
         self._drawn: SearchState | None = None
-        self._plot: BatchPlot | None = None
         self._focused_log: TrialLog | OutputPane | None = None
 
     @property
@@ -146,8 +133,8 @@ class SearchScreen(MainScreen):
 
     @property
     def settled(self) -> bool:
-        """All of `state` is on the screen, the chart included."""
-        return self._plot is not None and self._drawn is self._state
+        """All of `state` is on the screen."""
+        return self._drawn is self._state
 
     # What is on it
 
@@ -157,9 +144,9 @@ class SearchScreen(MainScreen):
         yield WorkloadLine()
         with Horizontal(id="panels"):
             yield WorkloadPanel()
-            plot_pane = Vertical(id="plot-pane")
-            plot_pane.border_title = "GiB against batch size"
-            yield plot_pane
+            with Vertical(id="plot-pane") as plot_pane:
+                plot_pane.border_title = "GiB against batch size"
+                yield BatchPlot()
             with VerticalScroll(id="ledger-pane"):
                 yield LedgerTable()
         yield MemoryBar()
@@ -175,24 +162,16 @@ class SearchScreen(MainScreen):
         yield Static(id="too-small")
 
     def on_mount(self) -> None:
-        """Draw what is known without a search; numpy comes after the first frame."""
+        """Draw what is known without a search."""
         self._redraws = self.set_interval(_REDRAW_S, self._redraw_if_dirty, pause=True)
         self.set_interval(_CLOCK_S, self._show_time)
         self._draw()
-        self.call_after_refresh(self._after_first_frame)
+        if self._autostart:
+            self.call_after_refresh(self._start_unless_left)
 
-    def _after_first_frame(self) -> None:
-        self.run_worker(self._mount_plot(), exit_on_error=True)
-        if self._autostart and not self.ending:
+    def _start_unless_left(self) -> None:
+        if not self.ending:
             self.action_start()
-
-    async def _mount_plot(self) -> None:
-        plot = await asyncio.to_thread(_new_plot)
-        panes = self.query("#plot-pane")  # none, if the program has ended meanwhile
-        if panes and not self.ending:
-            await panes.first().mount(plot)
-            self._plot = plot
-            plot.show(self._state)
 
     def on_resize(self, event: Resize) -> None:
         """A tiny terminal gets one line that says what is needed."""
@@ -232,12 +211,12 @@ class SearchScreen(MainScreen):
                 return state.busy and not state.cancelling
             case "switch":
                 return self.has_class("-narrow") and not self.has_class("-high") and not self.has_class("-large")
-            case "output" | "trials":
+            case "log":
                 shared = not self.has_class("-wide") and not self.has_class("-large")
-                return self._is_command and shared and self.has_class("-output") is (action == "trials")
-            case "enlarge" | "shrink":
+                return self._is_command and shared and self.has_class("-output") is not parameters[0]
+            case "enlarge":
                 shown = self.has_class("-output") or self.has_class("-wide")
-                return self._is_command and shown and self.has_class("-large") is (action == "shrink")
+                return self._is_command and shown and self.has_class("-large") is not parameters[0]
             case _:
                 return True
 
@@ -247,47 +226,37 @@ class SearchScreen(MainScreen):
         self._ended = threading.Event()
         self._began = self._clock()
         self._printed = Printed.of(self._state.config)
-        self._enter(started(self._state))
+        self._enter(states.started(self._state))
         config, control, ended, printed = self._state.config, self._control, self._ended, self._printed
         self.run_worker(lambda: self._drive(config, control, ended, printed), thread=True, exit_on_error=False)
 
     def action_pause(self) -> None:
         """Hold the search after the step that runs."""
         self._control.pause()
-        self._enter(held(self._state, paused=True))
+        self._enter(states.held(self._state, paused=True))
 
     def action_resume(self) -> None:
         """Go on."""
         self._control.resume()
-        self._enter(held(self._state, paused=False))
+        self._enter(states.held(self._state, paused=False))
 
     def action_cancel(self) -> None:
         """End the search; its verdict follows within a moment."""
         self._control.cancel()
-        self._enter(cancelling(self._state))
+        self._enter(states.cancelling(self._state))
 
     def action_switch(self) -> None:
         """Plot or table, where there is room for one."""
         self.toggle_class("-plot")
 
-    def action_output(self) -> None:
-        """The command's output in the place of the trials."""
-        self._shows_output = True
+    def action_log(self, output: bool) -> None:
+        """The command's output in the place of the trials, or the other way round."""
+        self._shows_output = output
         self._draw()
 
-    def action_trials(self) -> None:
-        """The trials in the place of the command's output."""
-        self._shows_output = False
-        self._draw()
-
-    def action_enlarge(self) -> None:
-        """The output in the place of all panels."""
-        self.add_class("-large")
-        self._draw()
-
-    def action_shrink(self) -> None:
-        """The panels again."""
-        self.remove_class("-large")
+    def action_enlarge(self, large: bool) -> None:
+        """The output in the place of all panels, or the panels again."""
+        self.set_class(large, "-large")
         self._draw()
 
     def action_help(self) -> None:
@@ -306,7 +275,7 @@ class SearchScreen(MainScreen):
 
     def on_trial_log_chosen(self, message: TrialLog.Chosen) -> None:
         """The user looks at another trial."""
-        self._enter(selecting(self._state, message.number))
+        self._enter(states.selecting(self._state, message.number))
 
     # The search
 
@@ -336,7 +305,7 @@ class SearchScreen(MainScreen):
         """Fold an event in; drawn with the next redraw."""
         if message.origin is self._control:
             before = self._state
-            self._state = reduce(before, message.event)
+            self._state = states.reduce(before, message.event)
             if isinstance(message.event, TrialFinished):
                 rate = rate_of(before.config.workload, before.config.device.gpu, message.event.result)
                 if rate is not None:
@@ -347,7 +316,7 @@ class SearchScreen(MainScreen):
     def on_search_screen_broke(self, message: Broke) -> None:
         """The search is over without a verdict."""
         if message.origin is self._control:
-            self._enter(failed(self._state, message.failure))
+            self._enter(states.failed(self._state, message.failure))
 
     def cancel(self) -> None:
         """End the search; safe to call from any thread."""
@@ -402,8 +371,7 @@ class SearchScreen(MainScreen):
         self._show_verdict()
         self.set_class(not state.trials, "-no-trials")
         self.set_class(state.running is not None, "-running")
-        if self._plot is not None:
-            self._plot.show(state)
+        self.query_one(BatchPlot).show(state)
         self._drawn = state
 
     @property
@@ -423,10 +391,3 @@ class SearchScreen(MainScreen):
             self._focused_log = wanted
             wanted.focus(scroll_visible=False)
         self.refresh_bindings()
-
-
-def _new_plot() -> BatchPlot:
-    """Import numpy and the chart, off the event loop."""
-    from gpumem_tui.tui.search.batch_plot import BatchPlot
-
-    return BatchPlot()

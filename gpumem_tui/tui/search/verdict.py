@@ -7,9 +7,10 @@ from typing import Literal
 
 from gpumem_tui.memory import Unknown
 from gpumem_tui.plan.advice import Advice, advise, obstacle
+from gpumem_tui.search.json_report import wanted_accumulation
 from gpumem_tui.search.prediction import Traced
 from gpumem_tui.search.ranges import found_line, largest_words
-from gpumem_tui.search.report import accumulation_line, gap_line, headroom_line, wanted_accumulation
+from gpumem_tui.search.report import accumulation_line, gap_line, headroom_line
 from gpumem_tui.search.verdict import Verdict
 from gpumem_tui.tui.search.bar import running_title
 from gpumem_tui.tui.search.state import SearchState, Stage

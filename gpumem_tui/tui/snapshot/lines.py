@@ -1,18 +1,19 @@
-"""A memory snapshot, as lines: memory over its events, and what the peak consists of."""
+"""A memory snapshot, as lines: memory over its events, what the peak consists of, segments, and what found no room."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 from gpumem_tui.memory import Bucket, format_bytes, format_count
 from gpumem_tui.snapshots.analysis import Analysis, Part, Point
+from gpumem_tui.snapshots.fragmentation import FailedRequest, Pin, SegmentRow
 from gpumem_tui.snapshots.model import MemorySnapshot
-from gpumem_tui.tui.kit.areas import Band, Stack, area_column, drawn, eighths
-from gpumem_tui.tui.kit.figures import MUTED, Row, compact_bytes, fit, span_width
+from gpumem_tui.snapshots.report import segment_cells
+from gpumem_tui.tui.kit.chart import LABEL_WIDTH, Band, Stack, area_rows, by_column, stacked
+from gpumem_tui.tui.kit.dialogs import help_entry, help_heading
+from gpumem_tui.tui.kit.figures import MUTED, ListRow, Row, compact_bytes, fit, heading, paragraph, row, span_width
 from gpumem_tui.tui.kit.glyphs import BUCKET_LOOKS, PROGRAM, Look
-from gpumem_tui.tui.kit.help import entry
-from gpumem_tui.tui.kit.help import heading as help_heading
-from gpumem_tui.tui.kit.rows import ListRow, paragraph, row
 
 PANES = {"lines": "l", "stacks": "s", "segments": "m", "out of memory": "o"}
 """The lists, by the key that shows each."""
@@ -20,7 +21,6 @@ PANES = {"lines": "l", "stacks": "s", "segments": "m", "out of memory": "o"}
 SMALLEST = (60, 18)
 """Columns and rows below which the screen only says so."""
 
-_LABEL = 8
 _SIZE = 8
 _MOST_ROWS = 300
 _CACHE = Band(Bucket.CACHE.title, "$history-reserved")
@@ -86,31 +86,19 @@ def verdict_row(analysis: Analysis, width: int) -> ListRow:
 
 def course_rows(analysis: Analysis, width: int, height: int) -> list[ListRow]:
     """A chart of so many lines: allocated by category, above it the cache, below it where the peak is."""
-    columns, rows = max(8, width - _LABEL), max(3, height - 2)
+    columns, rows = max(8, width - LABEL_WIDTH), max(3, height - 2)
     top = max(analysis.peak_reserved_bytes, analysis.peak_allocated_bytes, 1)
     bands = [Band(name, _look(name)[1]) for name in analysis.categories]
-    stacks = [_stack(point, bands, top, rows) for point in _by_column(analysis, columns)]
-    labels = [""] * rows
-    labels[0], labels[-1] = compact_bytes(top), "0"
-    areas = drawn([area_column(stack, rows) for stack in stacks])
-    lines = [row((f"{label:>{_LABEL - 1}} ", MUTED), *area) for label, area in zip(labels, areas, strict=True)]
+    stacks = (_stack(point, bands, top, rows) for point in _by_column(analysis, columns))
+    lines = [row(*line) for line in area_rows(stacks, rows, compact_bytes(top))]
     return [*lines, _mark_row(analysis, columns), _axis_row(analysis, columns)]
 
 
 def _by_column(analysis: Analysis, columns: int) -> list[Point]:
     """The highest point of each column; where nothing happened, what was held before."""
-    found: list[Point | None] = [None] * columns
-    for point in analysis.timeline:
-        column = _column(analysis, point.event, columns)
-        best = found[column]
-        if best is None or point.allocated_bytes >= best.allocated_bytes:
-            found[column] = point
-    filled: list[Point] = []
-    before = analysis.timeline[0]
-    for one in found:
-        before = one or before
-        filled.append(before)
-    return filled
+    points = ((_column(analysis, point.event, columns), point) for point in analysis.timeline)
+    found = by_column(points, columns, lambda point: point.allocated_bytes)
+    return [analysis.timeline[0] if point is None else point for point in found]
 
 
 def _column(analysis: Analysis, event: int, columns: int) -> int:
@@ -118,13 +106,9 @@ def _column(analysis: Analysis, event: int, columns: int) -> int:
 
 
 def _stack(point: Point, bands: Sequence[Band], top: int, rows: int) -> Stack:
-    edges: list[tuple[int, Band]] = []
-    edge = 0
-    for band, size_bytes in zip(bands, point.by_category, strict=True):
-        edge += size_bytes
-        if size_bytes:
-            edges.append((eighths(edge, top, rows), band))
-    return [*edges, (eighths(max(edge, point.reserved_bytes), top, rows), _CACHE)]
+    sums = zip(accumulate(point.by_category), point.by_category, bands, strict=True)
+    edges = [(edge, band) for edge, size_bytes, band in sums if size_bytes]
+    return stacked([*edges, (max(sum(point.by_category), point.reserved_bytes), _CACHE)], top, rows)
 
 
 def _mark_row(analysis: Analysis, columns: int) -> ListRow:
@@ -134,7 +118,7 @@ def _mark_row(analysis: Analysis, columns: int) -> ListRow:
     word = "▲ peak" if peak + 6 <= columns else "peak ▲"
     start = peak if peak + 6 <= columns else max(0, peak - 5)
     line[start : start + len(word)] = word
-    spans: Row = [(" " * _LABEL, "")]
+    spans: Row = [(" " * LABEL_WIDTH, "")]
     failed = {_column(analysis, oom.event, columns) for oom in analysis.ooms}
     for index, character in enumerate(line[:columns]):
         spans.append(("✗", "bold $text-error") if index in failed else (character, "$warning"))
@@ -143,7 +127,7 @@ def _mark_row(analysis: Analysis, columns: int) -> ListRow:
 
 def _axis_row(analysis: Analysis, columns: int) -> ListRow:
     right = f"{format_count(analysis.events)} events"
-    return row((" " * _LABEL + "0" + " " * max(1, columns - 1 - len(right)) + right, MUTED))
+    return row((" " * LABEL_WIDTH + "0" + " " * max(1, columns - 1 - len(right)) + right, MUTED))
 
 
 # What the peak consists of
@@ -216,5 +200,81 @@ def part_details(part: Part) -> tuple[str, list[Row]]:
 
 def snapshot_help() -> list[Row]:
     """The keys and the marks."""
-    keys = [entry(key, what) for key, what in _KEYS]
-    return [help_heading("Keys"), *keys, [], help_heading("Marks"), *(entry(mark, what) for mark, what in _MEANS)]
+    keys = [help_entry(key, what) for key, what in _KEYS]
+    return [help_heading("Keys"), *keys, [], help_heading("Marks"), *(help_entry(mark, what) for mark, what in _MEANS)]
+
+
+_MOST_SEGMENTS = 500
+_MOST_SHOWN = 5
+_SIGNS = {"█": "$activations", "▒": "$temporary", "·": "$free"}
+
+
+def segment_rows(analysis: Analysis, width: int) -> list[ListRow]:
+    """Every segment, the largest first: its size, a map of it, and what is free."""
+    found = analysis.segments
+    lines = [
+        row(("free between blocks  ", MUTED), (format_bytes(found.stranded_bytes), "bold")),
+        row(("in free segments     ", MUTED), (format_bytes(found.returnable_bytes), "bold")),
+        row(("largest free piece   ", MUTED), (format_bytes(found.largest_free_bytes), "bold")),
+    ]
+    cells = max(8, width - 3 * _SIZE - 3)
+    lines.append(row((f"{'size':>{_SIZE}}  {fit('', cells)}{'free':>{_SIZE}}{'largest':>{_SIZE}}", f"bold {MUTED}")))
+    lines += [_segment(one, number, cells) for number, one in enumerate(found.rows[:_MOST_SEGMENTS])]
+    if rest := found.rows[_MOST_SEGMENTS:]:
+        lines.append(row((f"{len(rest):,} smaller segments", MUTED)))
+    return lines
+
+
+def _segment(found: SegmentRow, number: int, cells: int) -> ListRow:
+    signs = "".join(_SIGNS)
+    spans: Row = [(f"{compact_bytes(found.segment.size_bytes):>{_SIZE}}", "bold"), ("  ", "")]
+    spans += [(cell, _SIGNS[cell]) for cell in segment_cells(found, cells, signs)]
+    style = "" if found.free_bytes else MUTED
+    spans.append((f"{compact_bytes(found.free_bytes):>{_SIZE}}", style))
+    spans.append((f"{compact_bytes(found.largest_free_bytes):>{_SIZE}}", style))
+    return row(*spans, key=str(number))
+
+
+def segment_details(found: SegmentRow) -> tuple[str, list[Row]]:
+    """A segment in words."""
+    segment = found.segment
+    private = f", private pool {segment.pool}" if segment.pool != (0, 0) else ""
+    kind = f"{'small' if segment.is_small else 'large'} requests, stream {segment.stream}{private}"
+    used = segment.size_bytes - found.free_bytes
+    lines: list[Row] = [
+        [(f"{format_bytes(segment.size_bytes)} for {kind}{', expandable' if segment.is_expandable else ''}", "bold")],
+        [(f"{format_bytes(used)} in use in {sum(not block.is_free for block in segment.blocks):,} blocks", "")],
+        [(f"{format_bytes(found.free_bytes)} free in {found.free_pieces:,} pieces", "")],
+        [],
+    ]
+    for block in segment.blocks[:_MOST_SEGMENTS]:
+        state = "free" if block.is_free else "in use" if block.is_allocated else "waits for another stream"
+        lines.append([(f"{block.address - segment.address:>16,}  {format_bytes(block.size_bytes):>11}  {state}", "")])
+    return f"segment at {segment.address:#x}", lines
+
+
+def out_of_memory_rows(analysis: Analysis, width: int) -> list[ListRow]:
+    """The requests that found no room, the last one first."""
+    if not analysis.ooms:
+        return paragraph("No request of this recording ran out of memory.", width)
+    lines: list[ListRow] = []
+    for oom in reversed(analysis.ooms[-_MOST_SHOWN:]):
+        lines += _out_of_memory(oom, width)
+    if more := len(analysis.ooms) - _MOST_SHOWN:
+        lines += paragraph(f"{more} earlier ones", width) if more > 0 else []
+    return lines
+
+
+def _out_of_memory(oom: FailedRequest, width: int) -> list[ListRow]:
+    lines = [heading(fit(f"event {oom.event:,}, {oom.line}", width))]
+    for text in oom.explanation():
+        lines += paragraph(text, width, "", indent=2)
+    if oom.pins and oom.reason == "fragmented":
+        lines += paragraph("what keeps the largest free pieces from being given back:", width)
+        lines += [_pin(pin, width) for pin in oom.pins]
+    return [*lines, row()]
+
+
+def _pin(pin: Pin, width: int) -> ListRow:
+    size = f"{compact_bytes(pin.free_bytes):>{_SIZE}} of {compact_bytes(pin.size_bytes)} free, {pin.blocks:,} blocks: "
+    return row((size, "bold"), (fit(", ".join(pin.lines), max(4, width - len(size))), ""))

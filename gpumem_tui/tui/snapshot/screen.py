@@ -15,13 +15,11 @@ from textual.widgets import Footer, Static
 
 from gpumem_tui.snapshots.analysis import Analysis
 from gpumem_tui.snapshots.model import MemorySnapshot
-from gpumem_tui.tui.kit.dialogs import TextScreen
-from gpumem_tui.tui.kit.help_screen import HelpScreen
+from gpumem_tui.tui.kit.dialogs import HelpScreen, TextScreen
+from gpumem_tui.tui.kit.figures import Rows
 from gpumem_tui.tui.kit.main_screen import MainScreen
 from gpumem_tui.tui.kit.row_list import FixedRows, RowList
-from gpumem_tui.tui.kit.rows import Rows
 from gpumem_tui.tui.snapshot import lines as views
-from gpumem_tui.tui.snapshot import segments as snapshot_segments
 
 _ROOMY_FOOTER = 76
 _TALL = 32
@@ -75,10 +73,10 @@ class SnapshotScreen(MainScreen):
         yield FixedRows(id="verdict")
         yield FixedRows(id="course")
         with Horizontal(id="body"):
-            yield _titled(FixedRows(id="categories"), "Categories")
+            yield FixedRows(id="categories", title="Categories")
             with Vertical(id="panes"):
                 for pane, title in _TITLES.items():
-                    yield _titled(RowList(id=_IDS[pane]), title)
+                    yield RowList(id=_IDS[pane], title=title)
         yield Footer()
         yield Static(id="too-small")
 
@@ -133,7 +131,7 @@ class SnapshotScreen(MainScreen):
     @on(RowList.Chosen, "#segments")
     def _open_segment(self, message: RowList.Chosen) -> None:
         found = self.analysis.segments.rows[int(message.key)]
-        self.app.push_screen(TextScreen(*snapshot_segments.segment_details(found)))
+        self.app.push_screen(TextScreen(*views.segment_details(found)))
 
     # Drawing
 
@@ -150,13 +148,8 @@ class SnapshotScreen(MainScreen):
         self._show("categories", lambda width, _: views.category_rows(analysis, width))
         self._show("lines", lambda width, _: views.part_rows(analysis.by_line, total, width, "source line"))
         self._show("stacks", lambda width, _: views.part_rows(analysis.by_stack, total, width, "stack"))
-        self._show("segments", lambda width, _: snapshot_segments.segment_rows(analysis, width))
-        self._show("out-of-memory", lambda width, _: snapshot_segments.out_of_memory_rows(analysis, width))
+        self._show("segments", lambda width, _: views.segment_rows(analysis, width))
+        self._show("out-of-memory", lambda width, _: views.out_of_memory_rows(analysis, width))
 
     def _show(self, name: str, rows: Rows) -> None:
         self.query_one(f"#{name}", RowList).show(rows)
-
-
-def _titled(rows: RowList, title: str) -> RowList:
-    rows.border_title = title
-    return rows

@@ -1,0 +1,120 @@
+"""What a plan is for, on the command line; and `noise-scale`."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gpumem_tui.cli.numbers import Finite
+from gpumem_tui.cli.workload import AT_LEAST_ONE
+from gpumem_tui.formula.noise_scale import MeasuredNorm, NoiseScaleError, noise_scale
+from gpumem_tui.options.typed import norm_from, tokens_from
+
+if TYPE_CHECKING:
+    from gpumem_tui.plan.goals import Goals
+
+
+class TokenCount(click.ParamType[int]):
+    """A number of tokens: 2000000000, 2B, 1.5T."""
+
+    name = "tokens"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, int):
+            return value
+        try:
+            return tokens_from(str(value))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+class Norm(click.ParamType[MeasuredNorm]):
+    """BATCH=NORM."""
+
+    name = "norm"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> MeasuredNorm:
+        if isinstance(value, MeasuredNorm):
+            return value
+        try:
+            return norm_from(str(value))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+GOAL_OPTIONS = [
+    click.option("--tokens", type=TokenCount(), help="To train on, e.g. 2B: says hours, and with --price the cost."),
+    click.option("--price", type=Finite(min=0), help="Of one GPU for an hour, in any currency."),
+    click.option(
+        "--batch-multiple", type=AT_LEAST_ONE, default=8, show_default=True, help="Micro-batches in multiples of it."
+    ),
+    click.option("--reference-batch", type=AT_LEAST_ONE, help="A global batch whose learning rate you know."),
+    click.option("--reference-rate", type=Finite(min=0, min_open=True), help="That learning rate."),
+    click.option(
+        "--gradient-norm", "norms", type=Norm(), multiple=True, metavar="BATCH=NORM",
+        help="The gradient's norm at two batch sizes, in samples: says the critical batch.",
+    ),
+]  # fmt: skip
+
+
+def goals_from(values: dict[str, Any]) -> Goals:
+    """What was typed of `GOAL_OPTIONS`, taken out of `values`; `Goals.check` says whether it can be."""
+    from gpumem_tui.plan.goals import Goals
+
+    return Goals(**{field.name: values.pop(field.name) for field in fields(Goals)})
+
+
+def refuse_goals(goals: Goals) -> None:
+    """Of what only a trace knows no speed is known, and no batch advice is given.
+
+    Raises:
+        UsageError: one was given.
+    """
+    from gpumem_tui.plan.goals import Goals
+
+    for field in fields(Goals):
+        if getattr(goals, field.name) != field.default:
+            option = "gradient-norm" if field.name == "norms" else field.name.replace("_", "-")
+            raise click.UsageError(f"--{option}: is for models with a closed form; leave it out")
+
+
+@click.command("noise-scale", short_help="The critical batch size, from gradient norms at two batch sizes.")
+@click.argument("norms", type=Norm(), nargs=-1, required=True, metavar="BATCH=NORM BATCH=NORM...")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+def noise_scale_command(norms: tuple[MeasuredNorm, ...], as_json: bool) -> int:
+    """The gradient noise scale, an estimate of the critical batch size (McCandlish et al. 2018, arXiv:1812.06162).
+
+    Give the norm of the whole gradient (what torch.nn.utils.clip_grad_norm_ returns) at the same weights, averaged over
+    a small and a large batch: `gpumem-tui noise-scale 8=2.1 64=1.3`. Several of a batch size are averaged: one pair is
+    very noisy. The answer is in the unit of the batches, samples or tokens.
+    """
+    try:
+        found = noise_scale(norms)
+    except NoiseScaleError as error:
+        raise click.UsageError(str(error)) from error
+    sizes = [found.batch_size * factor for factor in (0.25, 0.5, 1, 2, 4)]
+    if as_json:
+        rows = [{"batch_size": size, "steps": found.steps(size), "examples": found.examples(size)} for size in sizes]
+        click.echo(
+            json.dumps(
+                {
+                    "schema": 1,
+                    "noise_scale": found.batch_size,
+                    "squared_gradient": found.squared_gradient,
+                    "noise": found.noise,
+                    "batches": rows,
+                }
+            )
+        )
+        return 0
+    click.echo(
+        f"gradient noise scale: {found.batch_size:,.4g}, of |G|² {found.squared_gradient:.4g} and tr(Σ) ", nl=False
+    )
+    click.echo(f"{found.noise:.4g}")
+    click.echo("batch     steps of the fewest   examples of the fewest")
+    for size in sizes:
+        click.echo(f"{size:<10,.4g}{found.steps(size):<22.2f}{found.examples(size):.2f}")
+    return 0

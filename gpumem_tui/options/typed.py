@@ -1,0 +1,71 @@
+"""Values as a user types them, on the command line and in a form."""
+
+from __future__ import annotations
+
+import re
+
+from gpumem_tui.formula.noise_scale import MeasuredNorm, NoiseScaleError
+from gpumem_tui.memory import GIB, KIB, MIB
+
+_TOKEN_UNITS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
+
+
+def size_from(text: str) -> int:
+    """A memory size with its unit (20GiB, 512MiB; GB and G mean GiB), or a number of bytes, of a MiB at least.
+
+    Raises:
+        ValueError: it is none; one line says what to type.
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG]?)(i?B)?", text, re.IGNORECASE)
+    size_bytes = 0
+    if match is not None:
+        unit = {"": 1, "K": KIB, "M": MIB, "G": GIB}[match[2].upper()]
+        size_bytes = int(float(match[1]) * unit)
+        if not match[2] and not match[3] and 0 < size_bytes < MIB:
+            raise ValueError(f"{text} would be bytes: write the unit, as in {text}GiB")
+    if size_bytes <= 0:
+        raise ValueError(f"{text!r} is not a size such as 20GiB or 512MiB")
+    return size_bytes
+
+
+def rows_from(text: str) -> tuple[str, float]:
+    """A share, or FILE:LINE=SHARE for one place, as (place, share).
+
+    Raises:
+        ValueError: it is neither; one line says what to type.
+    """
+    place, _, share = text.rpartition("=")
+    try:
+        found = float(share)
+    except ValueError:
+        found = -1.0
+    if not 0 <= found <= 1 or (place and not re.search(r":\d+$", place)):
+        raise ValueError(f"{text!r} is not a share from 0 to 1 such as 0.25, or FILE:LINE=SHARE")
+    return place, found
+
+
+def tokens_from(text: str) -> int:
+    """A number of tokens: 2000000000, 2,000,000,000, 2B or 1.5T.
+
+    Raises:
+        ValueError: it is none; one line says what to type.
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([KMBT]?)", text.replace(",", ""), re.IGNORECASE)
+    if match is None:
+        raise ValueError(f"{text!r} is not a number of tokens such as 2000000000, 2B or 1.5T")
+    return round(float(match[1]) * _TOKEN_UNITS[match[2].upper()])
+
+
+def norm_from(text: str) -> MeasuredNorm:
+    """BATCH=NORM.
+
+    Raises:
+        ValueError: it is not; one line says what to type.
+    """
+    batch, _, norm = text.partition("=")
+    try:
+        return MeasuredNorm(int(batch), float(norm))
+    except NoiseScaleError:
+        raise
+    except ValueError as error:
+        raise ValueError(f"{text!r} is not a batch size and a norm such as 64=1.3") from error

@@ -1,0 +1,70 @@
+"""What a plan is for: how much is trained, what a GPU costs, and what is known of batch size and learning rate."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gpumem_tui.errors import OptionError
+from gpumem_tui.formula.noise_scale import MeasuredNorm, NoiseScale, NoiseScaleError, noise_scale
+
+USUAL_MULTIPLE = 8
+"""Tensor cores are used best where the dimensions of products are multiples of 8 (NVIDIA's guide to matrix
+multiplication, for 16-bit values)."""
+MOST_TOKENS = 10**15
+
+
+@dataclass(frozen=True)
+class Goals:
+    """None of it changes what fits.
+
+    Attributes:
+        tokens: to train on, all passes over the data together; None for not said.
+        price: of one GPU for an hour, in any currency; None for not said.
+        batch_multiple: micro-batches are rounded down to a multiple of it.
+        reference_batch, reference_rate: a global batch, in samples, and the learning rate that is right for it.
+        norms: of the gradient, at two batch sizes in samples; empty for not measured.
+    """
+
+    tokens: int | None = None
+    price: float | None = None
+    batch_multiple: int = USUAL_MULTIPLE
+    reference_batch: int | None = None
+    reference_rate: float | None = None
+    norms: tuple[MeasuredNorm, ...] = ()
+
+    @property
+    def noise(self) -> NoiseScale | None:
+        """What the norms tell; None where there are none.
+
+        Raises:
+            NoiseScaleError: they tell nothing; `check` has said so.
+        """
+        return noise_scale(self.norms) if self.norms else None
+
+    def check(self, *, has_tokens: bool) -> None:
+        """Whether this can be, for a network whose samples are sequences of tokens or are not.
+
+        Raises:
+            OptionError: a number out of its range, or one without the other; names the option.
+        """
+        if self.tokens is not None and not has_tokens:
+            raise OptionError("--tokens: this network has no tokens; leave it out")
+        if self.tokens is not None and not 1 <= self.tokens <= MOST_TOKENS:
+            raise OptionError(f"--tokens: must be from 1 to {MOST_TOKENS:,}, not {self.tokens:,}")
+        if self.price is not None and not 0 <= self.price < 1e6:
+            raise OptionError(f"--price: must be the price of one GPU for an hour, not {self.price:g}")
+        if not 1 <= self.batch_multiple <= 4096:
+            raise OptionError(f"--batch-multiple: must be from 1 to 4,096, not {self.batch_multiple:,}")
+        if self.reference_batch is not None and self.reference_batch < 1:
+            raise OptionError(f"--reference-batch: must be at least 1, not {self.reference_batch:,}")
+        if self.reference_rate is not None and not 0 < self.reference_rate < float("inf"):
+            raise OptionError(f"--reference-rate: must be above 0, not {self.reference_rate:g}")
+        if self.reference_rate is not None and self.reference_batch is None:
+            raise OptionError("--reference-rate: belongs to a batch; add --reference-batch")
+        try:
+            _ = self.noise
+        except NoiseScaleError as error:
+            raise OptionError(f"--gradient-norm: {error}") from error
+
+
+NO_GOALS = Goals()

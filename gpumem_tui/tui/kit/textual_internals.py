@@ -1,0 +1,213 @@
+"""All that reaches into what Textual does not promise to keep: its terminal driver, the way of its events, a cache.
+
+Written for Textual 8 (checked on 8.2.8), which `pyproject.toml` asks for. `tests/tui/test_tui_textual_internals.py`
+names what a later Textual lacks. None of it has an upstream issue that we know of; each place says what it is for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import select
+import signal
+from codecs import getincrementaldecoder
+from collections import deque
+from time import monotonic
+from typing import TypeVar
+
+from textual._xterm_parser import XTermParser
+from textual.app import App
+from textual.drivers.linux_driver import LinuxDriver
+from textual.events import Event, Key, Resize
+from textual.message import Message
+from textual.message_pump import MessagePump
+from textual.screen import Screen
+from textual.timer import Timer
+from textual.widget import Widget
+
+USED: dict[type, tuple[str, ...]] = {
+    XTermParser: ("feed", "tick"),
+    LinuxDriver: (
+        "_app", "_debug", "_writer_thread", "exit_event", "fileno", "process_message", "run_input_thread", "write",
+        "suspend_application_mode", "resume_application_mode",
+    ),
+    Widget: ("_layout_updates",),
+    Screen: ("on_event",),
+    App: ("on_event", "is_attached", "post_message"),
+    Key: ("is_forwarded",),
+}  # fmt: skip
+"""By class of Textual, the names that are used here and might be gone or mean something else in its next version."""
+
+_TICK_S = 0.1
+"""An escape key is told from the beginning of a sequence by what does not follow within such a time."""
+_LIVELY_S = 1.0
+"""So long after a key the time above counts; then there is only the end of the program to look for."""
+_QUIET_S = 0.5
+
+
+class TerminalDriver(LinuxDriver):
+    """Textual's, with three changes.
+
+    It waits for keys: Textual looks for an unfinished sequence ten times a second, which was an eighth of the Monitor's
+    CPU time (tests/bench/test_monitor_cost.py).
+
+    It may be continued after a stop that it did not see. Textual takes the terminal whenever the process is continued.
+    After SIGSTOP, as batch systems send it, the terminal had never been given back: Textual 8 would start a second
+    thread that reads keys, and both wait for each other at the end.
+
+    A terminal that is gone is a hang-up, whether or not the system sends the signal too: Textual would show an error.
+    """
+
+    _gave_back = False
+
+    def run_input_thread(self) -> None:
+        """Read keys, the mouse and the terminal's answers until the terminal is given back."""
+        parser = XTermParser(self._debug)
+        decode = getincrementaldecoder("utf-8")().decode
+        lively_until_s = monotonic() + _LIVELY_S
+        while not self.exit_event.is_set():
+            patience_s = _TICK_S if monotonic() < lively_until_s else _QUIET_S
+            if select.select([self.fileno], [], [], patience_s)[0]:
+                lively_until_s = monotonic() + _LIVELY_S
+                read = self._read()
+                if not read:
+                    os.kill(os.getpid(), signal.SIGHUP)
+                    return
+                typed = decode(read)  # empty in the middle of a character
+                for message in parser.feed(typed) if typed else ():
+                    self.process_message(message)
+            for message in parser.tick():
+                self.process_message(message)
+
+    def _read(self) -> bytes:
+        """What was typed; empty once the terminal is gone, which Linux reports in either way."""
+        try:
+            return os.read(self.fileno, 1 << 12)
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            return b""
+
+    def write(self, data: str) -> None:
+        """Draw; nothing on a terminal that is gone: nobody empties its queue, and a full one holds up the end."""
+        if self._writer_thread is None or self._writer_thread.is_alive():
+            super().write(data)
+
+    def suspend_application_mode(self) -> None:
+        """Give the terminal back."""
+        super().suspend_application_mode()
+        self._gave_back = True
+
+    def resume_application_mode(self) -> None:
+        """Take the terminal, soon: Textual asks in a signal's handler, where a lock that it needs may be held."""
+        asyncio.get_running_loop().call_soon_threadsafe(self._take)
+
+    def _take(self) -> None:
+        """Take the terminal, and draw everything again: the shell may have written on it."""
+        if not self._gave_back:
+            super().suspend_application_mode()
+        super().resume_application_mode()
+        self._gave_back = False
+        self._app.call_later(self._app.refresh)
+
+
+class SizedScreen(Screen[None]):
+    """A screen that passes over sizes that are no longer the terminal's.
+
+    Textual 8 lays a screen out anew for each, and tells it of its new size each time: two sizes that wait at once
+    call each other up for ever.
+    """
+
+    async def on_event(self, event: Event) -> None:
+        """All other events."""
+        if not isinstance(event, Resize) or event.size == self.app.size:
+            await super().on_event(event)
+
+
+def forget_height(widget: Widget) -> None:
+    """Have a widget's height worked out from the text that it is given next.
+
+    Textual 8 counts one change for all that come before it is idle, and remembers heights by that count: on a slow
+    machine the height would be that of an earlier text.
+    """
+    widget._layout_updates += 1
+
+
+Result = TypeVar("Result")
+_ROUNDS = 2
+"""The first note follows the key itself, the second what its action has posted (a control's change, a dialogue)."""
+_KEY_LOOK_S = 0.02
+_LONGEST_S = 0.5
+"""While a key waits for the one before: how often to look whether that one's note is still on its way, and for how
+long. A note goes with the widget that has it, as when a key closes a dialogue."""
+
+
+class KeyDone(Message):
+    """Follows a key from the focused widget up to the app, behind whatever the key did on the way."""
+
+    def __init__(self, key: Key, round_: int) -> None:
+        super().__init__()
+        self.key = key
+        self.round = round_
+
+
+class KeysInOrder(App[Result]):
+    """An app that hands a key out only when the one before has done what it does.
+
+    Textual 8 hands each key to the focused widget as it comes, while the action bound to it runs later, in the app's
+    own queue. Of ``Down`` and ``9`` in one write, as over a slow line, the 9 would reach the row above, or the field
+    that ``Tab`` leaves.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._acting: Key | None = None
+        self._acting_since_s = 0.0
+        self._carrier: MessagePump = self
+        self._waiting_keys: deque[Key] = deque()
+        self._looking: Timer | None = None
+
+    async def on_event(self, event: Event) -> None:
+        """Hold back a key while another one acts."""
+        if not isinstance(event, Key) or event.is_forwarded:
+            await super().on_event(event)
+        elif self._acting is None:
+            await self._hand_out(event)
+        else:
+            self._waiting_keys.append(event)
+            if self._looking is None:
+                self._looking = self.set_interval(_KEY_LOOK_S, self._look)
+            await self._look()
+
+    async def on_key_done(self, message: KeyDone) -> None:
+        """Once more behind what the key's action has posted; then the next key."""
+        if message.key is not self._acting:
+            return  # given up: it came late
+        if message.round == _ROUNDS or not self._send(KeyDone(message.key, message.round + 1)):
+            await self._next_key()
+
+    async def _hand_out(self, key: Key) -> None:
+        self._acting, self._acting_since_s = key, monotonic()
+        self._carrier = self.focused or self.screen
+        await super().on_event(key)
+        if not self._carrier.post_message(KeyDone(key, 1)):
+            await self._next_key()
+
+    def _send(self, note: KeyDone) -> bool:
+        """Send a note on its way from whoever gets the keys now."""
+        self._carrier = self.focused or self.screen
+        return self._carrier.post_message(note)
+
+    async def _look(self) -> None:
+        """Go on without a note that is lost."""
+        if not self._carrier.is_attached or monotonic() - self._acting_since_s > _LONGEST_S:
+            await self._next_key()
+
+    async def _next_key(self) -> None:
+        self._acting = None
+        if self._waiting_keys:
+            await self._hand_out(self._waiting_keys.popleft())
+        if not self._waiting_keys and self._looking is not None:
+            self._looking.stop()
+            self._looking = None

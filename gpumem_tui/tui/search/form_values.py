@@ -1,0 +1,312 @@
+"""What the form's fields hold: as a search has it, and as it is read from them. No widgets."""
+
+from __future__ import annotations
+
+import math
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from gpumem_tui.catalog.loader import DEFAULT_MODEL, gpus, models
+from gpumem_tui.errors import OptionError
+from gpumem_tui.formula.predict import DEFAULT_HEADROOM
+from gpumem_tui.formula.recipe import ATTENTIONS, OPTIMIZERS, PRECISIONS, RECOMPUTES, SHARDINGS
+from gpumem_tui.monitor.devices import RealGpu
+from gpumem_tui.options.configuration import Options, check_searchable, interpreter, limit_from
+from gpumem_tui.options.typed import rows_from
+from gpumem_tui.options.workload import (
+    ModelChanges,
+    WorkloadOptions,
+    choose_device,
+    share_limit_bytes,
+    simulated_device,
+)
+from gpumem_tui.search import strategy
+from gpumem_tui.search.config import Device, SearchConfig
+from gpumem_tui.tui.search.form_fields import (
+    FIELDS,
+    KINDS,
+    NO,
+    SHAPE_FIELDS,
+    YES,
+    FormField,
+    Kind,
+    size_text,
+)
+from gpumem_tui.workload.command import BATCH, Command, Proposal
+
+Word = TypeVar("Word", bound=str)
+EXAMPLE = f"python train.py --batch-size {BATCH}"
+OPTION_OF_FIELD = {field.name: field.option for field in FIELDS}
+_DEFAULTS = Options()
+_OWN = "own"
+"""The value of a model or a GPU that is in no catalog: a configuration file's, the machine's."""
+_SIMULATED = "sim:"
+_RESTRICT = {"count": "[0-9]*", "number": "[0-9.]*", "text": ".*"}
+_LONGEST = {"count": 8, "number": 10, "text": 0}
+
+
+@dataclass(frozen=True)
+class Edited:
+    """What the form gives back: always a valid workload."""
+
+    options: WorkloadOptions
+    config: SearchConfig
+
+
+class FormValues:
+    """What the form's fields begin with, and what they come to.
+
+    Args:
+        now: what is set.
+        given: what the program was started with.
+
+    Attributes:
+        gpus: the GPUs of this machine, as far as the driver has named them.
+        proposal: how to give a command its batch size, where it was last read without one.
+    """
+
+    def __init__(self, now: Edited, given: Edited) -> None:
+        self.gpus: tuple[RealGpu, ...] = ()
+        self.proposal: Proposal | None = None
+        self._options = now.options
+        self._config = now.config
+        self._given = given
+        self._limit = size_text(now.config.limit_bytes)
+        self._values: Mapping[str, str] = {}
+
+    @property
+    def model(self) -> str:
+        """What the choice of a model begins with."""
+        options = self._options
+        own = self._given.options.config is not None and options.config == self._given.options.config
+        return _OWN if own else options.model or DEFAULT_MODEL
+
+    def text(self, name: str) -> str:
+        """What a field that is typed into begins with."""
+        options, given, config = self._options, self._given.options, self._config
+        if name in SHAPE_FIELDS:
+            return _shown(getattr(options.changes, name))
+        texts = {
+            "config": options.config or "",
+            "file": options.workload or given.workload or "",
+            "command": Command(options.command or given.command, "").text,
+            "gpus": _shown(options.gpus, unless=1),
+            "ramp_step": _shown(config.ramp_step),
+            "target_batch": _shown(config.target_batch),
+            "headroom": _shown(config.headroom, unless=DEFAULT_HEADROOM),
+            "limit": self._limit,
+            "steps": _shown(config.steps, unless=_DEFAULTS.steps),
+            "timeout": _shown(config.timeout_s, unless=_DEFAULTS.timeout_s),
+            "python": config.python if config.python != sys.executable else "",
+            "assumed_rows": " ".join(f"{place}={share:g}" if place else f"{share:g}" for place, share in
+                                     options.assumed_rows),
+        }  # fmt: skip
+        return texts[name]
+
+    def choices(self, field: FormField) -> tuple[list[tuple[str, str]], str]:
+        """(value, label) pairs, and the value that is set."""
+        options, config = self._options, self._config
+        match field.name:
+            case "kind":
+                return list(KINDS.items()), self._kind(options)
+            case "model":
+                return self._model_choices(), self.model
+            case "gpu":
+                set_now = f"{_SIMULATED}{config.device.gpu.name}" if config.device.simulated else _OWN
+                return self.gpu_choices(), set_now
+            case "strategy":
+                value: str = config.strategy
+            case "share":
+                value = YES if config.device.others_bytes else NO
+            case "dequantize":
+                value = YES if options.dequantize else NO
+            case name:
+                value = getattr(options, name)
+        return [(choice, choice) for choice in field.among], value
+
+    def _model_choices(self) -> list[tuple[str, str]]:
+        own = self._given.options.config
+        listed = [(_OWN, os.path.basename(own))] if own is not None else []
+        return [*listed, *((model, model) for model in models())]
+
+    def gpu_choices(self) -> list[tuple[str, str]]:
+        """(value, label) pairs: those of this machine, then those of the catalog."""
+        device = self._given.config.device
+        here = [] if device.simulated else [(_OWN, device.gpu.title)]
+        here += [(str(gpu.index), f"{gpu.index}: {gpu.name}") for gpu in self.gpus if gpu.uuid != device.uuid]
+        return [*here, *((f"{_SIMULATED}{gpu}", f"{_SIMULATED}{gpu}") for gpu in gpus())]
+
+    def _kind(self, options: WorkloadOptions) -> Kind:
+        """A configuration that the program was started with stands among the models."""
+        if options.config is not None and options.config != self._given.options.config:
+            return "config"
+        return _kind(options)
+
+    # Reading
+
+    def read(self, values: Mapping[str, str]) -> Edited:
+        """What the fields hold, by name, as a search.
+
+        Raises:
+            OptionError: they do not go together.
+        """
+        self.proposal, self._values = None, values
+        options = self._read_options()
+        device = self._read_device(values["gpu"])
+        python = self._read_python()
+        config = replace(
+            self._config,
+            workload=options.spec(python),
+            device=device,
+            limit_bytes=self._limit_bytes(device),
+            strategy=self._chosen_of("strategy", strategy.NAMES),
+            python=python,
+            ramp_step=self._count("ramp_step", 1),
+            target_batch=self._count("target_batch", 1),
+            headroom=self._number("headroom", DEFAULT_HEADROOM, 0, 0.99),
+            steps=self._count("steps", 1, 10_000) or _DEFAULTS.steps,
+            timeout_s=self._number("timeout", _DEFAULTS.timeout_s, 1, 1e6),
+        )
+        check_searchable(config.workload)
+        return Edited(options, config)
+
+    def _read_python(self) -> str:
+        """As it was where nothing else was typed; else a program that can be run."""
+        typed = self._values["python"]
+        if typed == self.text("python"):
+            return self._config.python
+        return interpreter(os.path.expanduser(typed) or None) or sys.executable
+
+    def _count(self, name: str, least: int, most: int = 1_000_000_000) -> int | None:
+        """A whole number of a range; None for an empty field."""
+        typed = self._values[name]
+        if typed and not least <= int(typed) <= most:
+            raise OptionError(f"{OPTION_OF_FIELD[name]}: must be from {least:,} to {most:,}, not {int(typed):,}")
+        return int(typed) if typed else None
+
+    def _number(self, name: str, default: float, least: float, most: float) -> float:
+        typed = self._values[name]
+        try:
+            found = float(typed) if typed else default
+        except ValueError:
+            found = math.nan
+        if not least <= found <= most:
+            raise OptionError(f"{OPTION_OF_FIELD[name]}: must be a number from {least:g} to {most:g}, not {typed}")
+        return found
+
+    def _read_options(self) -> WorkloadOptions:
+        match self._chosen_of("kind", tuple(KINDS)):
+            case "file":
+                path = os.path.expanduser(self._values["file"])
+                return WorkloadOptions(workload=path, assumed_rows=self._assumed_rows())
+            case "command":
+                return self._read_command()
+            case "config":
+                path = os.path.expanduser(self._values["config"])
+                dequantize = self._values["dequantize"] == YES
+                return self._with_recipe(WorkloadOptions(config=path, dequantize=dequantize))
+            case "model":
+                return self._with_recipe(self._read_model())
+
+    def _assumed_rows(self) -> tuple[tuple[str, float], ...]:
+        try:
+            return tuple(rows_from(word) for word in self._values["assumed_rows"].split())
+        except ValueError as error:
+            raise OptionError(f"--assume-rows: {error}") from error
+
+    def _read_command(self) -> WorkloadOptions:
+        words, ranks = command_words(self._values["command"]), self._values["gpus"]
+        command = Command(words, os.getcwd())
+        if shutil.which(words[0]) is None:
+            raise OptionError(f"-- COMMAND: there is no program {words[0]!r} that can be run; check the path")
+        if not command.takes_batch:
+            self.proposal = command.proposal
+            raise OptionError(f"-- COMMAND: write {BATCH} where the batch size goes")
+        return WorkloadOptions(command=words, gpus=int(ranks or 1), assumed_rows=self._assumed_rows())
+
+    def _read_model(self) -> WorkloadOptions:
+        model = self._values["model"]
+        if model == _OWN:
+            return WorkloadOptions(config=self._given.options.config, dequantize=self._given.options.dequantize)
+        old = self._options if self._kind(self._options) == "model" else WorkloadOptions()
+        keeps_default = old.model is None and old.config is None and model == DEFAULT_MODEL
+        return WorkloadOptions(model=None if keeps_default else model)
+
+    def _with_recipe(self, options: WorkloadOptions) -> WorkloadOptions:
+        """What is said of a network besides which it is."""
+        ranks = self._values["gpus"]
+        changes = ModelChanges(**{name: self._count(name, 1) for name in SHAPE_FIELDS})
+        return replace(
+            options,
+            changes=changes,
+            precision=self._chosen_of("precision", PRECISIONS),
+            optimizer=self._chosen_of("optimizer", OPTIMIZERS),
+            recompute=self._chosen_of("recompute", RECOMPUTES),
+            attention=self._chosen_of("attention", ATTENTIONS),
+            sharding=self._chosen_of("sharding", SHARDINGS),
+            gpus=int(ranks or 1),
+        )
+
+    def _chosen_of(self, name: str, choices: tuple[Word, ...]) -> Word:
+        return next(choice for choice in choices if choice == self._values[name])
+
+    def _limit_bytes(self, device: Device) -> int | None:
+        """What was typed; where nothing was, the cap that came with the device, which may protect others on it, else
+        the present one where it is one."""
+        typed = self._values["limit"]
+        if typed != self._limit:
+            return limit_from(typed, device.gpu.total_bytes) if typed else share_limit_bytes(device)
+        for config in (self._config, self._given.config):
+            if config.device is device:
+                return config.limit_bytes
+        limit_bytes = self._config.limit_bytes
+        return limit_bytes if limit_bytes is not None and limit_bytes < device.gpu.total_bytes else None
+
+    def _read_device(self, wanted: str) -> Device:
+        share = self._values["share"] == YES
+        for device in (self._config.device, self._given.config.device):
+            if wanted == (f"{_SIMULATED}{device.gpu.name}" if device.simulated else _OWN):
+                known = any(gpu.uuid == device.uuid for gpu in self.gpus)
+                if device.simulated or not known or share == bool(device.others_bytes):
+                    return device
+                return choose_device(device.uuid, self.gpus, share=share)
+        if not wanted.startswith(_SIMULATED):
+            return choose_device(wanted, self.gpus, share=share)
+        return simulated_device(wanted.removeprefix(_SIMULATED))
+
+
+def _shown(value: float | None, unless: float | None = None) -> str:
+    """A number as it is typed; nothing for the one that an empty field means."""
+    return "" if value is None or value == unless else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _kind(options: WorkloadOptions) -> Kind:
+    return "command" if options.command else "file" if options.workload is not None else "model"
+
+
+def command_words(line: str) -> tuple[str, ...]:
+    """The words of a command line.
+
+    Raises:
+        OptionError: there are none, or a quote is left open.
+    """
+    try:
+        words = tuple(shlex.split(line))
+    except ValueError as error:
+        raise OptionError(f"-- COMMAND: {str(error).lower()}; check quotes and backslashes") from error
+    if not words:
+        raise OptionError(f"-- COMMAND: type what starts your training, such as {EXAMPLE}")
+    return words
+
+
+def with_proposal(command: Command, proposal: Proposal) -> Command:
+    """The command with its batch size replaced by the placeholder."""
+    given, proposed, words = proposal.given.split(" "), proposal.proposed.split(" "), list(command.words)
+    at = next(index for index in range(len(words)) if words[index : index + len(given)] == given)
+    words[at : at + len(given)] = proposed
+    return replace(command, words=tuple(words))

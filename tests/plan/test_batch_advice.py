@@ -1,0 +1,121 @@
+"""How large a batch helps, in multiples, and the rate that goes with it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from gpumem_tui.catalog.loader import find_gpu, find_model
+from gpumem_tui.errors import OptionError
+from gpumem_tui.formula.noise_scale import MeasuredNorm
+from gpumem_tui.formula.recipe import Recipe
+from gpumem_tui.plan.answers import largest_batch
+from gpumem_tui.plan.batch_advice import (
+    critical_batch,
+    kaplan_critical_tokens,
+    learning_rate,
+    multiples,
+    rate_factors,
+    reference,
+    rounded_batch,
+)
+from gpumem_tui.plan.goals import Goals
+from gpumem_tui.plan.plan import Plan
+from tests.plan.plans import GPT2
+
+RESNET = Plan(find_model("resnet-50"), Recipe(), find_gpu("a100-80gb"), batch_size=32)
+NORMS = (MeasuredNorm(8, (1 + 100 / 8) ** 0.5), MeasuredNorm(64, (1 + 100 / 64) ** 0.5))
+"""Of a true gradient of norm 1 and a noise scale of 100 samples."""
+
+
+class TestCriticalBatch:
+    def test_of_language_models_is_in_tokens_and_grows_as_the_loss_falls(self) -> None:
+        """Kaplan et al. 2020: about 1 to 2 million tokens at the losses of the largest models of that paper."""
+        assert 1e6 < kaplan_critical_tokens(3.0) < 2e6
+        table = critical_batch(replace(GPT2, target_batch=1024)).table  # 1,048,576 tokens
+        assert table is not None
+        assert [row[2] for row in table.rows] == ["above", "above", "within", "within", "within"]
+
+    @pytest.mark.parametrize(("target", "above"), [(256, 0), (257, 1), (4096, 2)])
+    def test_of_images_is_in_samples(self, target: int, above: int) -> None:
+        table = critical_batch(replace(RESNET, batch_size=1, target_batch=target)).table
+        assert table is not None
+        assert [row[2] for row in table.rows].count("above") == above
+
+    def test_measured_norms_take_the_place_of_both(self) -> None:
+        found = critical_batch(replace(GPT2, batch_size=8, target_batch=200, goals=Goals(norms=NORMS)))
+        assert "noise scale is 100 samples (100,000 tokens)" in found.text
+        assert "The plan's 200 samples are above it" in found.text
+        assert found.table is not None
+        rows = {row[0]: row[1:] for row in found.table.rows}
+        assert rows["100"] == ("2.00×", "2.00×")
+        assert rows["200 (here)"] == ("1.50×", "3.00×")
+
+
+class TestMultiples:
+    def test_the_largest_batch_in_the_wanted_multiple(self) -> None:
+        largest = largest_batch(GPT2)
+        assert rounded_batch(GPT2, largest) == largest // 8 * 8
+        assert rounded_batch(replace(GPT2, goals=Goals(batch_multiple=5)), largest) == largest // 5 * 5
+        assert rounded_batch(GPT2, 7) == 7
+        assert f"{largest // 8 * 8} is the largest multiple of 8" in multiples(GPT2).text
+
+
+class TestLearningRate:
+    def test_root_two_to_two_for_a_doubling(self) -> None:
+        assert rate_factors(256, 512) == pytest.approx((2**0.5, 2.0))
+
+    def test_halving_is_the_inverse(self) -> None:
+        assert rate_factors(512, 256) == pytest.approx((0.5, 2**-0.5))
+
+    def test_imagenet_in_an_hour(self) -> None:
+        found = learning_rate(replace(RESNET, target_batch=8192))
+        assert "5.66 to 32.00" in found.text
+        assert "Warm up" in found.text
+        assert "LARS" in found.text
+
+    def test_is_not_scaled_beyond_what_is_known_to_hold(self) -> None:
+        found = learning_rate(replace(RESNET, target_batch=65_536))
+        assert "5.66 to 32.00" in found.text
+        assert "No further than for 8,192" in found.text
+
+    def test_a_language_models_reference_is_gpt_3s_of_its_size(self) -> None:
+        found = reference(GPT2)
+        assert found is not None
+        assert found.batch_size * GPT2.shape.seq_len == pytest.approx(0.5e6)
+        assert found.learning_rate == 6.0e-4
+
+    def test_your_own_comes_first(self) -> None:
+        goals = Goals(reference_batch=8, reference_rate=1e-3)
+        text = learning_rate(replace(GPT2, batch_size=8, target_batch=32, goals=goals)).text
+        assert "From a global batch of 8 (your own) to 32" in text
+        assert "2.00 to 4.00, from 0.001 to 0.002 to 0.004" in text
+
+    def test_a_noise_scale_says_one_factor(self) -> None:
+        goals = Goals(reference_batch=100, reference_rate=1e-3, norms=NORMS)
+        text = learning_rate(replace(GPT2, batch_size=8, target_batch=400, goals=goals)).text
+        assert "by 1.60, to 0.0016, by your noise scale" in text
+
+    def test_small_batches_need_no_warm_up(self) -> None:
+        text = learning_rate(GPT2).text
+        assert "Warm up" not in text
+        assert "LARS" not in text
+
+
+@pytest.mark.parametrize(
+    ("goals", "has_tokens", "said"),
+    [
+        (Goals(tokens=0), True, "--tokens: must be from 1"),
+        (Goals(tokens=5), False, "--tokens: this network has no tokens"),
+        (Goals(price=-1), True, "--price: must be"),
+        (Goals(batch_multiple=0), True, "--batch-multiple: must be"),
+        (Goals(reference_batch=0), True, "--reference-batch: must be"),
+        (Goals(reference_rate=1e-3), True, "--reference-rate: belongs to a batch"),
+        (Goals(reference_batch=8, reference_rate=0), True, "--reference-rate: must be above 0"),
+        (Goals(norms=NORMS[:1]), True, "--gradient-norm: norms at 1 batch sizes"),
+    ],
+)
+def test_goals_that_cannot_be(goals: Goals, has_tokens: bool, said: str) -> None:
+    with pytest.raises(OptionError, match=said):
+        goals.check(has_tokens=has_tokens)

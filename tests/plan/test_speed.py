@@ -1,0 +1,155 @@
+"""How fast a plan is: what is measured first, then a roofline, then nothing but a reason."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from gpumem_tui.catalog.loader import find_gpu, find_model, models
+from gpumem_tui.formula.recipe import Recipe
+from gpumem_tui.memory import Unknown
+from gpumem_tui.plan.goals import Goals
+from gpumem_tui.plan.measured import MeasuredRate
+from gpumem_tui.plan.plan import Plan
+from gpumem_tui.plan.speed import busy, busy_share, cost, rate, run, saturating_batch, scaling, throughput
+from tests.plan.plans import GPT2
+
+A100, T4 = find_gpu("a100-80gb"), find_gpu("t4-16gb")
+AMP = replace(GPT2, recipe=Recipe("amp-bf16"))
+
+
+def measured(batch_size: int, samples_per_s: float) -> MeasuredRate:
+    return MeasuredRate(GPT2.shape, GPT2.recipe, GPT2.gpu, batch_size, samples_per_s)
+
+
+RATES = (measured(4, 60.0), measured(8, 96.0), measured(16, 98.0))
+
+
+class TestRate:
+    @pytest.mark.parametrize(
+        ("gpu", "precision", "images_per_s"),
+        [("a100-80gb", "amp-fp16", 2470), ("a100-80gb", "fp32", 938), ("v100-16gb", "amp-fp16", 1200),
+         ("v100-16gb", "fp32", 367)],
+    )  # fmt: skip
+    def test_resnet_50_as_nvidia_measured_it(self, gpu: str, precision: str, images_per_s: float) -> None:
+        """NVIDIA/DeepLearningExamples, ResNet-50 v1.5 for PyTorch, one GPU of a DGX A100 or DGX-1, batch 256."""
+        recipe = Recipe(precision, "sgd-momentum")  # type: ignore[arg-type]
+        found = rate(Plan(find_model("resnet-50"), recipe, find_gpu(gpu), 256))
+        assert not isinstance(found, Unknown)
+        assert 0.95 * found.least < images_per_s < 1.05 * found.most
+
+    def test_a_measurement_comes_before_the_model(self) -> None:
+        found = rate(replace(GPT2, batch_size=7), RATES)
+        assert not isinstance(found, Unknown)
+        assert (found.least, found.most, found.measured) == (96.0, 96.0, 8)
+
+    def test_what_is_not_known_says_why(self) -> None:
+        emulated = rate(replace(AMP, gpu=T4))
+        assert isinstance(emulated, Unknown)
+        assert "bfloat16 by emulation" in emulated.reason
+        unheard_of = rate(replace(AMP, gpu=replace(A100, title="NVIDIA Z900", speed=None)))
+        assert isinstance(unheard_of, Unknown)
+        assert "NVIDIA Z900 is not in the catalog" in unheard_of.reason
+        offloaded = rate(replace(AMP, extras=frozenset({"offload-optimizer"})))
+        assert isinstance(offloaded, Unknown)
+        assert "bus" in offloaded.reason
+
+    def test_recompute_costs_a_forward(self) -> None:
+        plain, again = rate(AMP), rate(replace(AMP, recipe=Recipe("amp-bf16", recompute="full")))
+        assert not isinstance(plain, Unknown)
+        assert not isinstance(again, Unknown)
+        assert 1.15 < plain.most / again.most < 4 / 3
+
+    def test_the_update_is_paid_once_a_step(self) -> None:
+        one, many = rate(replace(AMP, batch_size=1)), rate(replace(AMP, batch_size=1, target_batch=64))
+        assert not isinstance(one, Unknown)
+        assert not isinstance(many, Unknown)
+        assert one.most < many.most
+
+
+class TestThroughput:
+    @pytest.mark.parametrize("name", models())
+    def test_the_saturating_batch_is_the_first_that_is_busy(self, name: str) -> None:
+        plan = Plan(find_model(name), Recipe(), A100)
+        batch = saturating_batch(plan)
+        assert busy_share(plan, batch) >= 0.95
+        assert batch == 1 or busy_share(plan, batch - 1) < 0.95
+
+    def test_each_model_has_its_own_curve(self) -> None:
+        found = {
+            name: saturating_batch(Plan(find_model(name), Recipe(), A100)) for name in ("gpt2", "mlp", "resnet-50")
+        }
+        assert len(set(found.values())) == 3, found
+
+    def test_rises_and_flattens(self) -> None:
+        curve = throughput(replace(AMP, batch_size=1))
+        assert [series.name for series in curve.series] == ["at 30 %", "at 46 %"]
+        for series in curve.series:
+            rates = [y for _, y in series.points]
+            assert rates == sorted(rates)
+            assert rates[-1] < 1.1 * rates[-2]
+        assert "not measured" in curve.note
+        assert "312 TFLOP/s" in curve.note
+
+    def test_is_relative_where_no_rate_is_known(self) -> None:
+        curve = throughput(replace(AMP, gpu=replace(A100, speed=None)))
+        assert curve.y_label == "% of the highest"
+        assert "not in the catalog" in curve.note
+
+    def test_measured_points_take_its_place(self) -> None:
+        curve = throughput(GPT2, RATES)
+        assert curve.series[0].points == ((4.0, 60.0), (8.0, 96.0), (16.0, 98.0))
+        assert (curve.y_label, curve.series[0].name) == ("samples/s", "measured")
+        assert "model" not in curve.note
+        assert busy(GPT2, RATES).text.startswith(
+            "Measured by the search: 98 samples/s at most, at micro-batch 16; micro-batch 8 already gives 96. "
+        )
+
+    def test_accumulation_steps_cost_passes(self) -> None:
+        assert "8 accumulation steps cost 8 passes" in busy(replace(GPT2, batch_size=4, target_batch=32)).text
+
+
+class TestCost:
+    def test_hours_and_cost_of_what_was_measured(self) -> None:
+        tokens = 96 * 1024 * 3600 * 10
+        found = run(replace(GPT2, goals=Goals(tokens=tokens, price=2.5)), RATES)
+        assert not isinstance(found, Unknown)
+        assert found.hours == pytest.approx((10, 10))
+        assert found.cost == pytest.approx((25, 25))
+
+    def test_more_gpus_take_less_time_and_no_less_money(self) -> None:
+        one = run(replace(AMP, goals=Goals(tokens=10**9, price=1)))
+        eight = run(replace(AMP, recipe=Recipe("amp-bf16", gpus=8), goals=Goals(tokens=10**9, price=1)))
+        assert not isinstance(one, Unknown)
+        assert not isinstance(eight, Unknown)
+        assert eight.link is not None
+        assert eight.link.name == "NVLink"
+        assert one.hours[0] / 8 <= eight.hours[0] < one.hours[0] / 7
+        assert one.cost is not None
+        assert eight.cost is not None
+        assert eight.cost[1] >= one.cost[1]
+
+    def test_says_what_is_missing(self) -> None:
+        assert "--tokens" in cost(GPT2).text
+        assert "--price" in cost(replace(GPT2, goals=Goals(tokens=10**9))).text
+
+
+class TestScaling:
+    def test_a_faster_link_keeps_more(self) -> None:
+        table = scaling(replace(AMP, batch_size=1)).table
+        assert table is not None
+        kept = {(row[0], row[1].split(",")[0]): float(row[2].split(" ")[0]) for row in table.rows}
+        assert kept["8", "NVLink"] > kept["8", "PCIe"]
+        assert kept["8", "PCIe"] > kept["64", "nodes"] or kept["64", "nodes"] > kept["16", "nodes"] - 5
+
+    def test_cards_without_nvlink_have_no_row_of_it_and_bridges_join_two(self) -> None:
+        ada = scaling(replace(AMP, gpu=find_gpu("rtx-4090-24gb"))).table
+        ampere = scaling(replace(AMP, gpu=find_gpu("rtx-3090-24gb"))).table
+        assert ada is not None
+        assert ampere is not None
+        assert not [row for row in ada.rows if "NVLink" in row[1]]
+        assert [row[0] for row in ampere.rows if "NVLink" in row[1]] == ["2"]
+
+    def test_unknown_where_the_rate_is(self) -> None:
+        assert scaling(replace(AMP, gpu=T4)).text.startswith("Not known: ")

@@ -1,0 +1,36 @@
+"""What the program uses of Textual without a promise is there in the installed version."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.metadata import version
+
+import pytest
+from textual._xterm_parser import XTermParser
+from textual.app import App
+from textual.drivers.linux_driver import LinuxDriver
+from textual.events import Key
+from textual.screen import Screen
+from textual.widget import Widget
+
+from gpumem_tui.tui.kit.textual_internals import USED
+
+
+def made(kind: type) -> object:
+    """One of a kind: some names are of instances only."""
+    makers: dict[type, Callable[[], object]] = {
+        XTermParser: XTermParser,
+        LinuxDriver: lambda: LinuxDriver(App[int]()),
+        Widget: Widget,
+        Screen: Screen,
+        App: App,
+        Key: lambda: Key("a", "a"),
+    }
+    return makers[kind]()
+
+
+@pytest.mark.parametrize("kind", USED, ids=lambda kind: kind.__name__)
+async def test_textual_has_what_is_used_of_it(kind: type) -> None:
+    one = made(kind)
+    lacking = [name for name in USED[kind] if not hasattr(one, name)]
+    assert not lacking, f"textual {version('textual')}: {kind.__name__} has no {', '.join(lacking)}"
