@@ -534,7 +534,7 @@ async def test_a_model_of_transformers_is_edited_like_any_other(tmp_path: Path) 
         assert "no formula for qwen3 models" in preview
         form.query_one("#recompute", Select).value = "selective"
         await pilot.pause()
-        assert "gradient checkpointing only" in str(form.query_one("#model-error", Static).render())
+        assert "gradient checkpointing only" in str(form.query_one("#recompute-error", Static).render())
         form.query_one("#recompute", Select).value = "full"
         await pilot.pause()
         await pilot.press("ctrl+s")
