@@ -184,12 +184,17 @@ class WorkloadOptions:
             raise OptionError("--recompute selective: transformers has gradient checkpointing only; use full or none")
         if record := OPTIMIZER_RECORDS[recipe.optimizer].elsewhere:
             raise OptionError(f"--optimizer {recipe.optimizer}: PyTorch does not implement it, {record}")
+        if recipe.base_quantization != "none" and not recipe.has_adapters:
+            raise OptionError("--base-quantization: weights that are trained cannot be quantized; add --adapter lora")
         seq_len = given.get("seq_len", file.usual_seq_len)
         words = [python, "-m", HUGGING_FACE, "--config", file.path, "--batch-size", BATCH]
         options = {
             "seq-len": seq_len, "image-size": given.get("image_size", 0), "precision": recipe.precision,
             "optimizer": recipe.optimizer, "recompute": recipe.recompute, "attention": recipe.attention,
         }  # fmt: skip
+        if recipe.has_adapters:
+            options |= {"lora-rank": recipe.lora_rank, "lora-targets": recipe.lora_targets}
+            options |= {"base-quantization": recipe.base_quantization}
         words += [word for option, value in options.items() if value for word in (f"--{option}", str(value))]
         model = HuggingFaceModel(
             file.name, file.model_type, file.architecture, no_form, seq_len, file.takes_more_than_text

@@ -41,7 +41,8 @@ def workload_line(workload: WorkloadSpec, parameters: int = 0) -> str:
     """The workload in one line. `parameters`: as a trace has counted them, where there is no closed form."""
     shape, recipe, model = workload.shape, workload.recipe, workload.hugging_face
     if model is not None:
-        counted = f"{parameters:,} parameters" if parameters else ""
+        packed = recipe.base_quantization != "none"  # what a trace counts then are not weights
+        counted = f"{parameters:,} parameters" if parameters and not packed else ""
         size = f"sequence length {model.seq_len:,}" if model.seq_len else ""
         how = (
             recipe.adapter_words,

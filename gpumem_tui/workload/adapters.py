@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
+import torch
 from torch import Tensor, nn
 
 from gpumem_tui.catalog.shapes import ModelShape
@@ -23,13 +24,14 @@ class LoraLinear(nn.Module):
     Args:
         base: [..., inputs] to [..., outputs]; its weights are left alone.
         inputs, outputs: its widths.
+        dtype: of the adapter.
     """
 
-    def __init__(self, base: nn.Module, inputs: int, outputs: int, rank: int) -> None:
+    def __init__(self, base: nn.Module, inputs: int, outputs: int, rank: int, dtype: torch.dtype) -> None:
         super().__init__()
         self.base = base
-        self.lora_a = nn.Linear(inputs, rank, bias=False)
-        self.lora_b = nn.Linear(rank, outputs, bias=False)
+        self.lora_a = nn.Linear(inputs, rank, bias=False, dtype=dtype)
+        self.lora_b = nn.Linear(rank, outputs, bias=False, dtype=dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         output: Tensor = self.base(x) + self.lora_b(self.lora_a(x)) * _SCALE
@@ -65,13 +67,14 @@ def trained(model: nn.Module) -> list[nn.Parameter]:
 def adapt(
     model: nn.Module, quantized: Iterable[str], adapted: Iterable[str], rank: int, quantization: BaseQuantization
 ) -> None:
-    """Freeze all of `model`, then put adapters in, on torch's default device and in its default dtype.
+    """Freeze all of `model`, then put adapters in, on torch's default device, in the dtype of its weights.
 
     Args:
         quantized: names of the linear layers whose weights are kept in `quantization`.
         adapted: names of those that get an adapter.
     """
     model.requires_grad_(False)
+    dtype = next(model.parameters()).dtype
     if quantization != "none":
         for name in quantized:
             model.set_submodule(name, QuantizedLinear(_linear(model, name), quantization))
@@ -80,7 +83,7 @@ def adapt(
         outputs, inputs = layer.out_features, layer.in_features
         assert isinstance(outputs, int), f"{name} is no linear layer"
         assert isinstance(inputs, int), f"{name} is no linear layer"
-        model.set_submodule(name, LoraLinear(layer, inputs, outputs, rank))
+        model.set_submodule(name, LoraLinear(layer, inputs, outputs, rank, dtype))
 
 
 def _linear(model: nn.Module, name: str) -> nn.Linear:

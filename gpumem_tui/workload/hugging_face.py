@@ -22,10 +22,20 @@ from torch.nn.attention import sdpa_kernel
 
 from gpumem_tui.errors import in_one_line
 from gpumem_tui.formula.precision import PRECISION_RECORDS, PrecisionRecord
-from gpumem_tui.formula.recipe import ATTENTIONS, OPTIMIZERS, PRECISIONS, RECOMPUTES, Attention
+from gpumem_tui.formula.recipe import (
+    ALL_LINEAR,
+    ATTENTIONS,
+    BASE_QUANTIZATIONS,
+    OPTIMIZERS,
+    PRECISIONS,
+    RECOMPUTES,
+    Attention,
+)
 from gpumem_tui.step.workload import WorkloadError
+from gpumem_tui.workload.adapters import adapt
 from gpumem_tui.workload.models.attention import KERNELS
 from gpumem_tui.workload.optimizers import optimizer_factory
+from gpumem_tui.workload.quantized import materialize
 
 MOST_STEPS = 10_000
 """What follows the program ends it long before."""
@@ -64,7 +74,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     record = PRECISION_RECORDS[asked.precision]
     device = torch.device("cuda")
     with _or_one_line(f"{kind.__name__} cannot be built"):
-        model = _build(kind, config, record, device)
+        model = _build(kind, config, record, torch.device("meta") if asked.lora_rank else device)
+    if asked.lora_rank:
+        model = _adapted(model, asked, device)
     if asked.recompute == "full":
         _recompute(model)
     optimizer = optimizer_factory(asked.optimizer)([p for p in model.parameters() if p.requires_grad])
@@ -96,6 +108,9 @@ def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--optimizer", choices=OPTIMIZERS, default="adamw")
     parser.add_argument("--recompute", choices=RECOMPUTES, default="none")
     parser.add_argument("--attention", choices=ATTENTIONS, default="auto")
+    parser.add_argument("--lora-rank", type=int, default=0)
+    parser.add_argument("--lora-targets", default=ALL_LINEAR)
+    parser.add_argument("--base-quantization", choices=BASE_QUANTIZATIONS, default="none")
     return parser.parse_args(arguments)
 
 
@@ -163,6 +178,51 @@ def _uninitialized() -> AbstractContextManager[object]:
         except (ImportError, AttributeError):
             continue
     return nullcontext()
+
+
+def _adapted(model: Any, asked: argparse.Namespace, device: torch.device) -> Any:
+    """A model that was made on ``meta``, with adapters, on the device: all of it frozen and, if asked, quantized.
+
+    By PEFT where it is there and the base is not quantized, with its defaults: adapters in fp32. Else by our own.
+    """
+    head = model.get_output_embeddings()
+    linear = [name for name, layer in model.named_modules() if isinstance(layer, nn.Linear) and layer is not head]
+    adapted = chosen(linear, asked.lora_targets)
+    if asked.base_quantization == "none" and (peft := _peft()) is not None:
+        materialize(model, device)
+        wanted = peft.LoraConfig(r=asked.lora_rank, target_modules=adapted)
+        return peft.get_peft_model(model, wanted).base_model.model.train()
+    with torch.device("meta"):
+        adapt(model, linear, adapted, asked.lora_rank, asked.base_quantization)
+    materialize(model, device)
+    return model
+
+
+def _peft() -> Any | None:
+    try:
+        return import_module("peft")
+    except ImportError:
+        return None
+
+
+def chosen(linear: Sequence[str], targets: str) -> list[str]:
+    """The names of layers that have adapters: all, or those whose name ends so, as PEFT's `target_modules` does.
+
+    Raises:
+        WorkloadError: no layer has one of the names.
+    """
+    if targets == ALL_LINEAR:
+        return list(linear)
+    found = []
+    for target in targets.split(","):
+        ending = [name for name in linear if f".{name}".endswith(f".{target.strip()}")]
+        if not ending:
+            last = sorted({name.rpartition(".")[2] for name in linear})
+            raise WorkloadError(
+                f"--lora-targets: no linear layer is called {target.strip()}: there are {', '.join(last)}"
+            )
+        found += ending
+    return found
 
 
 def _recompute(model: Any) -> None:
