@@ -20,6 +20,8 @@ from gpumem_tui.plan.state import entered, opened
 from gpumem_tui.plan.step_memory import memory_over_step
 from gpumem_tui.plan.tracing import Pending, TraceFailed, TraceReady, TraceState
 from gpumem_tui.search.prediction import Traced
+from gpumem_tui.search.report import PHASE_WORDS
+from gpumem_tui.step import Phase
 from gpumem_tui.tui.kit.chart import nice_ceiling
 from gpumem_tui.tui.kit.figures import compact_bytes, said, signed, span_width
 from gpumem_tui.tui.plan.compare import Compared, compare_rows
@@ -129,17 +131,19 @@ def test_what_is_in_the_way_is_named() -> None:
 
 @pytest.mark.parametrize("width", [34, NARROW, ROOMY])
 def test_a_traced_peak_of_another_phase_than_the_formula_s_is_said_beside_the_numbers(width: int) -> None:
-    """In a first step the optimizer's state comes last; where it lies in host memory, backward's end is highest."""
-    whole = replace(LLAMA, recipe=Recipe(gpus=4), extras=frozenset({"offload-optimizer"}))
+    """They agree wherever both are known; where the trace peaks elsewhere, the line says so."""
+    whole = replace(LLAMA, recipe=Recipe(gpus=4))
     first_step = traced_of(whole, steps=1)
-    rows = fact_rows(answer(whole), TraceReady(whole, traced_answer(whole, first_step), first_step), width)
-    assert "differ traced peak in the optimizer step" in " ".join(" ".join(said(rows)).split())
+    found_here = traced_answer(whole, first_step)
+    assert "two moments" not in plan_markdown(whole, first_step)
+    elsewhere = replace(found_here, peak_phase=Phase.BACKWARD)
+    rows = fact_rows(answer(whole), TraceReady(whole, elsewhere, first_step), width)
+    assert f"differ traced peak {PHASE_WORDS[Phase.BACKWARD]}" in " ".join(" ".join(said(rows)).split())
     assert "moment" in [row.key for row in rows]
     found = explanation(whole, "moment")
     assert found is not None
     assert "two moments" in found[1][0][0][0]
     assert "moment" not in [row.key for row in fact_rows(answer(GPT2), traced(GPT2), width)]
-    assert "two moments: the traced peak is in the optimizer step" in plan_markdown(whole, first_step)
 
 
 def test_one_sample_is_one() -> None:
