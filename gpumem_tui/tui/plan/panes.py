@@ -231,6 +231,8 @@ class PlanPane(Vertical):
                 if wanted != self._wanted:
                     continue
                 content = await in_daemon_thread(partial(pane_content, wanted, self._tracer))
+                if not self.is_attached:
+                    return  # the program ends
                 if wanted.pane == self._wanted.pane:
                     self._content = content
                     self.query_one("#pane", RowList).show(content.view)
