@@ -65,7 +65,7 @@ def critical_batch(plan: Plan) -> Judgement:
         return Judgement(
             "critical-batch", title, f"{text} {said}", f"Kaplan et al. 2020, equation 5.3; {source}", table
         )
-    measure = "Two gradient norms measure it: --gradient-norm 8=2.1 --gradient-norm 64=1.3, or b on the screen."
+    measure = "Two gradient norms measure it: --gradient-norm 8=2.1 --gradient-norm 64=1.3, or g on the screen."
     if plan.shape.record.inputs != "images":
         return Judgement("critical-batch", title, f"{text} None is published for such a network. {measure}", source)
     rows = tuple((task, f"{size:,}", _stands(global_batch(plan), size)) for task, size in _IMAGES)
@@ -106,7 +106,7 @@ def _by_loss(plan: Plan) -> tuple[str, Table]:
     text = (
         f"For language models it grows as the loss falls. The plan's {samples(batch)} "
         f"{'is' if batch == 1 else 'are'} {tokens:,} tokens. The law was fitted to GPT-like models on web text; two "
-        "gradient norms measure yours: --gradient-norm 8=2.1 --gradient-norm 64=1.3, or b on the screen."
+        "gradient norms measure yours: --gradient-norm 8=2.1 --gradient-norm 64=1.3, or g on the screen."
     )
     return text, Table(("loss in nats", "critical batch", "this plan"), rows)
 

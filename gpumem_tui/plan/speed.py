@@ -225,7 +225,7 @@ def run(plan: Plan, measured: Sequence[MeasuredRate] = ()) -> Run | Unknown:
     """Hours, and cost at the plan's price, for the plan's tokens; or why they are not known."""
     tokens, found = plan.goals.tokens, rate(plan, measured)
     if tokens is None:
-        return Unknown("no number of tokens is given: --tokens 2B, or b on the screen")
+        return Unknown("no number of tokens is given: --tokens 2B, or g on the screen")
     if isinstance(found, Unknown):
         return found
     gpus = plan.recipe.gpus
@@ -276,7 +276,7 @@ def cost(plan: Plan, measured: Sequence[MeasuredRate] = ()) -> Judgement:
     if found.cost is not None:
         text += f" At {plan.goals.price:g} for a GPU an hour they cost {_span(*found.cost)}."
     else:
-        text += " A price (--price, or b on the screen) gives the cost."
+        text += " A price (--price, or g on the screen) gives the cost."
     return Judgement("cost", title, text, source)
 
 

@@ -199,7 +199,7 @@ async def test_goals_are_typed_checked_and_answered_in_the_judgement(tmp_path: P
     plan = replace(GPT2, recipe=Recipe("amp-bf16"))
     async with plan_scene.app(plan, tmp_path).run_test(size=MEDIUM) as pilot:
         await plan_scene.settled(pilot)
-        await pilot.press("b")
+        await pilot.press("g")
         await until(pilot, lambda: isinstance(pilot.app.screen, GoalsScreen))
         form = pilot.app.screen
         form.query_one("#tokens", Input).value = "2B"

@@ -41,7 +41,7 @@ PANES = {
     "numbers": "n",
     "techniques": "t",
     "curves": "v",
-    "gpus": "g",
+    "gpus": "e",
     "judgement": "j",
     "compare": "c",
 }

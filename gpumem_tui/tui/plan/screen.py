@@ -64,7 +64,7 @@ class PlanScreen(MainScreen):
         Binding("r", "trace", "trace again", show=False),
         Binding("w", "save", "save", tooltip="Save the plan under a name"),
         Binding("o", "open", "open", tooltip="Open a saved plan"),
-        Binding("b", "goals", "goals", show=False, tooltip="Tokens, price, known learning rate, gradient norms"),
+        Binding("g", "goals", "goals", show=False, tooltip="Tokens, price, known learning rate, gradient norms"),
         Binding("x", "export", "export", tooltip="As Markdown, as a command line or as JSON"),
         Binding("h", "explain", "explain", tooltip="The formula, the numbers in it, the source and the limits"),
         Binding("s", "search", "search", tooltip="Search the largest batch with these settings"),
