@@ -41,7 +41,7 @@ PANES = {
     "numbers": "n",
     "techniques": "t",
     "curves": "v",
-    "gpus": "e",
+    "gpus": "p",
     "judgement": "j",
     "compare": "c",
 }
