@@ -67,7 +67,7 @@ async def test_it_fits_in_a_small_terminal(tmp_path: Path) -> None:
     [
         ("t", ["alone", "largest"]),
         ("v", ["Largest batch by model size", "0.132       41 ← gpt2", "1.56        8   gpt2-xl"]),
-        ("j", ["1     7.88     11.7"]),
+        ("j", ["micro-batch  at 40 %  at 60 %", "1     7.88     11.7", "roofline, not measured: 40 to 60 %"]),
         (
             "c",
             [

@@ -84,7 +84,7 @@ def test_what_may_fit_is_neither_green_nor_red() -> None:
     )
     shown = header_row(answer(GPT2), known, "", "12:00", 80)
     assert "? may fit  12:00" in shown.text
-    largest = next(line for line in said(fact_rows(answer(GPT2), known, ROOMY)) if line.startswith("largest batch"))
+    largest = next(line for line in said(fact_rows(answer(GPT2), known, ROOMY)) if line.startswith("largest a GPU"))
     assert re.search(r"\d traced, formula ≈\d+, 10 % free$", largest)
 
 
@@ -242,7 +242,7 @@ def test_two_plans_are_compared_by_trace_too(width: int) -> None:
     by_trace = lines[lines.index("GiB by trace") + 1 :]
     used = [found.peak_allocated_bytes for found in (mine.traced, theirs.traced)]
     assert by_trace[0].split()[-3:] == [*map(compact_bytes, used), signed(used[0] - used[1])]
-    assert by_trace[2].split()[:2] == ["largest", "batch"]
+    assert by_trace[2].split()[:2] == ["largest", "a"]
     half = said(compare_rows(mine, Compared(answer(larger)), "larger", width))
     assert "larger has not been traced" in half
     assert half[half.index("GiB by trace") + 1].split()[-1] == "–"
