@@ -22,7 +22,7 @@ from gpumem_tui.text import cleaned
 
 _LATER: Plain = {"unknown": "made of memory and processes"}
 """In the place of a ledger until it is made, as on the host, of memory and processes."""
-_LONGEST_NUMBER = 19
+_LONGEST_NUMBER = 20
 _LATEST_S = 253_402_300_799.0
 """The end of the year 9999: later times have no date."""
 _MEMORY = tuple(field.name for field in fields(Memory))
@@ -72,7 +72,7 @@ def decoded(line: bytes) -> HostReport:
         body = cleaned(body)
         snapshot = _snapshot(body)
         return HostReport(snapshot, tuple(map(_alert, body["alerts"])), dict(_probes(body)))
-    except (CodecError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise OtherSchema(f"{type(error).__name__}: {error}") from error
 
 

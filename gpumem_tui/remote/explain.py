@@ -17,9 +17,7 @@ _NOT_EXECUTABLE = 126
 _NOISE = ("Warning: Permanently added", "Connection to ", "Killed by signal", "debug1:", "Pseudo-terminal")
 
 
-def explained(
-    code: int | None, errors: Sequence[str], host: RemoteHost, options: SshOptions
-) -> tuple[str, bool]:
+def explained(code: int | None, errors: Sequence[str], host: RemoteHost, options: SshOptions) -> tuple[str, bool]:
     """One line with the remedy where there is one, and whether a person has to see to it.
 
     Args:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -9,7 +10,7 @@ from gpumem_tui.memory import GIB, Unknown
 from gpumem_tui.monitor.alerts import Severity
 from gpumem_tui.monitor.snapshot import DeviceState, GpuReading, Memory
 from gpumem_tui.remote.connection import HostStatus, Phase
-from gpumem_tui.tui.hosts.state import HostsSort, HostsState, RemoteProcess, gpus_of, listed_processes, worst_alert
+from gpumem_tui.tui.hosts.state import HostsSort, HostsState, RemoteProcess, gpus_of, worst_alert
 from gpumem_tui.tui.kit.figures import ABSENT, MUTED, ListRow, Row, Span, age, fit, fit_right, header_line
 from gpumem_tui.tui.kit.glyphs import PROGRAM
 
@@ -19,6 +20,7 @@ _BAR = 16
 _BAR_FROM = 110
 """Cells of width from which a host's memory is drawn too."""
 _LONGEST_NAME = 28
+_CHOSEN_LINES = 2
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,7 @@ def hosts_heading(state: HostsState, width: int) -> Row:
     """The heads of the columns of the hosts."""
     name = _name_width(state, width)
     bar = f" {'':<{_BAR}}" if width >= _BAR_FROM else ""
-    text = f"   {fit('HOST', name)} {'GPUS':>4}{bar} {'USED/TOTAL GiB':>15} {'FREE':>7} {'UTIL':>5} {'AGE':>5}  STATE"
+    text = f"  {fit('HOST', name)} {'GPUS':>4}{bar} {'USED/TOTAL GiB':>15} {'FREE':>7} {'UTIL':>5} {'AGE':>5}  STATE"
     return [(fit(text, width), f"bold {MUTED}")]
 
 
@@ -100,14 +102,18 @@ def _host_row(state: HostsState, status: HostStatus, width: int, *, is_open: boo
     style = "" if is_live else MUTED
     name = fit(status.host.name, _name_width(state, width))
     mark = "▾" if is_open else "▸" if gpus else " "
+    if status.report is None:  # no figures: their place is for why
+        text, said = standing(state, status)
+        room = max(0, width - len(name) - 3)
+        return ListRow(((f"{mark} ", MUTED), (name, MUTED), (f" {fit(text, room)}", said)), status.host.name)
     numbers = _numbers(gpus, width, is_live=is_live)
     seen_s = status.age_s(state.now_s)
     seen = ABSENT if seen_s is None else age(seen_s) if not is_live or seen_s >= _STALE_S else ""
     spans: list[Span] = [(f"{mark} ", MUTED), (name, "bold" if is_live else MUTED)]
-    spans += [(f" {len(gpus) if status.report is not None else ABSENT:>4}", style), *numbers]
+    spans += [(f" {len(gpus):>4}", style), *numbers]
     spans += [(f" {seen:>5}  ", "bold $warning" if seen and seen_s is not None else MUTED)]
     room = width - sum(len(text) for text, _ in spans)
-    text, said = _standing(state, status)
+    text, said = standing(state, status)
     return ListRow((*spans, (fit(text, max(0, room)), said)), status.host.name)
 
 
@@ -125,7 +131,7 @@ def _numbers(gpus: tuple[GpuReading, ...], width: int, *, is_live: bool) -> list
     return spans
 
 
-def _standing(state: HostsState, status: HostStatus) -> Span:
+def standing(state: HostsState, status: HostStatus) -> Span:
     """What is the matter with a host, in one line and its style."""
     if status.phase is Phase.AWAY:
         left_s = 0.0 if status.retry_s is None else max(0.0, status.retry_s - state.now_s)
@@ -142,11 +148,12 @@ def _standing(state: HostsState, status: HostStatus) -> Span:
 
 
 def _gpu_row(state: HostsState, gpu: GpuReading, width: int, *, is_live: bool) -> ListRow:
-    name = fit(f"{gpu.index} {gpu.name.removeprefix('NVIDIA ')}", _name_width(state, width) + 3)
+    name = fit(f"GPU {gpu.index}", _name_width(state, width) + 3)
     spans: list[Span] = [("  ", ""), (f"  {name}", MUTED), *_numbers((gpu,), width, is_live=is_live)]
     heat = "" if isinstance(gpu.temperature_c, Unknown) else f"{gpu.temperature_c} °C"
     power = "" if isinstance(gpu.power_w, Unknown) else f"{gpu.power_w:.0f} W"
-    facts = [heat, power] if gpu.state is DeviceState.OK else [f"{gpu.state.value}: {gpu.state_reason}"]
+    name_of = gpu.name.removeprefix("NVIDIA ")
+    facts = [heat, power, name_of] if gpu.state is DeviceState.OK else [f"{gpu.state.value}: {gpu.state_reason}"]
     room = max(0, width - sum(len(text) for text, _ in spans))
     said = fit("        " + "  ".join(fact for fact in facts if fact), room)
     return ListRow((*spans, (said, MUTED if gpu.state is DeviceState.OK else "$warning")))
@@ -219,7 +226,7 @@ def processes_heading(state: HostsState, listed: list[RemoteProcess], width: int
     mark = "▾" if (state.sort in (HostsSort.MEMORY, HostsSort.SM)) != state.reverse else "▴"
     columns = _columns(state, width, probed=any(each.probe for each in listed))
     text = _cells(columns, lambda column: f"{mark if column.title == state.sort.value else ''}{column.title}")
-    return [(f" {text}", f"bold {MUTED}")]
+    return [(text, f"bold {MUTED}")]
 
 
 def processes_rows(state: HostsState, listed: list[RemoteProcess]) -> Callable[[int, str], list[ListRow]]:
@@ -256,12 +263,19 @@ def _why_none(state: HostsState) -> str:
 
 
 def processes_title(state: HostsState, listed: list[RemoteProcess]) -> str:
-    """What the list is of."""
+    """What the list of processes is of."""
     which = [f"on {state.only}"] if state.only else []
     which += [f"matching “{state.filter}”"] if state.filter else []
-    return f"{len(listed)} processes{' ' if which else ''}{' '.join(which)}"
+    count = "1 process" if len(listed) == 1 else f"{len(listed)} processes"
+    return " ".join([count, *which])
 
 
-def sorted_processes(state: HostsState) -> list[RemoteProcess]:
-    """The processes that are listed, in their order."""
-    return listed_processes(state)
+def chosen_rows(state: HostsState, name: str, width: int) -> list[Row]:
+    """The host under the cursor in full: how it stands, however long that is to say."""
+    status = next((each for each in state.statuses if each.host.name == name), None)
+    if status is None:
+        return [[]]
+    text, style = standing(state, status)
+    lines = textwrap.wrap(text, max(8, width - len(name) - 2))[:_CHOSEN_LINES] or [""]
+    blank = " " * len(name)
+    return [[(f"{blank if number else name}  ", "bold"), (line, style)] for number, line in enumerate(lines)]

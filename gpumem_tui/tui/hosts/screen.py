@@ -19,6 +19,7 @@ from gpumem_tui.remote.connection import Connection, HostStatus, Phase
 from gpumem_tui.remote.fleet import Fleet
 from gpumem_tui.tui.hosts.help import hosts_help
 from gpumem_tui.tui.hosts.rows import (
+    chosen_rows,
     hosts_header,
     hosts_heading,
     hosts_rows,
@@ -50,6 +51,14 @@ _HOSTS_SHARE = 0.5
 MakeMonitor = Callable[[Connection, History], "HostMonitor"]
 
 
+class HostList(RowList):
+    """Hosts, or processes of theirs: enter leads to the host's Monitor."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("enter", "choose", "its Monitor", key_display="enter", tooltip="The full Monitor of this host"),
+    ]
+
+
 class HostsScreen(MainScreen):
     """Shows what the connections say; never waits for one.
 
@@ -62,13 +71,12 @@ class HostsScreen(MainScreen):
     CSS_PATH = "screen.tcss"
     AUTO_FOCUS = "#hosts"
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("enter", "open", "its Monitor", key_display="enter", tooltip="The full Monitor of this host"),
         Binding("x", "expand", "GPUs", tooltip="The GPUs of this host, or not"),
         Binding("f", "only", "this host", tooltip="Only the processes of this host, or of all"),
         Binding("s", "sort(1)", "sort", tooltip="Sort the processes by the next column"),
         Binding("slash", "filter", "filter", key_display="/", tooltip="List only the processes that match"),
         Binding("c", "connect", "connect now", tooltip="Try the hosts that are away at once"),
-        Binding("tab", "other", "hosts/processes", tooltip="To the other list"),
+        Binding("tab", "other", "other list", tooltip="To the other list"),
         Binding("question_mark", "help", "help", key_display="?", tooltip="The keys and what the columns mean"),
         Binding("q", "app.quit", "quit", tooltip="Leave"),
         Binding("greater_than_sign", "sort(1)", show=False),
@@ -97,16 +105,18 @@ class HostsScreen(MainScreen):
         """Header, hosts, processes, keys; and what stands there instead."""
         yield Lines(id="hosts-header")
         yield Lines(id="hosts-heading")
-        yield RowList(id="hosts")
+        yield HostList(id="hosts")
+        yield Lines(id="hosts-chosen")
         yield Lines(id="processes-title")
         yield Lines(id="processes-heading")
-        yield RowList(id="hosts-processes")
+        yield HostList(id="hosts-processes")
         yield KeyBar()
         yield Lines(id="too-small")
 
     def on_mount(self) -> None:
         """Show what there is, and look for more."""
         self._hosts, self._processes = self.query_one("#hosts", RowList), self.query_one("#hosts-processes", RowList)
+        self._said = self.query_one("#hosts-chosen", Lines)
         news = asyncio.Event()
         self._fleet.subscribe(setter_for(news))
         self.set_interval(_TICK_S, self._look)
@@ -151,6 +161,10 @@ class HostsScreen(MainScreen):
         if name != self._open:  # its Monitor adds it itself
             history.add(status.report.snapshot, {})
 
+    @on(RowList.Moved)
+    def _cursor_moved(self) -> None:
+        self._draw_chosen()
+
     @on(RowList.Chosen, "#hosts")
     def _host_chosen(self, message: RowList.Chosen) -> None:
         self._open_host(message.key)
@@ -174,10 +188,6 @@ class HostsScreen(MainScreen):
         """The host under the cursor of the list that has the focus."""
         listed = self._processes if self._processes.has_focus else self._hosts
         return listed.key.partition("\t")[0]
-
-    def action_open(self) -> None:
-        """The Monitor of the host under the cursor."""
-        self._open_host(self.chosen)
 
     def _open_host(self, name: str) -> None:
         connection = self._fleet.connections.get(name)
@@ -276,7 +286,7 @@ class HostsScreen(MainScreen):
         lines: dict[str, Any] = {
             "#hosts-header": header,
             "#hosts-heading": hosts_heading(state, inner),
-            "#processes-title": [(processes_title(state, listed), "bold")],
+            "#processes-title": [(processes_title(state, listed), "bold $primary")],
             "#processes-heading": processes_heading(state, listed, inner),
         }
         for name, line in lines.items():
@@ -287,3 +297,7 @@ class HostsScreen(MainScreen):
         self._hosts.styles.height = min(count, most)
         self._hosts.show(rows)
         self._processes.show(processes_rows(state, listed))
+        self._draw_chosen()
+
+    def _draw_chosen(self) -> None:
+        self._said.show_rows(chosen_rows(self._state, self.chosen, self.size.width - 2))
