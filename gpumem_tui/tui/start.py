@@ -69,7 +69,7 @@ def open_hosts(fleet: Fleet, settings: Settings) -> int:
     """Open on several hosts, which are connected to from here on, and return the exit code."""
     _leave_garbage()
     fleet.start()
-    return _watch(partial(_hosts_screen, fleet, settings), settings)
+    return _watch(partial(hosts_screen, fleet, settings), settings)
 
 
 def open_search(
@@ -221,7 +221,7 @@ def _monitor_parts(settings: Settings, *, is_here: bool = True) -> dict[str, Any
     }
 
 
-def _hosts_screen(fleet: Fleet, settings: Settings) -> MainScreen:
+def hosts_screen(fleet: Fleet, settings: Settings) -> MainScreen:
     """The Monitors of all hosts, to look only."""
     from gpumem_tui.monitor.history import History
     from gpumem_tui.tui.hosts.one import HostAlerts, HostMonitor, HostSource
