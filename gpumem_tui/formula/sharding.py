@@ -20,6 +20,13 @@ SHARDED: Mapping[Sharding, frozenset[Bucket]] = MappingProxyType(
 """The fixed rows that a stage divides by the number of GPUs, by bucket."""
 
 
+def shard_scratch(row: FormulaRow, recipe: Recipe) -> FormulaRow:
+    """One GPU's share of what an update makes on the way: under every stage a GPU updates its share of the state."""
+    if recipe.gpus == 1 or recipe.sharding == "none":
+        return row
+    return replace(row, size_bytes=-(-row.size_bytes // recipe.gpus), expression=f"{row.expression} / {recipe.gpus}")
+
+
 def shard(row: FormulaRow, recipe: Recipe) -> FormulaRow:
     """One GPU's share of a fixed row, rounded up to a byte."""
     if recipe.gpus == 1 or row.bucket not in SHARDED[recipe.sharding]:
