@@ -21,8 +21,6 @@ def watch_hosts(
     Raises:
         OptionError: no host, one that is none, Slurm says no, the settings are invalid, there is no terminal.
     """
-    if not is_terminal():
-        raise OptionError("no terminal to draw on; `ssh HOST gpumem-tui monitor --json` needs none")
     from gpumem_tui.remote.connection import SshOptions
     from gpumem_tui.remote.fleet import Fleet
     from gpumem_tui.remote.hosts import hosts_of
@@ -36,4 +34,6 @@ def watch_hosts(
         remote_command=remote_command or settings.remote_command,
     )
     hosts = hosts_of(written, file=file, groups=dict(settings.hosts), slurm_job=slurm_job)
+    if not is_terminal():
+        raise OptionError("no terminal to draw on; `ssh HOST gpumem-tui monitor --json` needs none")
     return open_hosts(Fleet(hosts, SshOptions(settings.remote_command, settings.interval_s)), settings)
