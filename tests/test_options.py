@@ -102,9 +102,20 @@ class TestWorkload:
             assert spec.recipe.precision == options.precision
             assert WorkloadSpec.from_wire(asdict(spec)) == spec
 
+    def test_adapters_reach_what_transformers_builds(self, tmp_path: Path) -> None:
+        path = tmp_path / "qwen3.json"
+        path.write_text(json.dumps({"model_type": "qwen3"}))
+        options = WorkloadOptions(config=str(path), adapter="lora", lora_rank=4, base_quantization="nf4")
+        spec = options.spec("/usr/bin/python3")
+        assert spec.command is not None
+        text = " ".join(spec.command.words)
+        assert text.endswith("--lora-rank 4 --lora-targets all-linear --base-quantization nf4")
+        assert WorkloadSpec.from_wire(asdict(spec)) == spec
+
     @pytest.mark.parametrize(
         ("changes", "line"),
         [
+            ({"base_quantization": "nf4"}, "--base-quantization: weights that are trained cannot be quantized; add"),
             ({"changes": ModelChanges(layers=2)}, "--layers: qwen3 has no closed form; change it in "),
             ({"gpus": 2, "sharding": "zero3"}, "--gpus: qwen3 has no closed form, and its step is one GPU's"),
             ({"recompute": "selective"}, "--recompute selective: transformers has gradient checkpointing only"),

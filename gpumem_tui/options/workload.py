@@ -188,7 +188,7 @@ class WorkloadOptions:
             raise OptionError("--base-quantization: weights that are trained cannot be quantized; add --adapter lora")
         seq_len = given.get("seq_len", file.usual_seq_len)
         words = [python, "-m", HUGGING_FACE, "--config", file.path, "--batch-size", BATCH]
-        options = {
+        options: dict[str, object] = {
             "seq-len": seq_len, "image-size": given.get("image_size", 0), "precision": recipe.precision,
             "optimizer": recipe.optimizer, "recompute": recipe.recompute, "attention": recipe.attention,
         }  # fmt: skip

@@ -56,14 +56,15 @@ class QuantizedLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         dtype = torch.get_autocast_dtype(x.device.type) if torch.is_autocast_enabled(x.device.type) else x.dtype
-        output: Tensor = _PackedProduct.apply(x.to(dtype), self)
+        output: Tensor = _PackedProduct.apply(x.to(dtype), self)  # type: ignore[no-untyped-call]
         return output if self.bias is None else output + self.bias.to(dtype)
 
     def unpacked(self, dtype: torch.dtype) -> Tensor:
         """W in `dtype`, in a buffer of its own."""
         first, *others = self.scales
         scales = _unpack_scales(first, *others) if others else first
-        return _unpack(self.codes, scales, [self.out_features, self.in_features], dtype)
+        weight: Tensor = _unpack(self.codes, scales, [self.out_features, self.in_features], dtype)
+        return weight
 
 
 class _PackedProduct(torch.autograd.Function):
@@ -75,7 +76,7 @@ class _PackedProduct(torch.autograd.Function):
         return F.linear(x, layer.unpacked(x.dtype))
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         return gradient @ ctx.layer.unpacked(ctx.dtype), None
 
 

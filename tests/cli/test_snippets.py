@@ -45,7 +45,7 @@ def _commands(lines: list[str]) -> Iterator[list[str]]:
 
 
 def _readme_commands() -> list[list[str]]:
-    lines = [line for block in _blocks("sh") for line in block.splitlines()]
+    lines = [line for block in _blocks("sh") for line in block.replace("\\\n", " ").splitlines()]
     return list(_commands(lines + [code for code in _inline(README) if code.startswith("gpumem-tui")]))
 
 
