@@ -13,7 +13,7 @@ from gpumem_tui.catalog.shapes import ModelShape
 from gpumem_tui.formula.parameters import ParameterTensor, parameter_tensors
 from gpumem_tui.formula.precision import PRECISION_RECORDS
 from gpumem_tui.formula.quantization import QUANTIZATION_RECORDS
-from gpumem_tui.formula.recipe import ALL_LINEAR, Recipe
+from gpumem_tui.formula.recipe import ALL_LINEAR, DEFAULT_LORA_RANK, Recipe
 from gpumem_tui.formula.rows import FormulaRow, fixed_row
 from gpumem_tui.memory import Bucket
 
@@ -76,16 +76,27 @@ def targets(shape: ModelShape, recipe: Recipe) -> frozenset[str]:
     return frozenset(wanted)
 
 
-def check_adapters(shape: ModelShape, recipe: Recipe) -> None:
-    """Raise AdapterError for adapters that this network cannot have."""
+def check_recipe(recipe: Recipe) -> None:
+    """Raise AdapterError where a recipe's parts about adapters do not go together, whatever the network."""
     if recipe.has_adapters:
         if recipe.lora_rank < 1:
             raise AdapterError("--lora-rank", f"must be at least 1, not {recipe.lora_rank}")
-        targets(shape, recipe)
-    elif recipe.base_quantization != "none":
+        return
+    if recipe.base_quantization != "none":
         raise AdapterError(
             "--base-quantization", "weights that are trained cannot be quantized; add --adapter lora to freeze them"
         )
+    if recipe.lora_rank != DEFAULT_LORA_RANK:
+        raise AdapterError("--lora-rank", "all weights are trained, without adapters; add --adapter lora")
+    if recipe.lora_targets != ALL_LINEAR:
+        raise AdapterError("--lora-targets", "all weights are trained, without adapters; add --adapter lora")
+
+
+def check_adapters(shape: ModelShape, recipe: Recipe) -> None:
+    """Raise AdapterError for adapters that this network cannot have."""
+    check_recipe(recipe)
+    if recipe.has_adapters:
+        targets(shape, recipe)
 
 
 def weights(shape: ModelShape, recipe: Recipe) -> Weights:

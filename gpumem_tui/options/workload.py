@@ -19,7 +19,7 @@ from gpumem_tui.catalog.loader import (
 from gpumem_tui.catalog.quantization import quantization_of
 from gpumem_tui.catalog.shapes import CatalogError, ModelShape, ShapeError
 from gpumem_tui.errors import OptionError
-from gpumem_tui.formula.adapters import AdapterError, check_adapters
+from gpumem_tui.formula.adapters import AdapterError, check_adapters, check_recipe
 from gpumem_tui.formula.optimizers import OPTIMIZER_RECORDS
 from gpumem_tui.formula.recipe import (
     ALL_LINEAR,
@@ -184,8 +184,10 @@ class WorkloadOptions:
             raise OptionError("--recompute selective: transformers has gradient checkpointing only; use full or none")
         if record := OPTIMIZER_RECORDS[recipe.optimizer].elsewhere:
             raise OptionError(f"--optimizer {recipe.optimizer}: PyTorch does not implement it, {record}")
-        if recipe.base_quantization != "none" and not recipe.has_adapters:
-            raise OptionError("--base-quantization: weights that are trained cannot be quantized; add --adapter lora")
+        try:
+            check_recipe(recipe)
+        except AdapterError as error:
+            raise OptionError(str(error)) from error
         seq_len = given.get("seq_len", file.usual_seq_len)
         words = [python, "-m", HUGGING_FACE, "--config", file.path, "--batch-size", BATCH]
         options: dict[str, object] = {

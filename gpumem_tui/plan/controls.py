@@ -13,6 +13,7 @@ from typing import Any, cast
 from gpumem_tui.catalog.loader import gpus, models
 from gpumem_tui.catalog.shapes import ShapeError
 from gpumem_tui.errors import OptionError
+from gpumem_tui.formula.adapters import AdapterError, check_adapters
 from gpumem_tui.formula.extras import Extras, why_not
 from gpumem_tui.formula.optimizers import OPTIMIZER_RECORDS
 from gpumem_tui.formula.parameters import count_parameters
@@ -170,6 +171,10 @@ def plan_of(draft: Draft) -> Plan:
     except ShapeError as error:
         key = error.option.removeprefix("--").replace("-", "_")
         raise PlanError(key, str(error).removeprefix(f"{error.option}: ")) from error
+    try:
+        check_adapters(shape, draft.recipe)
+    except AdapterError as error:
+        raise PlanError("model", str(error).removeprefix(f"{error.option}: ")) from error
     target, samples = draft.target_batch, draft.pass_samples
     if target is not None and target < samples:
         gpus = f"{draft.recipe.gpus:,} GPU{'s' if draft.recipe.gpus > 1 else ''}"

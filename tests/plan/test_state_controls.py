@@ -251,3 +251,10 @@ def test_small_steps_of_heads_and_widths_always_go_together(model: str, moves: l
         if key in keys:
             made = control_of(made, key).stepped(made, way, jump=False)
             assert plan_of(made).shape.heads
+
+
+def test_a_model_that_cannot_have_the_adapters_is_said_at_the_model() -> None:
+    draft = draft_of(Plan(find_model("resnet-50"), Recipe(adapter="lora"), find_gpu("t4-16gb")))
+    with pytest.raises(PlanError, match="resnet-50 is no language model") as caught:
+        plan_of(draft)
+    assert caught.value.control == "model"

@@ -9,6 +9,8 @@ from gpumem_tui.catalog.loader import find_model
 from gpumem_tui.catalog.shapes import ModelShape
 from gpumem_tui.formula.adapters import kept_bytes, trained_parameters
 from gpumem_tui.formula.recipe import BASE_QUANTIZATIONS, BaseQuantization, Recipe
+from gpumem_tui.step.workload import WorkloadError
+from gpumem_tui.workload.hugging_face import chosen
 from gpumem_tui.workload.quantized import QuantizedLinear
 from gpumem_tui.workload.standard import CatalogWorkload
 
@@ -97,3 +99,13 @@ def test_the_gradient_through_a_packed_layer_is_that_of_its_unpacked_weight() ->
     assert torch.allclose(output, x @ weight.T + 1, atol=1e-5)
     assert x.grad is not None
     assert torch.allclose(x.grad, weight.sum(0).expand(5, 64), atol=1e-5)
+
+
+def test_targets_of_a_hugging_face_model_go_by_the_end_of_a_name() -> None:
+    linear = ["model.layers.0.self_attn.q_proj", "model.layers.0.self_attn.k_proj", "model.layers.1.self_attn.q_proj"]
+
+    assert chosen(linear, "all-linear") == linear
+    assert chosen(linear, "self_attn.q_proj") == [linear[0], linear[2]]
+    assert chosen(linear, "q_proj,k_proj") == [linear[0], linear[2], linear[1]]
+    with pytest.raises(WorkloadError, match="no linear layer is called proj: there are k_proj, q_proj"):
+        chosen(linear, "proj")
