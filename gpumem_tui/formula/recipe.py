@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 Precision = Literal["fp32", "amp-bf16", "amp-fp16", "bf16"]
-Optimizer = Literal["adamw", "adam", "sgd", "sgd-momentum", "adafactor", "adagrad", "rmsprop", "lion", "adamw-8bit"]
+Optimizer = Literal[
+    "adamw", "adam", "sgd", "sgd-momentum", "adafactor", "adagrad", "rmsprop", "lion", "adamw-8bit", "adamw-fused"
+]
 Recompute = Literal["none", "selective", "full"]
 Attention = Literal["auto", "flash", "efficient", "math"]
 Sharding = Literal["none", "zero1", "zero2", "zero3"]

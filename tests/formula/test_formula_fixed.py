@@ -71,6 +71,7 @@ def test_bytes_per_parameter_by_precision(
     [
         ("adam", 8),
         ("adamw", 8),
+        ("adamw-fused", 8),
         ("sgd", 0),
         ("sgd-momentum", 4),
         ("adagrad", 4),

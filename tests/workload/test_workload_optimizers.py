@@ -13,6 +13,7 @@ from gpumem_tui.workload.optimizers import optimizer_factory
 ROWS, COLUMNS = 8, 4
 STATE_ELEMENTS: dict[Optimizer, tuple[type[torch.optim.Optimizer], int]] = {
     "adamw": (torch.optim.AdamW, 2 * ROWS * COLUMNS),
+    "adamw-fused": (torch.optim.AdamW, 2 * ROWS * COLUMNS),
     "adam": (torch.optim.Adam, 2 * ROWS * COLUMNS),
     "sgd": (torch.optim.SGD, 0),
     "sgd-momentum": (torch.optim.SGD, ROWS * COLUMNS),
