@@ -9,14 +9,16 @@ from functools import cached_property
 
 from gpumem_tui.catalog.shapes import ModelShape
 from gpumem_tui.formula import convnet, mlp, transformer
+from gpumem_tui.formula.engines import engine_rows
 from gpumem_tui.formula.extras import NO_EXTRAS, Extras
 from gpumem_tui.formula.head import head_rows
 from gpumem_tui.formula.optimizers import offloaded_row, optimizer_row
+from gpumem_tui.formula.parallel import by_stage, parallel_assumptions
 from gpumem_tui.formula.parameters import gathered_parameters, parameter_tensors
 from gpumem_tui.formula.precision import PRECISION_RECORDS
 from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.formula.rows import TEXTBOOK, FormulaRow, batch_row, fixed_row
-from gpumem_tui.formula.sharding import shard
+from gpumem_tui.formula.sharding import as_run, has_own_precision, shard, stage_of
 from gpumem_tui.memory import Breakdown, Bucket, format_bytes
 
 DEFAULT_HEADROOM = 0.1
@@ -78,14 +80,24 @@ def predict(shape: ModelShape, recipe: Recipe, batch_size: int, extras: Extras =
     if recipe.gpus < 1:
         raise ValueError(f"there must be at least 1 GPU, not {recipe.gpus}")
     order = list(Bucket)
-    rows = [
-        *_fixed_rows(shape, recipe, extras),
-        *_activation_rows(shape, recipe, batch_size, extras),
-        *head_rows(shape, recipe, batch_size, chunked="chunked-loss" in extras),
-        *_batch_data_rows(shape, recipe, batch_size),
-    ]
+    stages = _rows_by_stage(shape, recipe, batch_size, extras)
+    rows = max(stages, key=lambda rows: sum(row.size_bytes for row in rows))
     rows.sort(key=lambda row: order.index(row.bucket))
     return FormulaPrediction(batch_size, tuple(rows), tuple(_assumptions(shape, recipe, extras)))
+
+
+def _rows_by_stage(shape: ModelShape, recipe: Recipe, batch_size: int, extras: Extras) -> list[list[FormulaRow]]:
+    return by_stage(shape, recipe, batch_size, lambda part: _rows(part, recipe, batch_size, extras))
+
+
+def _rows(shape: ModelShape, recipe: Recipe, batch_size: int, extras: Extras) -> list[FormulaRow]:
+    run = as_run(recipe)
+    return [
+        *_fixed_rows(shape, recipe, extras),
+        *_activation_rows(shape, run, batch_size, extras),
+        *(head_rows(shape, run, batch_size, chunked="chunked-loss" in extras) if shape.has_head else []),
+        *_batch_data_rows(shape, run, batch_size),
+    ]
 
 
 def usable_bytes(total_bytes: int, headroom: float = DEFAULT_HEADROOM) -> int:
@@ -116,9 +128,13 @@ def max_batch_size(
     Raises:
         ValueError: a headroom that is no share of the card.
     """
-    one_sample = predict(shape, recipe, 1, extras)
-    left_bytes = usable_bytes(total_bytes, headroom) - one_sample.fixed_bytes
-    return max(0, left_bytes // one_sample.activation_bytes_per_sample)
+    usable = usable_bytes(total_bytes, headroom)
+    largest = []
+    for rows in _rows_by_stage(shape, recipe, 1, extras):
+        fixed_bytes = sum(row.size_bytes for row in rows if not row.grows_with_batch)
+        sample_bytes = sum(row.size_bytes for row in rows if row.grows_with_batch)
+        largest.append((usable - fixed_bytes) // sample_bytes)
+    return max(0, min(largest))
 
 
 def largest_obstacle(prediction: FormulaPrediction, capacity_bytes: int, capacity: str = "of the card's") -> str | None:
@@ -152,6 +168,9 @@ def _fewest_exceeding(sizes: Sequence[tuple[Bucket, int]], capacity_bytes: int) 
 
 def _fixed_rows(shape: ModelShape, recipe: Recipe, extras: Extras) -> list[FormulaRow]:
     tensors = parameter_tensors(shape)
+    if has_own_precision(recipe):
+        gathered = gathered_parameters(shape)
+        return engine_rows(tensors, recipe, gathered, offloaded="offload-optimizer" in extras)
     parameters = sum(tensor.values for tensor in tensors)
     storage = PRECISION_RECORDS[recipe.precision]
     rows = [
@@ -177,7 +196,7 @@ def _fixed_rows(shape: ModelShape, recipe: Recipe, extras: Extras) -> list[Formu
         )
         rows.append(copy)
     rows = [shard(row, recipe) for row in rows]
-    if recipe.sharding == "zero3" and recipe.gpus > 1:
+    if stage_of(recipe) == 3 and recipe.sharded_over > 1:
         gathered = fixed_row(
             Bucket.TEMPORARY,
             "gathered parameters",
@@ -228,10 +247,11 @@ def _assumptions(shape: ModelShape, recipe: Recipe, extras: Extras) -> list[str]
         assumed.append("Selective recompute drops attention scores; this network has none.")
     if recipe.precision == "fp32":
         assumed.append("The activation forms are for 16-bit values; in fp32 all but dropout masks count twice.")
-    if recipe.gpus > 1 and recipe.sharding == "none":
+    if recipe.data_parallel > 1 and recipe.sharding == "none":
         assumed.append("Data parallel: each GPU holds everything; communication buckets are not counted.")
-    elif recipe.gpus > 1:
+    elif recipe.sharded_over > 1 and recipe.sharding != "none":
         assumed.append("Sharded: communication buffers and gradients on their way are not counted.")
+    assumed += parallel_assumptions(recipe)
     if extras:
         assumed.append(f"Formula only, never traced: {', '.join(sorted(extras))}.")
     return assumed

@@ -82,7 +82,8 @@ def activation_rows(shape: ModelShape, recipe: Recipe, batch_size: int, *, offlo
         offloaded: what the blocks keep lies in host memory, but for the block that runs and the one on its way.
     """
     blocks = min(shape.layers, OFFLOADED_BLOCKS) if offloaded else shape.layers
-    return [*block_rows(shape, recipe, batch_size, blocks), _outside_row(shape, recipe, batch_size)]
+    outside = [_outside_row(shape, recipe, batch_size)] if shape.has_head else []
+    return [*block_rows(shape, recipe, batch_size, blocks), *outside]
 
 
 def block_rows(shape: ModelShape, recipe: Recipe, batch_size: int, blocks: int | None = None) -> list[FormulaRow]:

@@ -20,7 +20,8 @@ from gpumem_tui.catalog.quantization import quantization_of
 from gpumem_tui.catalog.shapes import CatalogError, ModelShape, ShapeError
 from gpumem_tui.errors import OptionError
 from gpumem_tui.formula.optimizers import OPTIMIZER_RECORDS
-from gpumem_tui.formula.recipe import Attention, Optimizer, Precision, Recipe, Recompute, Sharding
+from gpumem_tui.formula.parallel import fault
+from gpumem_tui.formula.recipe import Attention, Optimizer, Precision, Recipe, Recompute, Schedule, Sharding
 from gpumem_tui.memory import MIB, Unknown, format_bytes
 from gpumem_tui.monitor.devices import RealGpu
 from gpumem_tui.monitor.visible import Candidate, visible_devices
@@ -77,6 +78,13 @@ class WorkloadOptions:
     attention: Attention = "auto"
     sharding: Sharding = "none"
     gpus: int = 1
+    tensor_parallel: int = 1
+    sequence_parallel: bool = False
+    context_parallel: int = 1
+    pipeline_parallel: int = 1
+    schedule: Schedule = "1f1b"
+    micro_batches: int = 0
+    virtual_stages: int = 2
     assumed_rows: tuple[tuple[str, float], ...] = ()
     dequantize: bool = False
 
@@ -109,11 +117,12 @@ class WorkloadOptions:
                 raise OptionError(f"--{name.replace('_', '-')}: must be at most {_LIMITS[name]:,}")
         if self.command:
             return replace(self._command_spec(), assumed_rows=self.assumed_rows)
-        if self.sharding != "none" and self.gpus == 1:
+        recipe = self._recipe()
+        if self.sharding != "none" and recipe.sharded_over == 1:
+            gpus = 2 * recipe.gpus
             raise OptionError(
-                f"--sharding {self.sharding}: needs more than one GPU to shard over; add --gpus 2 or more"
+                f"--sharding {self.sharding}: needs more than one GPU to shard over; add --gpus {gpus} or more"
             )
-        recipe = Recipe(self.precision, self.optimizer, self.recompute, self.attention, self.sharding, self.gpus)
         if self.workload is not None:
             return replace(self._file_spec(recipe), assumed_rows=self.assumed_rows)
         if self.assumed_rows:
@@ -125,11 +134,20 @@ class WorkloadOptions:
         except CatalogError as error:
             raise OptionError(f"--model: {error}") from error
 
+    def _recipe(self) -> Recipe:
+        """With as many GPUs as one copy of the network takes, where their number is not said."""
+        values = {field.name: getattr(self, field.name) for field in fields(Recipe)}
+        recipe = Recipe(**values)
+        return replace(recipe, gpus=recipe.model_parallel) if self.gpus == 1 else recipe
+
     def _shape_spec(self, shape: ModelShape, recipe: Recipe) -> WorkloadSpec:
         try:
-            return WorkloadSpec(recipe, shape=shape.overridden(**self.changes.given()))
+            shape = shape.overridden(**self.changes.given())
         except ShapeError as error:
             raise OptionError(str(error)) from error
+        if wrong := fault(shape, recipe):
+            raise OptionError(": ".join(wrong))
+        return WorkloadSpec(recipe, shape=shape)
 
     def _config_spec(self, path: str, recipe: Recipe, python: str) -> WorkloadSpec:
         """By closed form where there is one, else as transformers builds it."""
@@ -180,9 +198,7 @@ class WorkloadOptions:
             option = next(iter(self.changes.given())).replace("_", "-")
             raise OptionError(f"--{option}: a command builds its own model; change it there")
         recipe = Recipe(gpus=self.gpus)
-        if replace(recipe, gpus=1) != Recipe(
-            self.precision, self.optimizer, self.recompute, self.attention, self.sharding
-        ):
+        if self._recipe() != replace(recipe, gpus=self._recipe().gpus):
             raise OptionError(
                 "-- COMMAND: it decides precision, optimizer and the rest itself; leave those options out"
             )

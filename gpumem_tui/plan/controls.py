@@ -18,6 +18,7 @@ from gpumem_tui.formula.optimizers import OPTIMIZER_RECORDS
 from gpumem_tui.formula.parameters import count_parameters
 from gpumem_tui.formula.precision import PRECISION_RECORDS
 from gpumem_tui.formula.recipe import ATTENTIONS, OPTIMIZERS, PRECISIONS, RECOMPUTES, SHARDINGS, Recipe
+from gpumem_tui.formula.sharding import SHARDING_RECORDS
 from gpumem_tui.memory import GIB, format_count
 from gpumem_tui.plan.draft import MOST_GPUS, SHAPE_LIMITS, Draft, draft_of, has_field
 from gpumem_tui.plan.plan import Plan
@@ -324,8 +325,7 @@ _CONTROLS: tuple[Control, ...] = (
     Number("gpus", "GPU count", _HARDWARE, "GPUs that train together", MOST_GPUS, by(1), power,
            lambda d: d.recipe.gpus, lambda d, v: replace(d, recipe=replace(d.recipe, gpus=v or 0))),
     _recipe_choice("sharding", _HARDWARE, "What is spread over the GPUs (ZeRO)", {
-        "none": "each GPU holds everything", "zero1": "optimizer state", "zero2": "+ gradients",
-        "zero3": "+ parameters (FSDP)",
+        key: record.keeps for key, record in SHARDING_RECORDS.items()
     }, SHARDINGS),
     Number("headroom", "headroom", _HARDWARE, "Share of the GPU that the formula leaves free", 99, by(1),
            multiple(lambda d: 5), _percent, lambda d, v: replace(d, headroom=(v or 0) / 100), least=0,

@@ -22,6 +22,7 @@ from gpumem_tui.formula.changes import (
 from gpumem_tui.formula.optimizers import OPTIMIZER_RECORDS
 from gpumem_tui.formula.predict import predict, usable_bytes
 from gpumem_tui.formula.price import Price
+from gpumem_tui.formula.sharding import stage_of
 from gpumem_tui.memory import Unknown, format_bytes
 from gpumem_tui.plan.answers import largest_batch, predicted, setup_of, target_of, with_setup
 from gpumem_tui.plan.judgement import SMALLEST_NORMALIZED_BATCH
@@ -290,8 +291,8 @@ def _by_axis(plan: Plan, gpus: int, *, traceable: bool) -> dict[str, list[Change
             found[change.axis].append(change)
     further = gpus - plan.recipe.gpus
     if gpus > 1:
-        held = plan.recipe.sharding
-        stages = [sharded(stage, gpus, further) for stage in STAGES if further or stage > held]
+        held = stage_of(plan.recipe)
+        stages = [sharded(stage, gpus, further) for number, stage in enumerate(STAGES, 1) if further or number > held]
         found["sharding"].extend(stages)
     return found
 

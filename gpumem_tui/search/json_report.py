@@ -43,7 +43,7 @@ def workload_json(workload: WorkloadSpec, batch_size: int | None = None) -> dict
         body["shape"] = {
             key: value
             for key, value in asdict(workload.shape).items()
-            if value and key not in ("name", "source", "published_parameters")
+            if value and key not in ("name", "source", "published_parameters", "part")
         }
         body.update(asdict(workload.recipe))
     return body

@@ -27,6 +27,7 @@ _COMPOSITION_LINES = 20
 _SHARDING_NOTES: dict[Sharding, str] = {
     "zero1": "ZeRO-1: ZeroRedundancyOptimizer hands out whole parameters, so rank 0 can hold more than its share",
     "zero2": "ZeRO-2: FSDP2 without resharding after forward, so between steps parameters are sharded too",
+    "fsdp2": "FSDP2 with its own mixed precision: MixedPrecisionPolicy(param_dtype=16 bits, reduce_dtype=float32)",
 }
 PHASE_WORDS = {
     Phase.BUILD: "while the model is built",
