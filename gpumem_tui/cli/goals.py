@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
@@ -12,11 +11,10 @@ import click
 from gpumem_tui.cli.numbers import Finite
 from gpumem_tui.cli.workload import AT_LEAST_ONE
 from gpumem_tui.formula.noise_scale import MeasuredNorm, NoiseScaleError, noise_scale
+from gpumem_tui.options.typed import norm_from, tokens_from
 
 if TYPE_CHECKING:
     from gpumem_tui.plan.goals import Goals
-
-_UNITS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 
 
 class TokenCount(click.ParamType[int]):
@@ -27,10 +25,10 @@ class TokenCount(click.ParamType[int]):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         if isinstance(value, int):
             return value
-        match = re.fullmatch(r"(\d+(?:\.\d+)?)([KMBT]?)", str(value).replace(",", ""), re.IGNORECASE)
-        if match is None:
-            self.fail(f"{value!r} is not a number of tokens such as 2000000000, 2B or 1.5T", param, ctx)
-        return round(float(match[1]) * _UNITS[match[2].upper()])
+        try:
+            return tokens_from(str(value))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
 
 
 class Norm(click.ParamType[MeasuredNorm]):
@@ -41,13 +39,10 @@ class Norm(click.ParamType[MeasuredNorm]):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> MeasuredNorm:
         if isinstance(value, MeasuredNorm):
             return value
-        batch, _, norm = str(value).partition("=")
         try:
-            return MeasuredNorm(int(batch), float(norm))
-        except NoiseScaleError as error:
+            return norm_from(str(value))
+        except ValueError as error:
             self.fail(str(error), param, ctx)
-        except ValueError:
-            self.fail(f"{value!r} is not a batch size and a norm such as 64=1.3", param, ctx)
 
 
 GOAL_OPTIONS = [

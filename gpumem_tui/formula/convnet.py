@@ -9,17 +9,19 @@ sum's operands.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from gpumem_tui.catalog.shapes import ModelShape
 from gpumem_tui.formula.precision import PRECISION_RECORDS
 from gpumem_tui.formula.recipe import Recipe
-from gpumem_tui.formula.rows import FormulaRow, batch_row
+from gpumem_tui.formula.rows import FORWARD_ENDS, IN_A_BLOCK, FormulaRow, Moment, batch_row, there
 from gpumem_tui.memory import Bucket
 
 _STEM_WIDTH = 64
 _STAGE_WIDTHS = (64, 128, 256, 512)
 _EXPANSION = 4
 _INDEX_BYTES = 8
+_GRADIENTS = 2
 _SOURCE = "He et al. 2015; torchvision"
 
 
@@ -82,6 +84,7 @@ class ResNetShape:
         return self.stem.outputs * self.pooled_side**2
 
 
+@lru_cache(256)
 def resnet(shape: ModelShape) -> ResNetShape:
     """The layers of a ResNet with real feature-map sizes at `shape.image_size`."""
     stem = Convolution(3, _STEM_WIDTH, 7, _halved(shape.image_size))
@@ -100,22 +103,23 @@ def resnet(shape: ModelShape) -> ResNetShape:
 def activation_rows(shape: ModelShape, recipe: Recipe, batch_size: int) -> list[FormulaRow]:
     """What a ResNet keeps for backward. Selective recompute has no attention to drop and changes nothing."""
     network = resnet(shape)
-    blocks = network.blocks
+    blocks, width = network.blocks, PRECISION_RECORDS[recipe.precision].compute_bytes
     convolved = network.stem.values
     activated = network.stem.values + network.pooled_values
     if recipe.recompute == "full":
-        largest = max(blocks, key=lambda block: block.convolution_values + block.activated_values)
-        entrances = sum(block.input_values for block in blocks[1:])  # the first one's is the pooled map
-        convolved += largest.convolution_values
-        activated += entrances + largest.activated_values
-        note = "the stem, the input of every block, and the largest block while it is recomputed"
+        activated += sum(block.input_values for block in blocks[1:])  # the first one's is the pooled map
+        note = "the stem's, and of the maps the input of every block"
+        again = [
+            *_again_rows(blocks[-1], Moment.LAST_BLOCK, batch_size, width),
+            *_again_rows(blocks[0], Moment.FIRST_BLOCK, batch_size, width),
+        ]
     else:
         convolved += sum(block.convolution_values for block in blocks)
         activated += sum(block.activated_values for block in blocks)
         note = f"C·H·W summed over {len(network.convolutions)} convolutions at their real sizes"
-    width = PRECISION_RECORDS[recipe.precision].compute_bytes
+        again = []
     kept = Bucket.ACTIVATIONS
-    return [
+    rows = [
         batch_row(kept, "convolution outputs", (batch_size, convolved, width), _SOURCE, note),
         batch_row(
             kept,
@@ -124,14 +128,54 @@ def activation_rows(shape: ModelShape, recipe: Recipe, batch_size: int) -> list[
             _SOURCE,
             "ReLU works in place, so the map after it is also the next convolution's input",
         ),
-        batch_row(
-            kept,
-            "pooling indices",
-            (batch_size, network.pooled_values, _INDEX_BYTES),
-            "PyTorch max_pool2d",
-            "where each maximum came from, as int64",
-        ),
     ]
+    indices = batch_row(
+        kept,
+        "pooling indices",
+        (batch_size, network.pooled_values, _INDEX_BYTES),
+        "PyTorch max_pool2d",
+        "where each maximum came from, as int64",
+    )
+    stem = batch_row(
+        kept,
+        "the stem's maps",
+        (batch_size, 2 * network.stem.values + network.pooled_values, width),
+        _SOURCE,
+        "its convolution's output, the map after ReLU and the pooled one, which backward reads last",
+    )
+    return [
+        *there(FORWARD_ENDS, rows),
+        *there(FORWARD_ENDS | IN_A_BLOCK, [indices]),
+        *there({Moment.FIRST_BLOCK}, [stem]),
+        *again,
+        _gradients_row(blocks[-1], Moment.LAST_BLOCK, batch_size, width),
+        _gradients_row(blocks[0], Moment.FIRST_BLOCK, batch_size, width),
+    ]
+
+
+def _again_rows(block: ConvBlock, moment: Moment, batch_size: int, width: int) -> list[FormulaRow]:
+    """A block that is computed again, in backward."""
+    values = block.convolution_values + block.activated_values
+    row = batch_row(
+        Bucket.ACTIVATIONS,
+        "maps of one block while recomputed",
+        (batch_size, values, width),
+        _SOURCE,
+        "convolution outputs and activated maps of the block that backward is in",
+    )
+    return there({moment}, [row])
+
+
+def _gradients_row(block: ConvBlock, moment: Moment, batch_size: int, width: int) -> FormulaRow:
+    """The gradients that backward holds inside a block: of its output, and through the last normalization."""
+    row = batch_row(
+        Bucket.TEMPORARY,
+        "gradients inside a block",
+        (batch_size, _GRADIENTS, block.path[-1].values, width),
+        "PyTorch autograd",
+        "of the block's output and of what its last normalization was given",
+    )
+    return there({moment}, [row])[0]
 
 
 def _halved(side: int) -> int:

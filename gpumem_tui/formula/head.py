@@ -1,9 +1,8 @@
 """The output head and the loss: absent from the textbook's activations, and often the peak of a step.
 
-Counted at the moment when cross-entropy's backward has just run: the logits (which the training loop still
-holds), the log-softmax that its backward reads, and the two gradients, of the log-softmax and of the logits, that it
-makes. Before that, in forward, the loss holds an fp32 copy of 16-bit logits; it is freed when the loss returns and is
-smaller than the gradients, so it is not counted on top of them.
+The training loop holds the logits to the end of the step. While the loss is computed there are beside them an fp32 copy
+of 16-bit logits and the log-softmax; when cross-entropy's backward has just run, the log-softmax that it reads and the
+two gradients, of the log-softmax and of the logits, that it makes.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from gpumem_tui.catalog.shapes import ModelShape
 from gpumem_tui.formula.extras import LOSS_CHUNKS
 from gpumem_tui.formula.precision import LOSS_BYTES, PRECISION_RECORDS
 from gpumem_tui.formula.recipe import Recipe
-from gpumem_tui.formula.rows import FormulaRow, batch_row
+from gpumem_tui.formula.rows import FORWARD_ENDS, FormulaRow, Moment, batch_row, there
 from gpumem_tui.memory import Bucket
 
 _SOURCE = "PyTorch cross_entropy"
@@ -34,7 +33,6 @@ def head_rows(shape: ModelShape, recipe: Recipe, batch_size: int, *, chunked: bo
     else:
         outputs = (batch_size, shape.classes)
     compute_bytes = PRECISION_RECORDS[recipe.precision].compute_bytes
-    cast = "" if compute_bytes == LOSS_BYTES else "; the fp32 copy of the logits is gone by then"
     logits = "the training loop holds them through backward" if pieces == 1 else f"of one piece of {pieces}"
     rows = [
         batch_row(
@@ -44,21 +42,28 @@ def head_rows(shape: ModelShape, recipe: Recipe, batch_size: int, *, chunked: bo
             _SOURCE,
             f"not in the textbook form; {logits}",
         ),
-        batch_row(
-            Bucket.ACTIVATIONS,
-            "output head: log-softmax",
-            (*outputs, LOSS_BYTES),
-            _SOURCE,
-            "in fp32, saved for the loss's backward",
-        ),
-        batch_row(
-            Bucket.TEMPORARY,
-            "output head: gradients",
-            (*outputs, _GRADIENTS, LOSS_BYTES),
-            _SOURCE,
-            f"of the log-softmax and of the logits, both in fp32, as backward begins{cast}",
-        ),
     ]
+    softmax = batch_row(
+        Bucket.ACTIVATIONS,
+        "output head: log-softmax",
+        (*outputs, LOSS_BYTES),
+        _SOURCE,
+        "in fp32, saved for the loss's backward",
+    )
+    rows += there({Moment.LOSS, Moment.LOSS_BACKWARD}, [softmax])
+    if compute_bytes != LOSS_BYTES:
+        copy = batch_row(
+            Bucket.TEMPORARY, "output head: logits in fp32", (*outputs, LOSS_BYTES), _SOURCE, "gone as the loss returns"
+        )
+        rows += there({Moment.LOSS}, [copy])
+    gradients = batch_row(
+        Bucket.TEMPORARY,
+        "output head: gradients",
+        (*outputs, _GRADIENTS, LOSS_BYTES),
+        _SOURCE,
+        "of the log-softmax and of the logits, both in fp32, as backward begins",
+    )
+    rows += there({Moment.LOSS_BACKWARD}, [gradients])
     if pieces > 1:
         gradient = batch_row(
             Bucket.ACTIVATIONS,
@@ -67,5 +72,5 @@ def head_rows(shape: ModelShape, recipe: Recipe, batch_size: int, *, chunked: bo
             _CHUNKED_SOURCE,
             "made in forward, piece by piece, and kept for backward",
         )
-        rows.append(gradient)
+        rows += there(FORWARD_ENDS, [gradient])
     return rows

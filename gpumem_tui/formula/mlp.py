@@ -5,8 +5,10 @@ from __future__ import annotations
 from gpumem_tui.catalog.shapes import ModelShape
 from gpumem_tui.formula.precision import PRECISION_RECORDS
 from gpumem_tui.formula.recipe import Recipe
-from gpumem_tui.formula.rows import TEXTBOOK, FormulaRow, batch_row
+from gpumem_tui.formula.rows import FORWARD_ENDS, IN_A_BLOCK, TEXTBOOK, FormulaRow, batch_row, there
 from gpumem_tui.memory import Bucket
+
+_GRADIENTS = 2
 
 
 def activation_rows(shape: ModelShape, recipe: Recipe, batch_size: int) -> list[FormulaRow]:
@@ -14,12 +16,19 @@ def activation_rows(shape: ModelShape, recipe: Recipe, batch_size: int) -> list[
 
     Recompute changes nothing: the layers' boundaries are all there is.
     """
-    return [
-        batch_row(
-            Bucket.ACTIVATIONS,
-            "layer outputs",
-            (batch_size, shape.layers, shape.hidden, PRECISION_RECORDS[recipe.precision].compute_bytes),
-            TEXTBOOK,
-            "counts the last layer as wide as the others",
-        )
-    ]
+    width = PRECISION_RECORDS[recipe.precision].compute_bytes
+    outputs = batch_row(
+        Bucket.ACTIVATIONS,
+        "layer outputs",
+        (batch_size, shape.layers, shape.hidden, width),
+        TEXTBOOK,
+        "counts the last layer as wide as the others",
+    )
+    gradients = batch_row(
+        Bucket.TEMPORARY,
+        "gradients inside a block",
+        (batch_size, _GRADIENTS, shape.hidden, width),
+        "PyTorch autograd",
+        "of a layer's output, before and after its activation function",
+    )
+    return [*there(FORWARD_ENDS, [outputs]), *there(IN_A_BLOCK, [gradients])]

@@ -5,7 +5,7 @@ Another optimizer is its name in `recipe.Optimizer` and a record here; that both
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from types import MappingProxyType
@@ -14,8 +14,11 @@ from gpumem_tui.formula.parameters import ParameterTensor
 from gpumem_tui.formula.precision import PRECISION_RECORDS
 from gpumem_tui.formula.price import Price
 from gpumem_tui.formula.recipe import Optimizer, Recipe
-from gpumem_tui.formula.rows import FormulaRow, fixed_row
+from gpumem_tui.formula.rows import FormulaRow, Moment, fixed_row, there
 from gpumem_tui.memory import Bucket
+
+_OF_THE_LARGEST = 2
+_FP32_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +56,8 @@ class OptimizerRecord:
         options: what torch's class is made with. Everything but the learning rate stays at torch's default: `foreach`
             decides how much scratch a step takes, and what users run is the default. The learning rates only have to
             keep random data finite.
+        scratch: values per parameter that one update makes on the way, all tensors at once (`foreach`, torch's default
+            on CUDA): Adam's square roots. 0 where it works in place; None: two of the largest tensor, one at a time.
         elsewhere: where PyTorch does not implement it, how to run it all the same.
         technique: None where it saves nothing.
     """
@@ -64,6 +69,7 @@ class OptimizerRecord:
     class_names: tuple[str, ...]
     state_bytes: int | None = None
     options: Mapping[str, float] = field(default_factory=dict)
+    scratch: int | None = 0
     elsewhere: str = ""
     technique: OptimizerTechnique | None = None
 
@@ -79,6 +85,7 @@ OPTIMIZER_RECORDS: Mapping[Optimizer, OptimizerRecord] = MappingProxyType(
             note="first and second moment",
             source="Loshchilov & Hutter 2019; torch.optim.AdamW",
             class_names=("AdamW",),
+            scratch=1,
             options={"lr": 3e-4},
         ),
         "adam": OptimizerRecord(
@@ -87,6 +94,7 @@ OPTIMIZER_RECORDS: Mapping[Optimizer, OptimizerRecord] = MappingProxyType(
             note="first and second moment",
             source="Kingma & Ba 2015; torch.optim.Adam",
             class_names=("Adam",),
+            scratch=1,
             options={"lr": 3e-4},
         ),
         "adamw-8bit": OptimizerRecord(
@@ -115,6 +123,7 @@ OPTIMIZER_RECORDS: Mapping[Optimizer, OptimizerRecord] = MappingProxyType(
             "that keep a first moment need about half of Adam's",
             source="Shazeer & Stern 2018; torch.optim.Adafactor",
             class_names=("Adafactor",),
+            scratch=None,
             options={"lr": 1e-2},
             technique=OptimizerTechnique(
                 "Adafactor",
@@ -149,6 +158,7 @@ OPTIMIZER_RECORDS: Mapping[Optimizer, OptimizerRecord] = MappingProxyType(
             note="sum of squared gradients",
             source="Duchi et al. 2011; torch.optim.Adagrad",
             class_names=("Adagrad",),
+            scratch=1,
             options={"lr": 1e-3},
         ),
         "rmsprop": OptimizerRecord(
@@ -157,6 +167,7 @@ OPTIMIZER_RECORDS: Mapping[Optimizer, OptimizerRecord] = MappingProxyType(
             note="running mean of squared gradients; neither centred nor with momentum",
             source="torch.optim.RMSprop",
             class_names=("RMSprop",),
+            scratch=1,
             options={"lr": 1e-4},
         ),
         "sgd-momentum": OptimizerRecord(
@@ -213,6 +224,27 @@ def optimizer_row(recipe: Recipe, tensors: Iterable[ParameterTensor]) -> Formula
     else:
         factors = (sum(tensor.values for tensor in tensors), record.states, state_bytes)
     return fixed_row(Bucket.OPTIMIZER, "optimizer state", factors, record.source, record.note)
+
+
+def scratch_row(recipe: Recipe, tensors: Sequence[ParameterTensor]) -> FormulaRow | None:
+    """What one update makes on the way, on one GPU's share of the state; None where it works in place."""
+    record = OPTIMIZER_RECORDS[recipe.optimizer]
+    state_bytes = record.state_bytes or PRECISION_RECORDS[recipe.precision].state_bytes
+    factors: tuple[int, ...]
+    if record.scratch is None:
+        factors = (max(tensor.values // tensor.copies for tensor in tensors), _OF_THE_LARGEST, _FP32_BYTES)
+    elif record.scratch:
+        factors = (sum(tensor.values for tensor in tensors), record.scratch, state_bytes)
+    else:
+        return None
+    row = fixed_row(
+        Bucket.TEMPORARY,
+        "scratch of the update",
+        factors,
+        "torch.optim's foreach implementation",
+        "made for all parameters at once and freed; a fused or for-loop optimizer has none",
+    )
+    return there({Moment.UPDATE}, [row])[0]
 
 
 def offloaded_row(recipe: Recipe) -> FormulaRow:

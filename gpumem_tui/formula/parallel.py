@@ -12,14 +12,15 @@ section 4.2.3).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from gpumem_tui.catalog.shapes import ModelShape
 from gpumem_tui.formula.precision import PRECISION_RECORDS
 from gpumem_tui.formula.recipe import Recipe
-from gpumem_tui.formula.rows import FormulaRow, batch_row
+from gpumem_tui.formula.rows import ALWAYS, FormulaRow, batch_row
 from gpumem_tui.formula.sharding import SHARDING_RECORDS
-from gpumem_tui.formula.transformer import ONE_BLOCK
+from gpumem_tui.formula.transformer import ONE_BLOCK, THE_FIRST_BLOCK
 from gpumem_tui.memory import Bucket
 
 RowsOf = Callable[[ModelShape], list[FormulaRow]]
@@ -78,30 +79,50 @@ def _option(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def by_stage(shape: ModelShape, recipe: Recipe, batch_size: int, rows_of: RowsOf) -> list[list[FormulaRow]]:
-    """The rows of one GPU of each stage that can need the most: of a pipeline, the first and the last.
+@dataclass(frozen=True)
+class Stage:
+    """One GPU of those that hold a copy of the network together.
+
+    Attributes:
+        shape: its share of its stage's part of the network.
+        uncut: that part, were there no tensor parallel.
+        place: its stage's, from 0.
+    """
+
+    shape: ModelShape
+    uncut: ModelShape
+    recipe: Recipe
+    place: int
+
+    def rows(self, batch_size: int, rows_of: RowsOf) -> list[FormulaRow]:
+        """Every row of this GPU.
+
+        Args:
+            batch_size: samples of one micro-batch.
+            rows_of: every row of a network that one GPU runs alone.
+        """
+        recipe = self.recipe
+        rows = rows_of(self.shape)
+        if recipe.model_parallel == 1:
+            return rows
+        if recipe.sequence_parallel:
+            activations = [_divided(row, recipe.tensor_parallel) for row in rows_of(self.uncut) if _is_of_blocks(row)]
+            rows = [*(row for row in rows if not _is_of_blocks(row)), *activations]
+        if recipe.pipeline_parallel > 1:
+            kept, of = micro_batches_kept(recipe, self.place)
+            rows = [_times(row, kept, of) if _waits_for_backward(row, recipe) else row for row in rows]
+            rows = [_lasting(row) for row in rows if row.bucket is not Bucket.GRADIENTS or row.name == "gradients"]
+        return [*rows, *_ring_rows(self.shape, recipe, batch_size)]
+
+
+@lru_cache(1024)
+def stages(shape: ModelShape, recipe: Recipe) -> tuple[Stage, ...]:
+    """A GPU of each stage that can need the most: of a pipeline the first and the last, else the only one.
 
     The stages between have no more blocks than the first, fewer micro-batches and nothing outside the blocks.
-
-    Args:
-        batch_size: samples of one micro-batch.
-        rows_of: every row of a network that one GPU runs alone.
     """
-    if recipe.model_parallel == 1:
-        return [rows_of(shape)]
-    places = sorted({0, recipe.pipeline_parallel - 1})
-    return [_stage_rows(shape, recipe, batch_size, rows_of, place) for place in places]
-
-
-def _stage_rows(shape: ModelShape, recipe: Recipe, batch_size: int, rows_of: RowsOf, place: int) -> list[FormulaRow]:
-    whole = _stage(shape, recipe, place)
-    rows = rows_of(_cut(whole, recipe.tensor_parallel))
-    if recipe.sequence_parallel:
-        activations = [_divided(row, recipe.tensor_parallel) for row in rows_of(whole) if _is_of_blocks(row)]
-        rows = [*(row for row in rows if not _is_of_blocks(row)), *activations]
-    kept, of = micro_batches_kept(recipe, place)
-    rows = [_times(row, kept, of) if _waits_for_backward(row, recipe) else row for row in rows]
-    return [*rows, *_ring_rows(_cut(whole, recipe.tensor_parallel), recipe, batch_size)]
+    parts = [(place, _stage(shape, recipe, place)) for place in sorted({0, recipe.pipeline_parallel - 1})]
+    return tuple(Stage(_cut(part, recipe.tensor_parallel), part, recipe, place) for place, part in parts)
 
 
 def micro_batches_kept(recipe: Recipe, place: int) -> tuple[int, int]:
@@ -156,7 +177,14 @@ def _waits_for_backward(row: FormulaRow, recipe: Recipe) -> bool:
     go backward at once."""
     if row.bucket is not Bucket.ACTIVATIONS or not row.grows_with_batch or row.name.endswith(ONE_BLOCK):
         return False
+    if row.name.endswith(THE_FIRST_BLOCK):
+        return False
     return recipe.schedule == "gpipe" or not row.name.startswith(_HEAD)
+
+
+def _lasting(row: FormulaRow) -> FormulaRow:
+    """Gradients of the micro-batches before are there whatever this one does."""
+    return replace(row, moments=ALWAYS) if row.bucket is Bucket.GRADIENTS else row
 
 
 def _divided(row: FormulaRow, ways: int) -> FormulaRow:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import pairwise
 from math import prod
 from types import MappingProxyType
@@ -30,11 +31,13 @@ class ParameterTensor:
         return prod(self.dims) * self.copies
 
 
+@lru_cache(1024)
 def count_parameters(shape: ModelShape) -> int:
     """The parameters of the network: trainable values, a tied head counted once, buffers left out."""
     return sum(tensor.values for tensor in parameter_tensors(shape))
 
 
+@lru_cache(256)
 def parameter_tensors(shape: ModelShape) -> tuple[ParameterTensor, ...]:
     """Every weight tensor of the network, equal ones grouped."""
     return tuple(_TENSORS[shape.family](shape))
@@ -51,6 +54,31 @@ def gathered_parameters(shape: ModelShape) -> int:
         return count_parameters(shape) - sum(blocks[2:])
     one_block = count_parameters(shape) - count_parameters(replace(shape, layers=shape.layers - 1))
     return count_parameters(shape) - max(0, shape.layers - 2) * one_block
+
+
+def block_parameters(shape: ModelShape) -> int:
+    """The parameters of one block, the largest where they differ."""
+    if shape.record.has_batch_norm:
+        return max(_block_parameters(block) for block in convnet.resnet(shape).blocks)
+    return count_parameters(shape) - count_parameters(replace(shape, layers=shape.layers - 1))
+
+
+def head_parameters(shape: ModelShape) -> int:
+    """The weight of a language model's vocabulary projection, tied or not; 0 for a classifier, whose own is small."""
+    return shape.vocab * shape.hidden if shape.record.predicts_tokens and shape.has_head else 0
+
+
+def embedding_parameters(shape: ModelShape) -> int:
+    """The tables that nothing multiplies with: of tokens unless the head is tied to them, and of positions."""
+    if not shape.has_embedding:
+        return 0
+    if shape.family == "vit":
+        return shape.tokens * shape.hidden
+    if shape.record.inputs != "tokens":
+        return 0
+    tokens = 0 if shape.tied_head else shape.vocab
+    positions = shape.max_seq_len if shape.record.positions == "learned" else 0
+    return (tokens + positions) * shape.hidden
 
 
 def _block_parameters(block: convnet.ConvBlock) -> int:

@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from gpumem_tui.catalog.shapes import ModelShape
 from gpumem_tui.formula import convnet, mlp, transformer
+from gpumem_tui.formula.cache import left_copies_bytes, pieces_bytes, reserved_bytes
 from gpumem_tui.formula.engines import engine_rows
 from gpumem_tui.formula.extras import NO_EXTRAS, Extras
 from gpumem_tui.formula.head import head_rows
-from gpumem_tui.formula.optimizers import offloaded_row, optimizer_row
-from gpumem_tui.formula.parallel import by_stage, parallel_assumptions
-from gpumem_tui.formula.parameters import gathered_parameters, parameter_tensors
+from gpumem_tui.formula.optimizers import offloaded_row, optimizer_row, scratch_row
+from gpumem_tui.formula.parallel import Stage, parallel_assumptions, stages
+from gpumem_tui.formula.parameters import (
+    block_parameters,
+    embedding_parameters,
+    gathered_parameters,
+    head_parameters,
+    parameter_tensors,
+)
 from gpumem_tui.formula.precision import PRECISION_RECORDS
 from gpumem_tui.formula.recipe import Recipe
-from gpumem_tui.formula.rows import TEXTBOOK, FormulaRow, batch_row, fixed_row
-from gpumem_tui.formula.sharding import as_run, has_own_precision, shard, stage_of
+from gpumem_tui.formula.rows import FORWARD_ENDS, IN_A_BLOCK, TEXTBOOK, FormulaRow, Moment, batch_row, fixed_row, there
+from gpumem_tui.formula.sharding import as_run, has_own_precision, shard, shard_scratch, stage_of
 from gpumem_tui.memory import Breakdown, Bucket, format_bytes
 
 DEFAULT_HEADROOM = 0.1
@@ -33,12 +40,16 @@ class FormulaPrediction:
     """The closed form's answer for one GPU.
 
     Attributes:
-        rows: its terms, in the ledger's order of buckets.
+        rows: its terms at the moment when they are highest together, in the ledger's order of buckets.
+        moment: that moment.
+        cache_bytes: what the allocator must be able to hold beside them, for pieces that nothing fits into.
         assumptions: what the whole answer takes for granted, one sentence each.
     """
 
     batch_size: int
     rows: tuple[FormulaRow, ...]
+    moment: Moment
+    cache_bytes: int
     assumptions: tuple[str, ...]
 
     @cached_property
@@ -51,17 +62,22 @@ class FormulaPrediction:
 
     @property
     def peak_bytes(self) -> int:
-        """All rows together."""
+        """The rows together: allocated."""
         return sum(row.size_bytes for row in self.rows)
 
     @property
+    def needed_bytes(self) -> int:
+        """What the allocator must be able to reserve."""
+        return self.peak_bytes + self.cache_bytes
+
+    @property
     def fixed_bytes(self) -> int:
-        """What does not depend on the batch size: weights, their copies, gradients, optimizer state."""
+        """What does not depend on the batch size at that moment: weights, their copies, gradients, optimizer state."""
         return sum(row.size_bytes for row in self.rows if not row.grows_with_batch)
 
     @property
     def activation_bytes_per_sample(self) -> int:
-        """What each further sample adds: activations, head and loss, batch data. 0 at batch size 0."""
+        """What each sample adds at that moment: activations, head and loss, batch data. 0 at batch size 0."""
         growing_bytes = sum(row.size_bytes for row in self.rows if row.grows_with_batch)
         return growing_bytes // self.batch_size if self.batch_size else 0
 
@@ -75,19 +91,75 @@ def predict(shape: ModelShape, recipe: Recipe, batch_size: int, extras: Extras =
     Raises:
         ValueError: a negative batch size, or fewer than one GPU.
     """
+    rows = terms(shape, recipe, batch_size, extras)
+    sums = {moment: sum(row.size_bytes for row in at_moment(rows, moment)) for moment in Moment}
+    moment = max(Moment, key=lambda one: sums[one])
+    needed = max(_needed_bytes(moments, batch_size) for moments in by_stage(shape, recipe, extras))
+    assumptions = tuple(_assumptions(shape, recipe, extras))
+    return FormulaPrediction(batch_size, at_moment(rows, moment), moment, needed - sums[moment], assumptions)
+
+
+def at_moment(rows: Iterable[FormulaRow], moment: Moment) -> tuple[FormulaRow, ...]:
+    """Those that are there at a moment."""
+    return tuple(row for row in rows if moment in row.moments)
+
+
+def terms(shape: ModelShape, recipe: Recipe, batch_size: int, extras: Extras = NO_EXTRAS) -> tuple[FormulaRow, ...]:
+    """Every term of a step, each with the moments at which it is there.
+
+    Raises:
+        ValueError: as `predict`.
+    """
     if batch_size < 0:
         raise ValueError(f"batch size must not be negative, it is {batch_size}")
     if recipe.gpus < 1:
         raise ValueError(f"there must be at least 1 GPU, not {recipe.gpus}")
     order = list(Bucket)
-    stages = _rows_by_stage(shape, recipe, batch_size, extras)
-    rows = max(stages, key=lambda rows: sum(row.size_bytes for row in rows))
+    needed = [_needed_bytes(moments, batch_size) for moments in by_stage(shape, recipe, extras)]
+    fullest = stages(shape, recipe)[needed.index(max(needed))]
+    rows = _stage_rows(fullest, recipe, batch_size, extras)
     rows.sort(key=lambda row: order.index(row.bucket))
-    return FormulaPrediction(batch_size, tuple(rows), tuple(_assumptions(shape, recipe, extras)))
+    return tuple(rows)
 
 
-def _rows_by_stage(shape: ModelShape, recipe: Recipe, batch_size: int, extras: Extras) -> list[list[FormulaRow]]:
-    return by_stage(shape, recipe, batch_size, lambda part: _rows(part, recipe, batch_size, extras))
+@dataclass(frozen=True)
+class MomentBytes:
+    """What is needed at one moment, pieces included: whatever the batch size, and what each sample adds."""
+
+    fixed_bytes: int
+    sample_bytes: int
+
+
+@lru_cache(4096)
+def by_stage(shape: ModelShape, recipe: Recipe, extras: Extras = NO_EXTRAS) -> tuple[dict[Moment, MomentBytes], ...]:
+    """The bytes of every moment, on a GPU of each stage that can need the most; one but for pipelines."""
+    return tuple(_moments(stage, recipe, extras) for stage in stages(shape, recipe))
+
+
+def by_moment(shape: ModelShape, recipe: Recipe, extras: Extras = NO_EXTRAS) -> dict[Moment, MomentBytes]:
+    """The bytes of every moment; of a pipeline, on its stage that needs the most for one sample."""
+    return max(by_stage(shape, recipe, extras), key=lambda moments: _needed_bytes(moments, 1))
+
+
+def _needed_bytes(moments: dict[Moment, MomentBytes], batch_size: int) -> int:
+    return max(one.fixed_bytes + batch_size * one.sample_bytes for one in moments.values())
+
+
+def _moments(stage: Stage, recipe: Recipe, extras: Extras) -> dict[Moment, MomentBytes]:
+    rows, run = _stage_rows(stage, recipe, 1, extras), as_run(recipe)
+    found = {}
+    for moment in Moment:
+        fixed = sum(row.size_bytes for row in rows if moment in row.moments and not row.grows_with_batch)
+        growing = sum(row.size_bytes for row in rows if moment in row.moments and row.grows_with_batch)
+        fixed += left_copies_bytes(stage.shape, run, moment)
+        if "chunked-loss" not in extras and stage.shape.has_head:
+            growing += pieces_bytes(stage.shape, run, 1, moment)
+        found[moment] = MomentBytes(reserved_bytes(fixed, run, moment), reserved_bytes(growing, run, moment))
+    return found
+
+
+def _stage_rows(stage: Stage, recipe: Recipe, batch_size: int, extras: Extras) -> list[FormulaRow]:
+    return stage.rows(batch_size, lambda part: _rows(part, recipe, batch_size, extras))
 
 
 def _rows(shape: ModelShape, recipe: Recipe, batch_size: int, extras: Extras) -> list[FormulaRow]:
@@ -117,24 +189,23 @@ def max_batch_size(
     total_bytes: int,
     headroom: float = DEFAULT_HEADROOM,
     extras: Extras = NO_EXTRAS,
+    *,
+    beside_bytes: int = 0,
 ) -> int:
-    """floor((M·(1 − headroom) − fixed, sharded) / bytes per sample): the largest batch that fits, 0 for none.
+    """The least over the moments of a step of floor((M·(1 − headroom) − fixed) / bytes per sample); 0 for none.
 
     Args:
         total_bytes: M, the memory of one GPU.
         headroom: share of it to leave free.
         extras: techniques beyond the recipe.
+        beside_bytes: what the allocator cannot have of it: the driver's reserve, the CUDA context, workspaces.
 
     Raises:
         ValueError: a headroom that is no share of the card.
     """
-    usable = usable_bytes(total_bytes, headroom)
-    largest = []
-    for rows in _rows_by_stage(shape, recipe, 1, extras):
-        fixed_bytes = sum(row.size_bytes for row in rows if not row.grows_with_batch)
-        sample_bytes = sum(row.size_bytes for row in rows if row.grows_with_batch)
-        largest.append((usable - fixed_bytes) // sample_bytes)
-    return max(0, min(largest))
+    usable = usable_bytes(total_bytes, headroom) - beside_bytes
+    moments = [one for stage in by_stage(shape, recipe, extras) for one in stage.values()]
+    return max(0, min((usable - one.fixed_bytes) // one.sample_bytes for one in moments))
 
 
 def largest_obstacle(prediction: FormulaPrediction, capacity_bytes: int, capacity: str = "of the card's") -> str | None:
@@ -145,9 +216,10 @@ def largest_obstacle(prediction: FormulaPrediction, capacity_bytes: int, capacit
     Args:
         capacity: what the message calls the bytes there are.
     """
-    if prediction.peak_bytes <= capacity_bytes:
+    if prediction.needed_bytes <= capacity_bytes:
         return None
-    sizes = sorted(prediction.breakdown.buckets.items(), key=lambda item: -item[1])
+    needed_by = {**prediction.breakdown.buckets, Bucket.CACHE: prediction.cache_bytes}
+    sizes = sorted(needed_by.items(), key=lambda item: -item[1])
     chosen = _fewest_exceeding(sizes, capacity_bytes)
     *others, last = (bucket.title for bucket, _ in chosen)
     needed = format_bytes(sum(size_bytes for _, size_bytes in chosen))
@@ -169,10 +241,12 @@ def _fewest_exceeding(sizes: Sequence[tuple[Bucket, int]], capacity_bytes: int) 
 def _fixed_rows(shape: ModelShape, recipe: Recipe, extras: Extras) -> list[FormulaRow]:
     tensors = parameter_tensors(shape)
     if has_own_precision(recipe):
-        gathered = gathered_parameters(shape)
-        return engine_rows(tensors, recipe, gathered, offloaded="offload-optimizer" in extras)
+        return engine_rows(shape, recipe, offloaded="offload-optimizer" in extras)
     parameters = sum(tensor.values for tensor in tensors)
     storage = PRECISION_RECORDS[recipe.precision]
+    gradients = fixed_row(
+        Bucket.GRADIENTS, "gradients", (parameters, storage.gradient_bytes), storage.source, storage.note
+    )
     rows = [
         fixed_row(
             Bucket.PARAMETERS,
@@ -181,21 +255,23 @@ def _fixed_rows(shape: ModelShape, recipe: Recipe, extras: Extras) -> list[Formu
             storage.source,
             "counted from the architecture",
         ),
-        fixed_row(Bucket.GRADIENTS, "gradients", (parameters, storage.gradient_bytes), storage.source, storage.note),
+        *there({Moment.FIRST_BLOCK, Moment.UPDATE}, [gradients]),
         offloaded_row(recipe) if "offload-optimizer" in extras else optimizer_row(recipe, tensors),
     ]
-    if storage.working_copy_bytes:
-        copy = fixed_row(
-            Bucket.ACTIVATIONS,
-            "16-bit working copy of the parameters",
-            (parameters, storage.working_copy_bytes),
-            storage.source,
-            "made by forward and kept for backward, so with the activations, though the batch does not change it, and "
-            "whole on every GPU however the weights are sharded; weights that only meet fp32 operations, such as "
-            "embeddings and normalizations, are not really copied",
-        )
-        rows.append(copy)
     rows = [shard(row, recipe) for row in rows]
+    rows += _working_copies(shape, recipe, parameters)
+    head = head_parameters(shape)
+    if head:
+        gradient = fixed_row(
+            Bucket.GRADIENTS,
+            "gradient of the output head",
+            (head, storage.gradient_bytes),
+            storage.source,
+            "the first that backward makes, and often the largest",
+        )
+        rows += there({Moment.LAST_BLOCK}, [gradient])
+    if "offload-optimizer" not in extras and (scratch := scratch_row(recipe, tensors)) is not None:
+        rows.append(shard_scratch(scratch, recipe))
     if stage_of(recipe) == 3 and recipe.sharded_over > 1:
         gathered = fixed_row(
             Bucket.TEMPORARY,
@@ -206,6 +282,32 @@ def _fixed_rows(shape: ModelShape, recipe: Recipe, extras: Extras) -> list[Formu
         )
         rows.append(gathered)
     return rows
+
+
+def _working_copies(shape: ModelShape, recipe: Recipe, parameters: int) -> list[FormulaRow]:
+    """The 16-bit weights that autocast makes: cached until the loss is computed, kept by what backward reads."""
+    storage = PRECISION_RECORDS[recipe.precision]
+    if not storage.working_copy_bytes:
+        return []
+    copied = parameters - embedding_parameters(shape)
+    row = fixed_row(
+        Bucket.ACTIVATIONS,
+        "16-bit working copy of the parameters",
+        (copied, storage.working_copy_bytes),
+        storage.source,
+        "made by forward and kept for backward, so with the activations, though the batch does not change it, and "
+        "whole on every GPU however the weights are sharded; embeddings are looked up in fp32 and not copied",
+    )
+    if recipe.recompute != "full":
+        return there(FORWARD_ENDS, [row])
+    again = fixed_row(
+        Bucket.ACTIVATIONS,
+        "16-bit working copy, one block while recomputed",
+        (block_parameters(shape), storage.working_copy_bytes),
+        storage.source,
+        "with full recompute the cache goes with the loss, and backward copies a block's weights once more",
+    )
+    return [*there({Moment.LOSS}, [row]), *there(IN_A_BLOCK, [again])]
 
 
 def _activation_rows(shape: ModelShape, recipe: Recipe, batch_size: int, extras: Extras) -> list[FormulaRow]:
@@ -236,8 +338,8 @@ def _batch_data_rows(shape: ModelShape, recipe: Recipe, batch_size: int) -> list
 
 def _assumptions(shape: ModelShape, recipe: Recipe, extras: Extras) -> list[str]:
     assumed = [
-        "Every term is counted in full at once; in a real step gradients grow while activations are freed.",
-        "Allocator cache, CUDA context, library workspaces and the optimizer step's scratch are not counted.",
+        "The highest of five moments of a step; between them memory moves evenly.",
+        "Allocator cache, CUDA context and library workspaces are not counted.",
     ]
     if shape.record.has_attention:
         assumed += _attention_assumptions(shape, recipe)

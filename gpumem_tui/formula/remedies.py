@@ -49,6 +49,7 @@ def remedies(
     total_bytes: int,
     headroom: float = DEFAULT_HEADROOM,
     gpu: Gpu | None = None,
+    beside_bytes: int = 0,
 ) -> list[Remedy]:
     """Every single change of a search's options that helps, the largest resulting batch first, then the most bytes.
 
@@ -56,12 +57,13 @@ def remedies(
         total_bytes: memory of one GPU.
         headroom: share of it to leave free.
         gpu: decides the 16-bit format; None for one that has bfloat16.
+        beside_bytes: of the GPU, that the allocator cannot have.
 
     Raises:
         ValueError: a headroom that is no share of the card.
     """
     peak_bytes = predict(shape, recipe, 1).peak_bytes
-    fitting = max_batch_size(shape, recipe, total_bytes, headroom)
+    fitting = max_batch_size(shape, recipe, total_bytes, headroom, beside_bytes=beside_bytes)
     found = []
     setup = Setup(shape, recipe)
     for change in changes(setup, gpu):
@@ -69,7 +71,7 @@ def remedies(
             continue
         new = change.applied(setup)
         saved_bytes = peak_bytes - predict(new.shape, new.recipe, 1).peak_bytes
-        new_size = max_batch_size(new.shape, new.recipe, total_bytes, headroom)
+        new_size = max_batch_size(new.shape, new.recipe, total_bytes, headroom, beside_bytes=beside_bytes)
         if new_size > fitting or saved_bytes >= _WORTHWHILE * peak_bytes:
             remedy = Remedy(
                 change.name, change.option, saved_bytes, new_size, change.cost, change.source, new.shape, new.recipe

@@ -78,6 +78,14 @@ def as_run(recipe: Recipe) -> Recipe:
     return recipe
 
 
+def shard_scratch(row: FormulaRow, recipe: Recipe) -> FormulaRow:
+    """One GPU's share of what an update makes on the way: under every stage a GPU updates its share of the state."""
+    over = recipe.sharded_over
+    if over == 1 or recipe.sharding == "none":
+        return row
+    return replace(row, size_bytes=-(-row.size_bytes // over), expression=f"{row.expression} / {over}")
+
+
 def shard(row: FormulaRow, recipe: Recipe) -> FormulaRow:
     """One GPU's share of a fixed row, rounded up to a byte."""
     if recipe.sharded_over == 1 or row.bucket not in SHARDED[recipe.sharding]:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import re
 
+from gpumem_tui.formula.noise_scale import MeasuredNorm, NoiseScaleError
 from gpumem_tui.memory import GIB, KIB, MIB
+
+_TOKEN_UNITS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 
 
 def size_from(text: str) -> int:
@@ -39,3 +42,30 @@ def rows_from(text: str) -> tuple[str, float]:
     if not 0 <= found <= 1 or (place and not re.search(r":\d+$", place)):
         raise ValueError(f"{text!r} is not a share from 0 to 1 such as 0.25, or FILE:LINE=SHARE")
     return place, found
+
+
+def tokens_from(text: str) -> int:
+    """A number of tokens: 2000000000, 2,000,000,000, 2B or 1.5T.
+
+    Raises:
+        ValueError: it is none; one line says what to type.
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([KMBT]?)", text.replace(",", ""), re.IGNORECASE)
+    if match is None:
+        raise ValueError(f"{text!r} is not a number of tokens such as 2000000000, 2B or 1.5T")
+    return round(float(match[1]) * _TOKEN_UNITS[match[2].upper()])
+
+
+def norm_from(text: str) -> MeasuredNorm:
+    """BATCH=NORM.
+
+    Raises:
+        ValueError: it is not; one line says what to type.
+    """
+    batch, _, norm = text.partition("=")
+    try:
+        return MeasuredNorm(int(batch), float(norm))
+    except NoiseScaleError:
+        raise
+    except ValueError as error:
+        raise ValueError(f"{text!r} is not a batch size and a norm such as 64=1.3") from error

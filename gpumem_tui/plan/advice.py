@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from gpumem_tui.formula.optimizers import OPTIMIZER_RECORDS
 from gpumem_tui.formula.predict import largest_obstacle, predict
 from gpumem_tui.formula.recipe import Recipe
-from gpumem_tui.formula.remedies import remedies
 from gpumem_tui.memory import Unknown, format_bytes
 from gpumem_tui.search.config import SearchConfig
+
+if TYPE_CHECKING:
+    from gpumem_tui.plan.plan import Plan
 
 _MOST_SINGLE = 3
 
@@ -46,43 +49,54 @@ def advise(config: SearchConfig) -> tuple[Advice, ...]:
 
     By the closed form. Whatever `search` would not run says so.
     """
-    shape = config.workload.shape
-    if shape is None:
+    plan = _plan(config)
+    if plan is None:
         return ()
-    recipe = config.workload.recipe
-    single = remedies(shape, recipe, config.room.total_bytes, config.headroom, config.device.gpu)
+    # Only where nothing fits: else every search would wait for what a plan imports.
+    from gpumem_tui.plan.techniques import techniques
+
+    single = techniques(plan).helping
     advice = [
         Advice(
-            remedy.option,
-            f"saves {format_bytes(remedy.saved_bytes)}, "
-            + (f"batch {remedy.max_batch_size:,} fits" if remedy.max_batch_size else "not enough alone"),
-            remedy.cost + _unsearchable(remedy.recipe, recipe),
+            technique.option,
+            f"saves {format_bytes(technique.saved_bytes)}, "
+            + (f"batch {technique.max_batch_size:,} fits" if technique.max_batch_size else "not enough alone"),
+            technique.cost + _unsearchable(technique.plan, plan.recipe),
         )
-        for remedy in single[:_MOST_SINGLE]
+        for technique in single[:_MOST_SINGLE]
     ]
-    if any(remedy.max_batch_size and not _unsearchable(remedy.recipe, recipe) for remedy in single):
+    if any(technique.max_batch_size and not _unsearchable(technique.plan, plan.recipe) for technique in single):
         return tuple(advice)
-    return (*_together(config), *advice)[:_MOST_SINGLE]
+    return (*_together(plan), *advice)[:_MOST_SINGLE]
 
 
-def _together(config: SearchConfig) -> Iterator[Advice]:
-    # Only where nothing fits: else every search would wait for what a plan imports.
+def _plan(config: SearchConfig) -> Plan | None:
+    """What is searched as a plan, on what of the GPU there is to search in; None without a closed form."""
+    shape = config.workload.shape
+    if shape is None:
+        return None
     from gpumem_tui.plan.plan import Plan
+
+    capped = replace(config.device.gpu, total_bytes=config.room.total_bytes)
+    return Plan(shape, config.workload.recipe, capped, headroom=config.headroom)
+
+
+def _together(plan: Plan) -> Iterator[Advice]:
     from gpumem_tui.plan.techniques import cheapest_combination
 
-    shape, recipe, gpu = config.workload.shape, config.workload.recipe, config.device.gpu
-    assert shape is not None
-    capped = replace(gpu, total_bytes=config.room.total_bytes)
-    found = cheapest_combination(Plan(shape, recipe, capped, headroom=config.headroom), traceable=True)
+    found = cheapest_combination(plan, traceable=True)
     if isinstance(found, Unknown) or len(found.changes) < 2:
         return
     options = " ".join(change.option for change in found.changes)
     costs = "; ".join(change.cost for change in found.changes)
-    yield Advice(options, f"batch {found.max_batch_size:,} fits", costs + _unsearchable(found.plan.recipe, recipe))
+    yield Advice(options, f"batch {found.max_batch_size:,} fits", costs + _unsearchable(found.plan, plan.recipe))
 
 
-def _unsearchable(recipe: Recipe, was: Recipe) -> str:
-    """What `search` says of a recipe that it does not run; empty for one that it does."""
+def _unsearchable(plan: Plan, was: Recipe) -> str:
+    """What `search` says of a plan that it does not run; empty for one that it does."""
+    recipe = plan.recipe
+    if plan.extras:
+        return "; by the formula only: a search does not run it"
     if recipe.sharding != "none" and was.sharding == "none":
         return "; predicted only: a search runs the step of one GPU"
     if OPTIMIZER_RECORDS[recipe.optimizer].elsewhere and recipe.optimizer != was.optimizer:

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from gpumem_tui.formula.accumulation import Accumulation, accumulation, tokens_per_global_batch
 from gpumem_tui.formula.changes import Setup
 from gpumem_tui.formula.predict import (
     FormulaPrediction,
+    MomentBytes,
+    by_moment,
     largest_obstacle,
     max_batch_size,
     predict,
+    terms,
     usable_bytes,
 )
+from gpumem_tui.formula.rows import FormulaRow, Moment
+from gpumem_tui.formula.transformer import as_run_on
 from gpumem_tui.memory import Breakdown, Ledger, Range, Unknown
 from gpumem_tui.plan.plan import Plan
 from gpumem_tui.search.prediction import Fit, KnownUnknown, Traced
 from gpumem_tui.simulator.finder import BatchFinder
+from gpumem_tui.simulator.profile import beside_allocator_bytes, profile_for
 from gpumem_tui.step import Phase
 
 
@@ -26,7 +34,8 @@ class Answer:
 
     Attributes:
         prediction: its rows, buckets and peak at the plan's batch size, on one GPU.
-        usable_bytes: of the GPU, with the plan's headroom left free.
+        usable_bytes: what the allocator can take of the GPU, with the plan's headroom left free: the driver's reserve,
+            the CUDA context and workspaces are known to need the rest.
         max_batch_size: the largest batch on one GPU that stays within `usable_bytes`; 0 for none.
         accumulation: passes per optimizer step, and the global batch they make, in samples.
         global_batch_tokens: the same in tokens; 0 for a network without a sequence.
@@ -54,17 +63,17 @@ class Answer:
     @property
     def spare_bytes(self) -> int:
         """What is left within `usable_bytes`; negative: what is missing."""
-        return self.usable_bytes - self.peak_bytes
+        return self.usable_bytes - self.prediction.needed_bytes
 
     @property
     def fits(self) -> bool:
-        """Whether the peak stays within `usable_bytes`."""
+        """Whether the step stays within `usable_bytes`, the allocator's cache with it."""
         return self.spare_bytes >= 0
 
 
 @dataclass(frozen=True)
 class TracedAnswer:
-    """The traced step's answer on the plan's GPU. No headroom here: the context is counted and the allocator run.
+    """The traced step's answer on the plan's GPU: the context is counted and the allocator run.
 
     Attributes:
         breakdown: the buckets at the moment of the highest allocated bytes.
@@ -74,7 +83,9 @@ class TracedAnswer:
         device_used_range: reserved and context with the least and with the most of what is not known of them.
         free_range: what that leaves of the GPU; below zero: what is missing.
         fit: whether the whole run goes through without running out of memory, as far as is known.
-        max_batch_size: the largest that does with the most that is possible, or why that cannot be told.
+        max_batch_size: the largest that does with the plan's headroom left free, as by formula; or why that cannot be
+            told.
+        full_batch_size: the largest that does on the whole GPU, with the most that is possible.
         may_fit_batch_size: the largest that does with the least.
         unknowns: what is known as a range only.
         assumed: operators whose kernels take scratch of unknown size, counted as none: (operator, times, why).
@@ -91,6 +102,7 @@ class TracedAnswer:
     free_range: Range
     fit: Fit
     max_batch_size: int | Unknown
+    full_batch_size: int | Unknown
     may_fit_batch_size: int | Unknown
     profile: str
     assumed: tuple[tuple[str, int, str], ...]
@@ -98,8 +110,13 @@ class TracedAnswer:
 
     @property
     def fits(self) -> bool:
-        """Whether it fits with the most that is possible."""
-        return self.fit == "fits"
+        """Whether it fits with the most that is possible and leaves the headroom free."""
+        return self.fit == "fits" and self.keeps_headroom
+
+    @property
+    def keeps_headroom(self) -> bool:
+        """Whether it leaves the plan's headroom free."""
+        return isinstance(self.max_batch_size, Unknown) or self.plan.batch_size <= self.max_batch_size
 
     @property
     def device_used_bytes(self) -> int:
@@ -123,10 +140,23 @@ class TracedAnswer:
         """What the device has left at the peak; negative: what is missing. Cached segments count as used."""
         return self.total_bytes - self.device_used_bytes
 
-    @property
-    def peaks_elsewhere(self) -> Phase | None:
-        """The phase of the peak where that is not the closed form's, which counts what forward leaves to backward."""
-        return None if self.peak_phase in (Phase.FORWARD, Phase.BACKWARD) else self.peak_phase
+
+_PHASES: Mapping[Moment, tuple[Phase, ...]] = MappingProxyType(
+    {
+        Moment.LOSS: (Phase.FORWARD, Phase.BACKWARD),
+        Moment.LOSS_BACKWARD: (Phase.FORWARD, Phase.BACKWARD),
+        Moment.LAST_BLOCK: (Phase.FORWARD, Phase.BACKWARD),
+        Moment.FIRST_BLOCK: (Phase.BACKWARD,),
+        Moment.UPDATE: (Phase.OPTIMIZER,),
+    }
+)
+"""The phases of a step that each of the closed form's moments may lie in."""
+
+
+def differing_phase(formula: Answer, traced: TracedAnswer) -> Phase | None:
+    """The phase of the traced peak where the closed form's peak is in another one; None where they agree."""
+    phase = traced.peak_phase
+    return None if phase in _PHASES[formula.prediction.moment] else phase
 
 
 def setup_of(plan: Plan) -> Setup:
@@ -144,12 +174,43 @@ def with_setup(plan: Plan, setup: Setup) -> Plan:
 
 def predicted(plan: Plan, batch_size: int | None = None) -> FormulaPrediction:
     """The closed form at the plan's batch size, or at another."""
-    return predict(plan.shape, plan.recipe, plan.batch_size if batch_size is None else batch_size, plan.extras)
+    size = plan.batch_size if batch_size is None else batch_size
+    return predict(plan.shape, as_run_on(plan.recipe, plan.gpu), size, plan.extras)
+
+
+def terms_of(plan: Plan) -> tuple[FormulaRow, ...]:
+    """Every term of the closed form at the plan's batch size, whenever in a step it is there."""
+    return terms(plan.shape, as_run_on(plan.recipe, plan.gpu), plan.batch_size, plan.extras)
+
+
+def moments_of(plan: Plan) -> dict[Moment, MomentBytes]:
+    """What the closed form needs at each moment of a step."""
+    return by_moment(plan.shape, as_run_on(plan.recipe, plan.gpu), plan.extras)
 
 
 def largest_batch(plan: Plan) -> int:
     """The largest batch on one GPU by the closed form; 0 for none."""
-    return max_batch_size(plan.shape, plan.recipe, plan.gpu.total_bytes, plan.headroom, plan.extras)
+    beside_bytes = beside_allocator_bytes(plan.gpu)
+    shape, recipe, total_bytes = plan.shape, as_run_on(plan.recipe, plan.gpu), plan.gpu.total_bytes
+    return max_batch_size(shape, recipe, total_bytes, plan.headroom, plan.extras, beside_bytes=beside_bytes)
+
+
+def headroom_of(plan: Plan) -> int:
+    """The bytes of its GPU that the plan leaves free.
+
+    Raises:
+        ValueError: a headroom that is no share of the GPU.
+    """
+    return plan.gpu.total_bytes - usable_bytes(plan.gpu.total_bytes, plan.headroom)
+
+
+def usable_of(plan: Plan) -> int:
+    """What the allocator can take of the plan's GPU, with the headroom left free.
+
+    Raises:
+        ValueError: a headroom that is no share of the GPU.
+    """
+    return max(0, usable_bytes(plan.gpu.total_bytes, plan.headroom) - beside_allocator_bytes(plan.gpu))
 
 
 def target_of(plan: Plan) -> int:
@@ -173,7 +234,7 @@ def answer(plan: Plan) -> Answer:
         ValueError: a number that no plan can have (a batch size, GPUs or target below 1, a headroom that is no share).
     """
     prediction = predicted(plan)
-    usable = usable_bytes(plan.gpu.total_bytes, plan.headroom)
+    usable = usable_of(plan)
     steps = accumulation(target_of(plan), plan.batch_size, plan.recipe.gpus)
     return Answer(
         plan=plan,
@@ -187,7 +248,14 @@ def answer(plan: Plan) -> Answer:
 
 
 def on_gpu(plan: Plan, traced: Traced, finder: BatchFinder | None = None) -> Traced:
-    """A trace made on any GPU of the plan's architecture, on the whole of the plan's GPU. `finder`: of that trace."""
+    """A trace made on any GPU, on the whole of the plan's GPU. `finder`: of that trace.
+
+    On another architecture with that one's context; which kernels run there, the trace does not know.
+    """
+    if not traced.profile.endswith(f" {plan.gpu.sm}"):
+        there = profile_for(traced.profile.split()[1], plan.gpu)
+        source, context_range = there.context_source, there.context_range
+        traced = replace(traced, context_bytes=there.context_bytes, context_source=source, context_range=context_range)
     capacity_bytes = plan.gpu.cuda_total_bytes - traced.context_bytes
     total_range = plan.gpu.cuda_total_range
     return replace(
@@ -220,7 +288,8 @@ def traced_answer(plan: Plan, traced: Traced, finder: BatchFinder | None = None)
         device_used_range=here.device_used_range(plan.batch_size),
         free_range=here.free_range(plan.batch_size),
         fit=here.fit(plan.batch_size),
-        max_batch_size=here.max_batch_size,
+        max_batch_size=here.max_batch_size_leaving(headroom_of(plan)),
+        full_batch_size=here.max_batch_size,
         may_fit_batch_size=here.may_fit_batch_size,
         profile=here.profile,
         assumed=here.assumed,

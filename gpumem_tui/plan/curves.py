@@ -9,9 +9,10 @@ from gpumem_tui.catalog.loader import gpus, models
 from gpumem_tui.catalog.shapes import ModelShape, ShapeError
 from gpumem_tui.formula.parameters import count_parameters
 from gpumem_tui.formula.recipe import RECOMPUTES
+from gpumem_tui.formula.rows import Moment
 from gpumem_tui.formula.transformer import fused
 from gpumem_tui.memory import GIB, Bucket
-from gpumem_tui.plan.answers import largest_batch, predicted
+from gpumem_tui.plan.answers import largest_batch, terms_of
 from gpumem_tui.plan.plan import Plan
 
 _SHORTEST = 128
@@ -161,8 +162,8 @@ def activations_by_recompute(plan: Plan) -> Curve | None:
 
 
 def _activation_bytes(plan: Plan) -> int:
-    rows = predicted(plan).rows
-    return sum(row.size_bytes for row in rows if row.bucket is Bucket.ACTIVATIONS and row.grows_with_batch)
+    rows = [row for row in terms_of(plan) if row.bucket is Bucket.ACTIVATIONS and row.grows_with_batch]
+    return max(sum(row.size_bytes for row in rows if moment in row.moments) for moment in Moment)
 
 
 def _axis(shape: ModelShape) -> tuple[str, str]:

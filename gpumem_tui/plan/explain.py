@@ -13,12 +13,13 @@ from gpumem_tui.formula.optimizers import OPTIMIZER_TECHNIQUES
 from gpumem_tui.formula.parameters import count_parameters, textbook_parameters
 from gpumem_tui.formula.price import COST_ORDER
 from gpumem_tui.formula.rows import FormulaRow
-from gpumem_tui.formula.transformer import ONE_BLOCK, PAPER
+from gpumem_tui.formula.transformer import ONE_BLOCK, PAPER, THE_FIRST_BLOCK
 from gpumem_tui.memory import format_bytes
-from gpumem_tui.plan.answers import Answer, answer, samples
+from gpumem_tui.plan.answers import Answer, answer, moments_of, samples, terms_of
 from gpumem_tui.plan.judgement import judgements
 from gpumem_tui.plan.plan import Plan
 from gpumem_tui.plan.techniques import Technique, techniques
+from gpumem_tui.simulator.profile import beside_allocator_bytes
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ def explanations(plan: Plan) -> Mapping[str, Explanation]:
     """
     now, judged = answer(plan), techniques(plan)
     found = [
-        *(_row(row) for row in now.prediction.rows),
+        *(_row(row) for row in terms_of(plan)),
         *_decisions(now),
         *(_technique(now, technique) for technique in judged.helping),
         *(_inapplicable(entry) for entry in judged.not_applicable),
@@ -100,6 +101,15 @@ _ROWS: Mapping[str, tuple[str, str]] = MappingProxyType(
             "2N",
             "autocast's cache of 16-bit weights; the textbook's mixed precision keeps such a copy all the time",
         ),
+        "16-bit working copy": (
+            "2 · N of a block",
+            "autocast copies a block's weights again",
+        ),
+        "gradient of the output head": ("V · h · w", "in a tied head it waits for the embedding's own"),
+        "scratch of the update": (
+            "N · values · w (Adafactor: of the largest tensor alone)",
+            "`fused=True` or `foreach=False` have none; / D under every ZeRO stage",
+        ),
         "gathered parameters": (
             "(N − (L − 2) · N of a block) · w",
             "FSDP2 sharding by block; other engines gather in other units",
@@ -107,6 +117,16 @@ _ROWS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "attention": ("L · S · b · h · 5w (w = 2: 10; grouped keys: less)", _LINEAR),
         "feed-forward": ("L · S · b · h · (1 + 2·ffn/h) · w (SwiGLU: 4·ffn/h)", _LINEAR),
         "normalization": ("L · S · b · h · 2w", _LINEAR),
+        "residual stream": (
+            "L · S · b · h · 2 · (4 − w), RMSNorm: 2 · (4 + v − w)",
+            "v is the width of the weights; fused RMSNorm kernels keep less",
+        ),
+        "inputs cast again": (
+            "L · S · b · h · 2 · casts",
+            "one fused projection for queries, keys and values has none",
+        ),
+        "repeated keys and values": ("L · S · b · 2 · (queries − keys) · w", "`enable_gqa=True` has none"),
+        "gradients inside a block": ("S · b · (sums + inner values)", "freed from one operator to the next"),
         "dropout masks": ("L · S · b · h · 2", "none in a model without dropout"),
         "inputs of the blocks": ("L · S · b · h · w", "with full recompute: 2·L·S·b·h bytes in 16 bits, ≥ 90 % less"),
         "attention log-sum-exp": ("L · b · a · S · 4", "fused kernels may keep some more, such as a random state"),
@@ -117,10 +137,13 @@ _ROWS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "outside the blocks": ("S · b · h · (2w + 1)", ""),
         "convolution outputs": ("Σ b · C · H · W · w", "each is kept as the input of batch norm"),
         "normalized and activated maps": ("Σ b · C · H · W · w", "ReLU in place; cuDNN's workspaces are not counted"),
+        "maps of one block while recomputed": ("Σ b · C · H · W · w", "of the block that backward is in"),
+        "the stem's maps": ("Σ b · C · H · W · w", "read last in backward"),
         "pooling indices": ("b · C · H · W · 8", "of the one max pooling"),
         "layer outputs": ("b · L · H · w", "w = 4 in fp32: the textbook's B·L·H·4"),
         "output head: logits": ("b · S · V · w", "with the next rows often the peak of a step"),
         "output head: log-softmax": ("b · S · V · 4", "missing in the textbook form; chunked losses avoid it"),
+        "output head: logits in fp32": ("b · S · V · 4", "of 16-bit logits, while the loss is computed"),
         "output head: gradients": ("b · S · V · 2 · 4", "missing in the textbook form; short-lived"),
         "output head: gradient of its input": ("b · S · h · w", "a chunked loss makes it in forward"),
         "token ids": ("b · S · 8", "int64, as PyTorch's embedding takes them"),
@@ -132,7 +155,7 @@ _ROWS: Mapping[str, tuple[str, str]] = MappingProxyType(
 
 
 def _row(row: FormulaRow) -> Explanation:
-    formula, limits = _ROWS[row.name.removesuffix(ONE_BLOCK)]
+    formula, limits = _ROWS[row.name.removesuffix(ONE_BLOCK).removesuffix(THE_FIRST_BLOCK)]
     numbers = f"{row.expression} = {format_bytes(row.size_bytes)}"
     said = "; ".join(part for part in (row.note, limits) if part)
     return Explanation(row.name, row.name, formula, numbers, row.source, said)
@@ -145,12 +168,15 @@ def _decisions(now: Answer) -> list[Explanation]:
     plan, prediction, steps = now.plan, now.prediction, now.accumulation
     gpus, total = plan.recipe.gpus, plan.gpu.total_bytes
     share = f"{1 - plan.headroom:g}"
+    moments = moments_of(plan)
+    bound = min(moments, key=lambda one: (now.usable_bytes - moments[one].fixed_bytes) // moments[one].sample_bytes)
+    tight = moments[bound]
     found = [
         Explanation(
             "peak",
             "Peak of a step",
-            "fixed + b · bytes of a sample",
-            f"{format_bytes(prediction.fixed_bytes)} + {plan.batch_size} · "
+            "at the highest of five moments: fixed + b · bytes of a sample",
+            f"{prediction.moment.value}: {format_bytes(prediction.fixed_bytes)} + {plan.batch_size} · "
             f"{format_bytes(prediction.activation_bytes_per_sample)} = {format_bytes(now.peak_bytes)}",
             "sum of the rows",
             " ".join(prediction.assumptions),
@@ -158,18 +184,19 @@ def _decisions(now: Answer) -> list[Explanation]:
         Explanation(
             "usable",
             "Usable memory",
-            "M · (1 − headroom)",
-            f"{format_bytes(total)} · {share} = {format_bytes(now.usable_bytes)}",
-            "the 0.9 rule of batch-size calculators",
-            "a rule of thumb for the CUDA context, workspaces and fragmentation, which the trace counts instead; "
-            "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True leaves little of the last",
+            "M · (1 − headroom) − what the allocator cannot have",
+            f"{format_bytes(total)} · {share} − {format_bytes(beside_allocator_bytes(plan.gpu))} = "
+            f"{format_bytes(now.usable_bytes)}",
+            "the 0.9 rule of batch-size calculators; context and driver's reserve as the trace counts them",
+            "the trace leaves the same headroom free; of the usable bytes the formula takes some for pieces of the "
+            "allocator's segments, which PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True leaves little of",
         ),
         Explanation(
             "max-batch",
             "Largest batch",
-            "b_max = floor(((1 − headroom) · M − M_fixed / D) / bytes of a sample)",
-            f"floor(({share} · {format_bytes(total)} − {format_bytes(prediction.fixed_bytes)}) / "
-            f"{format_bytes(prediction.activation_bytes_per_sample)}) = {now.max_batch_size:,}",
+            "b_max = min over moments of floor((usable − M_fixed / D) / bytes of a sample)",
+            f"{bound.value}: floor(({format_bytes(now.usable_bytes)} − {format_bytes(tight.fixed_bytes)}) / "
+            f"{format_bytes(tight.sample_bytes)}) = {now.max_batch_size:,}",
             "textbook accounting; Rajbhandari et al. 2020 for D",
             "M_fixed is divided by D only as far as the ZeRO stage shards it",
         ),

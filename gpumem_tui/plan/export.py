@@ -12,10 +12,12 @@ from gpumem_tui.formula.predict import DEFAULT_HEADROOM
 from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.memory import Unknown
 from gpumem_tui.plan.answers import answer, on_gpu
+from gpumem_tui.plan.by_gpu import LargestOnGpu, largest_by_gpu
 from gpumem_tui.plan.curves import Curve, curves
 from gpumem_tui.plan.draft import draft_of
 from gpumem_tui.plan.goals import Goals
 from gpumem_tui.plan.judgement import judgements
+from gpumem_tui.plan.lacking import lacking
 from gpumem_tui.plan.plan import Plan
 from gpumem_tui.plan.speed import rate, run, throughput
 from gpumem_tui.plan.step_memory import memory_over_step
@@ -23,6 +25,7 @@ from gpumem_tui.plan.techniques import Combination, Technique, cheapest_combinat
 from gpumem_tui.search import json_report
 from gpumem_tui.search.config import Device, SearchConfig
 from gpumem_tui.search.prediction import Formula, Prediction, Traced
+from gpumem_tui.simulator.profile import beside_allocator_bytes
 from gpumem_tui.workload.spec import WorkloadSpec
 
 # Command line
@@ -88,7 +91,8 @@ def plan_json(plan: Plan, traced: Traced | Unknown, device: Device | None = None
         traced = on_gpu(plan, traced)
     config = SearchConfig(WorkloadSpec(plan.recipe, shape=plan.shape), device or Device(plan.gpu, simulated=True))
     now, judged = answer(plan), techniques(plan)
-    formula = Formula(config.workload, plan.gpu.total_bytes, plan.headroom, plan.extras)
+    beside_bytes = beside_allocator_bytes(plan.gpu)
+    formula = Formula(config.workload, plan.gpu.total_bytes, plan.headroom, plan.extras, beside_bytes)
     body = json_report.prediction_json(config, Prediction(formula, traced), plan.batch_size)
     body["workload"]["extras"] = sorted(plan.extras)
     command = command_line(plan)
@@ -103,6 +107,8 @@ def plan_json(plan: Plan, traced: Traced | Unknown, device: Device | None = None
         },
         "speed": _speed_json(plan),
         "run": _run_json(plan),
+        "notes": list(lacking(plan)),
+        "gpus": [_on_gpu_json(row) for row in largest_by_gpu(plan, traced if isinstance(traced, Traced) else None)],
         "techniques": [_technique_json(technique) for technique in judged.helping],
         "not_applicable": [{"name": entry.name, "reason": entry.reason} for entry in judged.not_applicable],
         "combination": _combination_json(cheapest_combination(plan)),
@@ -117,6 +123,19 @@ def all_curves(plan: Plan, traced: Traced | Unknown) -> tuple[Curve, ...]:
     """The curves of the closed form, memory over a step (traced where there is a trace) and throughput."""
     over_step = memory_over_step(plan, traced if isinstance(traced, Traced) else None)
     return (*curves(plan), over_step, throughput(plan))
+
+
+def _on_gpu_json(row: LargestOnGpu) -> dict[str, Any]:
+    return {
+        "name": row.gpu.name,
+        "title": row.gpu.title,
+        "total_bytes": row.gpu.total_bytes,
+        "formula_max_batch_size": row.formula,
+        "traced_max_batch_size": row.traced if isinstance(row.traced, int) else None,
+        "unavailable": row.traced.reason if isinstance(row.traced, Unknown) else None,
+        "same_architecture": row.same_architecture,
+        "notes": list(row.lacks),
+    }
 
 
 def _speed_json(plan: Plan) -> dict[str, Any]:

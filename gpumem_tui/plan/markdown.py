@@ -7,10 +7,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from gpumem_tui.formula.price import COST_ORDER
 from gpumem_tui.memory import ALLOCATED_BUCKETS, Unknown, format_bytes
 from gpumem_tui.plan.advice_text import Judgement
-from gpumem_tui.plan.answers import Answer, TracedAnswer, answer, traced_answer
+from gpumem_tui.plan.answers import Answer, TracedAnswer, answer, differing_phase, traced_answer
+from gpumem_tui.plan.by_gpu import LargestOnGpu, largest_by_gpu
 from gpumem_tui.plan.curves import Curve, CurveSeries
 from gpumem_tui.plan.export import all_curves, command_line
 from gpumem_tui.plan.judgement import judgements
+from gpumem_tui.plan.lacking import lacking
 from gpumem_tui.plan.plan import Plan
 from gpumem_tui.plan.techniques import Combination, Techniques, cheapest_combination, techniques
 from gpumem_tui.search import report
@@ -36,10 +38,12 @@ def plan_markdown(plan: Plan, traced: Traced | Unknown) -> str:
         _workload(plan),
         "## Memory of one GPU",
         _ledger(now, by_trace),
-        bullets(_verdict(now, by_trace)),
+        bullets([*_verdict(now, by_trace), *(f"{line[:1].upper()}{line[1:]}." for line in lacking(plan))]),
         "## What would help",
         *_combinations(plan),
         _techniques(techniques(plan)),
+        "## Every GPU",
+        _by_gpu(largest_by_gpu(plan, traced if isinstance(traced, Traced) else None), plan),
         "## Curves",
         *(_curve(curve) for curve in all_curves(plan, traced)),
         "## Batch size",
@@ -75,7 +79,11 @@ def _ledger(now: Answer, traced: TracedAnswer | Unknown) -> str:
         ("= allocated", cell(now.peak_bytes), cell(known.peak_allocated_bytes if known else None)),
         ("reserved", cell(None), cell(known.peak_reserved_bytes if known else None)),
         ("device used", cell(None), cell(known.device_used_bytes if known else None)),
-        ("largest batch", f"{now.max_batch_size:,}", _largest(known) if known else cell(None)),
+        (
+            f"largest batch, {100 * now.plan.headroom:g} % left free",
+            f"{now.max_batch_size:,}",
+            _largest(known) if known else cell(None),
+        ),
     ]
     return table((f"at batch {now.plan.batch_size:,}", "Formula", "Traced"), rows)
 
@@ -94,10 +102,12 @@ def _verdict(now: Answer, traced: TracedAnswer | Unknown) -> Iterator[str]:
         yield f"By trace ({traced.profile}) it {traced.fit}: {room}."
         if said := range_line(traced.device_used_range, traced.unknowns):
             yield f"{said[:1].upper()}{said[1:]}."
-    if isinstance(traced, TracedAnswer) and (phase := traced.peaks_elsewhere) is not None:
+        if traced.fit == "fits" and not traced.keeps_headroom:
+            yield f"It runs, but does not leave {100 * now.plan.headroom:g} % of the GPU free."
+    if isinstance(traced, TracedAnswer) and (phase := differing_phase(now, traced)) is not None:
         yield (
-            f"The columns are of two moments: the traced peak is {report.PHASE_WORDS[phase]}, the formula "
-            "counts every row at once, as at the turn from forward to backward."
+            f"The columns are of two moments: the traced peak is {report.PHASE_WORDS[phase]}, the formula's "
+            f"{now.prediction.moment.value}."
         )
     steps = now.accumulation
     passes = "1 pass a step makes" if steps.steps == 1 else f"{steps.steps} passes a step make"
@@ -148,6 +158,19 @@ def _techniques(judged: Techniques) -> str:
     ]
     found = table(("technique", "option", "saves", "fits", "largest batch", "cost"), rows)
     return f"{found}\n\n{bullets(f'{entry.name}: {entry.reason}' for entry in judged.not_applicable)}"
+
+
+def _by_gpu(found: Sequence[LargestOnGpu], plan: Plan) -> str:
+    rows = [
+        (
+            f"`{row.gpu.name}`",
+            f"{row.traced:,}" if isinstance(row.traced, int) else format_bytes(None),
+            f"{row.formula:,}",
+            row.traced.reason if isinstance(row.traced, Unknown) else "; ".join(row.lacks),
+        )
+        for row in found
+    ]
+    return table(("GPU", f"largest batch traced, {100 * plan.headroom:g} % left free", "formula", "note"), rows)
 
 
 def _curve(curve: Curve) -> str:
@@ -210,4 +233,4 @@ def _largest(traced: TracedAnswer) -> str:
     largest = traced.max_batch_size
     if isinstance(largest, Unknown):
         return f"unknown: {largest.reason}"
-    return largest_words(largest, traced.may_fit_batch_size)
+    return f"{largest:,} ({largest_words(traced.full_batch_size, traced.may_fit_batch_size)} on the whole GPU)"

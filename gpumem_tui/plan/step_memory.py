@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from gpumem_tui.formula.rows import ALWAYS, Moment
 from gpumem_tui.memory import ALLOCATED_BUCKETS, GIB, Bucket
-from gpumem_tui.plan.answers import on_gpu, predicted
+from gpumem_tui.plan.answers import on_gpu, terms_of
 from gpumem_tui.plan.curves import Curve, CurveMark, CurveSeries
 from gpumem_tui.plan.plan import Plan
 from gpumem_tui.search.prediction import Traced
@@ -28,7 +29,7 @@ def memory_over_step(plan: Plan, traced: Traced | None = None) -> Curve:
     """
     if traced is None:
         moments, marks = _schematic(plan)
-        note = "schematic: the formula's sizes in the textbook's order, not to scale in time"
+        note = "schematic: the formula's sizes at the moments that it knows, not to scale in time"
     else:
         moments, marks = _moments(on_gpu(plan, traced).trace.at(plan.batch_size))
         note = f"traced ({traced.profile}); along x the allocations in their order, not time"
@@ -78,30 +79,29 @@ def _cuts(start: int, end: int) -> Iterator[int]:
         yield start + (end - start) * number // slices
 
 
-_PHASES = ("batch", "forward", "loss", "backward", "backward ends", "optimizer")
+_PHASES = {
+    "batch": None,
+    "forward": Moment.LOSS,
+    "backward": Moment.LOSS_BACKWARD,
+    "blocks": Moment.LAST_BLOCK,
+    "backward ends": Moment.FIRST_BLOCK,
+    "optimizer": Moment.UPDATE,
+}
+"""By name on the chart, the formula's moment; None for the weights and the batch alone."""
 
 
 def _schematic(plan: Plan) -> tuple[list[tuple[float, Totals]], list[CurveMark]]:
-    """One moment a phase; the optimizer's state is there from the first update on."""
-    size = predicted(plan).breakdown
+    """One point a moment; the optimizer's state is there from the first update on."""
+    rows = terms_of(plan)
     moments: list[tuple[float, Totals]] = []
     marks = []
     for step in _STEPS:
-        state = size[Bucket.OPTIMIZER]
-        kept = 0 if step == 1 else state
-        always = {Bucket.PARAMETERS: size[Bucket.PARAMETERS], Bucket.BATCH_DATA: size[Bucket.BATCH_DATA]}
-        activations, gradients = size[Bucket.ACTIVATIONS], size[Bucket.GRADIENTS]
-        phases: tuple[dict[Bucket, int], ...] = (
-            {},
-            {Bucket.ACTIVATIONS: activations},
-            {Bucket.ACTIVATIONS: activations, Bucket.TEMPORARY: size[Bucket.TEMPORARY]},
-            {Bucket.ACTIVATIONS: activations // 2, Bucket.GRADIENTS: gradients // 2},
-            {Bucket.GRADIENTS: gradients},
-            {Bucket.GRADIENTS: gradients, Bucket.OPTIMIZER: state},
-        )
-        for name, held in zip(_PHASES, phases, strict=True):
+        for name, moment in _PHASES.items():
+            held = [row for row in rows if moment in row.moments or (moment is None and row.moments == ALWAYS)]
+            if step == 1 and moment is not Moment.UPDATE:
+                held = [row for row in held if row.bucket is not Bucket.OPTIMIZER]
             x = float(len(moments))
-            now = {Bucket.OPTIMIZER: kept, **always, **held}
-            moments.append((x, tuple(now.get(bucket, 0) for bucket in ALLOCATED_BUCKETS)))
+            totals = tuple(sum(row.size_bytes for row in held if row.bucket is one) for one in ALLOCATED_BUCKETS)
+            moments.append((x, totals))
             marks.append(CurveMark(x, f"{name} {step}"))
     return moments, marks

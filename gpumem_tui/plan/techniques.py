@@ -6,7 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
+from operator import add
 
+from gpumem_tui.catalog.shapes import Gpu
 from gpumem_tui.formula.accumulation import Accumulation, accumulation
 from gpumem_tui.formula.changes import (
     MOST_TIMES_HALVED,
@@ -20,11 +22,12 @@ from gpumem_tui.formula.changes import (
     smaller_sample,
 )
 from gpumem_tui.formula.optimizers import OPTIMIZER_RECORDS
-from gpumem_tui.formula.predict import predict, usable_bytes
+from gpumem_tui.formula.predict import by_stage
 from gpumem_tui.formula.price import Price
 from gpumem_tui.formula.sharding import stage_of
+from gpumem_tui.formula.transformer import as_run_on
 from gpumem_tui.memory import Unknown, format_bytes
-from gpumem_tui.plan.answers import largest_batch, predicted, setup_of, target_of, with_setup
+from gpumem_tui.plan.answers import largest_batch, predicted, setup_of, target_of, usable_of, with_setup
 from gpumem_tui.plan.judgement import SMALLEST_NORMALIZED_BATCH
 from gpumem_tui.plan.plan import Plan
 from gpumem_tui.plan.speed import busy_share
@@ -32,8 +35,11 @@ from gpumem_tui.plan.speed import busy_share
 _MOST_ASKED_GPUS = 1024
 """No combination asks for more."""
 
-_PER_GPU_AXES = ("recompute", "attention", "loss", "blocks")
+_SHARED_AXES = ("precision", "recompute")
+_PER_GPU_AXES = ("attention", "loss", "blocks")
 _FIXED_AXES = ("optimizer", "sharding", "state")
+"""Of those that change what each sample takes none changes the fixed bytes, and the other way; the shared ones change
+both."""
 
 
 @dataclass(frozen=True)
@@ -126,16 +132,13 @@ def formula_only(plan: Plan) -> bool:
 @dataclass(frozen=True)
 class _Memory:
     peak_bytes: int
-    usable_bytes: int
+    fits: bool
     max_batch_size: int
 
     @classmethod
     def of(cls, plan: Plan) -> _Memory:
-        return cls(predicted(plan).peak_bytes, usable_bytes(plan.gpu.total_bytes, plan.headroom), largest_batch(plan))
-
-    @property
-    def fits(self) -> bool:
-        return self.peak_bytes <= self.usable_bytes
+        prediction = predicted(plan)
+        return cls(prediction.peak_bytes, prediction.needed_bytes <= usable_of(plan), largest_batch(plan))
 
 
 def _judged(plan: Plan, change: Change, now: _Memory) -> Technique | NotApplicable:
@@ -251,27 +254,29 @@ def _cheapest_at(plan: Plan, gpus: int, times_halved: int, *, traceable: bool) -
     if isinstance(sample, NotApplicable):
         return None
     by_axis = _by_axis(plan, gpus, traceable=traceable)
-    usable = usable_bytes(plan.gpu.total_bytes, plan.headroom)
+    usable = usable_of(plan)
     best: tuple[Price, tuple[Change, ...], int] | None = None
-    for precision in by_axis["precision"]:
-        base = tuple(change for change in (sample, precision) if change is not None)
+    for both in product(*(by_axis[axis] for axis in _SHARED_AXES)):
+        base = tuple(change for change in (sample, *both) if change is not None)
         start = _all_applied(setup_of(plan), base)
         start_price = sum((change.price for change in base), Price())
         fixed = [
-            (price, chosen, _one_sample(new)[0])
+            (price, chosen, _one_sample(new, plan.gpu)[0])
             for price, chosen, new in _sets(start, [by_axis[axis] for axis in _FIXED_AXES])
             if new.recipe.gpus == gpus and conflict(new.recipe) is None
         ]
         per_sample = [
-            (price, chosen, _one_sample(new)[1])
+            (price, chosen, _one_sample(new, plan.gpu)[1])
             for price, chosen, new in _sets(start, [by_axis[axis] for axis in _PER_GPU_AXES])
         ]
-        least_bytes = min(sample_bytes for _, _, sample_bytes in per_sample)
-        fitting = [entry for entry in fixed if entry[2] + least_bytes <= usable]
+        least = [min(sizes) for sizes in zip(*(one for _, _, one in per_sample), strict=True)]
+        fitting = [entry for entry in fixed if all(map(usable.__ge__, map(add, entry[2], least)))]
         for (price1, chosen1, fixed_bytes), (price2, chosen2, sample_bytes) in product(fitting, per_sample):
-            most = (usable - fixed_bytes) // sample_bytes
             price = start_price + price1 + price2
-            if most < 1 or (best is not None and best[0] <= price):
+            if best is not None and best[0] <= price:
+                continue
+            most = min((usable - size) // more for size, more in zip(fixed_bytes, sample_bytes, strict=True))
+            if most < 1:
                 continue
             micro, extra = _micro_batch(plan, gpus, most)
             if best is None or price + extra < best[0]:
@@ -282,7 +287,7 @@ def _cheapest_at(plan: Plan, gpus: int, times_halved: int, *, traceable: bool) -
 def _by_axis(plan: Plan, gpus: int, *, traceable: bool) -> dict[str, list[Change | None]]:
     """The choices of every axis, None for leaving it. With more GPUs than the plan has, sharding must be chosen."""
     setup = setup_of(plan)
-    axes = ("precision", *_PER_GPU_AXES, *_FIXED_AXES, "sample")
+    axes = (*_SHARED_AXES, *_PER_GPU_AXES, *_FIXED_AXES, "sample")
     found: dict[str, list[Change | None]] = {axis: [None] for axis in axes}
     for change in changes(setup, plan.gpu):
         if not isinstance(change, Change) or change.axis == "sharding":
@@ -311,10 +316,11 @@ def _all_applied(setup: Setup, chosen: tuple[Change, ...]) -> Setup:
 
 
 @lru_cache(4096)
-def _one_sample(setup: Setup) -> tuple[int, int]:
-    """Fixed bytes, and bytes of each sample: neither depends on the axes of the other."""
-    prediction = predict(setup.shape, setup.recipe, 1, setup.extras)
-    return prediction.fixed_bytes, prediction.activation_bytes_per_sample
+def _one_sample(setup: Setup, gpu: Gpu) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Fixed bytes at each moment, and bytes of each sample."""
+    stages = by_stage(setup.shape, as_run_on(setup.recipe, gpu), setup.extras)
+    moments = [one for stage in stages for one in stage.values()]
+    return tuple(one.fixed_bytes for one in moments), tuple(one.sample_bytes for one in moments)
 
 
 def _micro_batch(plan: Plan, gpus: int, fitting: int) -> tuple[int, Price]:

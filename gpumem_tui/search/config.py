@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from gpumem_tui.catalog.shapes import Gpu
 from gpumem_tui.formula.predict import DEFAULT_HEADROOM
+from gpumem_tui.formula.transformer import as_run_on
 from gpumem_tui.memory import format_bytes
 from gpumem_tui.search import strategy
 from gpumem_tui.search.headroom import Room
@@ -71,7 +72,8 @@ class SearchConfig:
     @property
     def formula(self) -> Formula:
         """The closed form of what is searched."""
-        return Formula(self.workload, self.room.total_bytes, self.headroom)
+        workload = replace(self.workload, recipe=as_run_on(self.workload.recipe, self.device.gpu))
+        return Formula(workload, self.room.total_bytes, self.headroom, beside_bytes=self.room.beside_bytes)
 
     @property
     def where(self) -> str:

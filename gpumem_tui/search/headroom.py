@@ -9,6 +9,7 @@ from typing import Literal
 from gpumem_tui.catalog.shapes import Gpu
 from gpumem_tui.memory import Unknown
 from gpumem_tui.search.prediction import Traced
+from gpumem_tui.simulator.profile import beside_allocator_bytes
 from gpumem_tui.trial.events import TrialDone
 
 
@@ -43,6 +44,12 @@ class Room:
     def total_bytes(self) -> int:
         """The device's memory, or the cap."""
         return self.limit_bytes or self.gpu.total_bytes
+
+    @property
+    def beside_bytes(self) -> int:
+        """What of it the allocator cannot have, as far as is known at most; a cap counts what is reserved only."""
+        beside_bytes = beside_allocator_bytes(self.gpu)
+        return max(0, beside_bytes - (self.gpu.total_bytes - self.total_bytes))
 
     def free_bytes(self, reserved_bytes: int, device_used_bytes: int) -> int:
         """What a step leaves."""

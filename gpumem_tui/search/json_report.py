@@ -74,6 +74,8 @@ def formula_json(formula: Formula, batch_size: int) -> dict[str, Any]:
     return {
         "buckets": prediction.breakdown.as_json(_FORMULA_BUCKETS),
         "peak_bytes": prediction.peak_bytes,
+        "moment": prediction.moment.value,
+        "cache_bytes": prediction.cache_bytes,
         "max_batch_size": formula.max_batch_size,
         "headroom": formula.headroom,
         "rows": [
@@ -134,8 +136,15 @@ def prediction_json(config: SearchConfig, prediction: Prediction, batch_size: in
         "workload": workload_json(config.workload, batch_size),
         "device": device_json(config.device),
         "formula": formula_json(prediction.formula, batch_size),
-        "traced": traced_json(prediction.traced, batch_size),
+        "traced": {
+            **traced_json(prediction.traced, batch_size),
+            "with_headroom": {"share": prediction.formula.headroom, "max_batch_size": _count(prediction.with_headroom)},
+        },
     }
+
+
+def _count(value: int | Unknown) -> int | None:
+    return value if isinstance(value, int) else None
 
 
 def trial_json(number: int, result: TrialDone, device: Device) -> dict[str, Any]:

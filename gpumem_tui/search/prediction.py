@@ -8,7 +8,7 @@ from typing import Literal
 
 from gpumem_tui.catalog.shapes import Gpu
 from gpumem_tui.formula.extras import NO_EXTRAS, Extras
-from gpumem_tui.formula.predict import DEFAULT_HEADROOM, FormulaPrediction, max_batch_size, predict
+from gpumem_tui.formula.predict import DEFAULT_HEADROOM, FormulaPrediction, max_batch_size, predict, usable_bytes
 from gpumem_tui.memory import Range, Unknown
 from gpumem_tui.simulator.finder import BatchFinder, Level
 from gpumem_tui.simulator.replay import UNLIMITED_BYTES, AffineTrace, NotAffine, Replay, replay
@@ -26,12 +26,14 @@ class Formula:
     Attributes:
         total_bytes: the memory that `headroom` is a share of: the device's, or a user's cap.
         extras: techniques that only the closed form knows.
+        beside_bytes: what of `total_bytes` the allocator cannot have.
     """
 
     workload: WorkloadSpec
     total_bytes: int
     headroom: float = DEFAULT_HEADROOM
     extras: Extras = NO_EXTRAS
+    beside_bytes: int = 0
 
     @cached_property
     def max_batch_size(self) -> int | Unknown:
@@ -39,7 +41,8 @@ class Formula:
         shape = self.workload.shape
         if shape is None:
             return Unknown(_no_formula(self.workload))
-        return max_batch_size(shape, self.workload.recipe, self.total_bytes, self.headroom, self.extras)
+        recipe, beside_bytes = self.workload.recipe, self.beside_bytes
+        return max_batch_size(shape, recipe, self.total_bytes, self.headroom, self.extras, beside_bytes=beside_bytes)
 
     def at(self, batch_size: int) -> FormulaPrediction | Unknown:
         """The closed form's rows at a batch size, or why there are none."""
@@ -228,6 +231,11 @@ class Traced:
         told."""
         return self._largest(self.capacity_range.low_bytes, "needed")
 
+    def max_batch_size_leaving(self, free_bytes: int) -> int | Unknown:
+        """The same on a device that is smaller by so much: a headroom that the formula leaves free, too."""
+        allowed = None if self.allowed_bytes is None else self.allowed_bytes - free_bytes
+        return self._largest(self.capacity_range.low_bytes - free_bytes, "needed", allowed)
+
     @cached_property
     def may_fit_batch_size(self) -> int | Unknown:
         """Largest batch size that fits with the least that is known to be possible, or why that cannot be told."""
@@ -242,11 +250,11 @@ class Traced:
     def _finder(self) -> BatchFinder:
         return self.finder or BatchFinder(self.trace, self.settings)
 
-    def _largest(self, capacity_bytes: int, level: Level = "least") -> int | Unknown:
+    def _largest(self, capacity_bytes: int, level: Level = "least", allowed_bytes: int | None = None) -> int | Unknown:
         if self.only_at:
             return Unknown(self.not_affine)
         try:
-            return self._finder.largest(capacity_bytes, self.allowed_bytes, level=level)
+            return self._finder.largest(capacity_bytes, allowed_bytes or self.allowed_bytes, level=level)
         except NotAffine as error:
             return Unknown(str(error))
 
@@ -260,6 +268,14 @@ class Prediction:
 
     formula: Formula
     traced: Traced | Unknown
+
+    @property
+    def with_headroom(self) -> int | Unknown:
+        """The traced largest batch that leaves the formula's headroom free, or why there is none."""
+        if isinstance(self.traced, Unknown):
+            return self.traced
+        free_bytes = self.formula.total_bytes - usable_bytes(self.formula.total_bytes, self.formula.headroom)
+        return self.traced.max_batch_size_leaving(free_bytes)
 
     @property
     def best_max_batch_size(self) -> int | None:

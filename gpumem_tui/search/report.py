@@ -71,12 +71,17 @@ def device_line(device: Device, limit_bytes: int | None = None) -> str:
 
 
 def predicted_line(prediction: Prediction) -> str:
-    """Both predicted largest batches."""
-    traced = prediction.traced
-    said = f"predicted largest batch: formula {_value(prediction.formula.max_batch_size)}, traced "
+    """Both predicted largest batches, with the same headroom, and what the trace says of the whole device."""
+    formula, traced = prediction.formula, prediction.traced
+    said = f"predicted largest batch: formula {_value(formula.max_batch_size)}, traced "
     if isinstance(traced, Unknown):
         return said + _value(traced)
-    return said + _value(traced.max_batch_size) + up_to(traced.max_batch_size, traced.may_fit_batch_size)
+    whole = _value(traced.max_batch_size) + up_to(traced.max_batch_size, traced.may_fit_batch_size)
+    if not formula.headroom or isinstance(formula.max_batch_size, Unknown):
+        return said + whole
+    return (
+        f"{said}{_value(prediction.with_headroom)} with {100 * formula.headroom:g} % left free; traced without: {whole}"
+    )
 
 
 def gap_line(prediction: Prediction) -> str:
@@ -84,7 +89,7 @@ def gap_line(prediction: Prediction) -> str:
     formula, traced = prediction.formula, prediction.traced
     if not isinstance(traced, Traced):
         return ""
-    by_formula, by_trace = formula.max_batch_size, traced.max_batch_size
+    by_formula, by_trace = formula.max_batch_size, prediction.with_headroom
     if isinstance(by_formula, Unknown) or isinstance(by_trace, Unknown) or by_formula <= by_trace:
         return ""
     at = max(1, by_trace)

@@ -173,6 +173,16 @@ def profile_for(torch_version: str, gpu: Gpu) -> Profile:
     )
 
 
+def beside_allocator_bytes(gpu: Gpu) -> int:
+    """The most that is known to be out of the reach of a step's tensors: driver's reserve, context, cuBLAS' workspaces.
+
+    Of the newest torch; the forward and the autograd thread have a workspace each.
+    """
+    profile = profile_for(".".join(map(str, NEWEST_TORCH)), gpu)
+    reserve_bytes = gpu.total_bytes - gpu.cuda_total_range.low_bytes
+    return reserve_bytes + profile.context_range.high_bytes + 2 * profile.cublas_workspace_bytes
+
+
 def _context(gpu: Gpu) -> tuple[int, str]:
     """What the context is expected to take, and where that is from."""
     capability = gpu.compute_capability

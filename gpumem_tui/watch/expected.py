@@ -11,10 +11,10 @@ from gpumem_tui.catalog.shapes import Gpu, ModelShape
 from gpumem_tui.formula.changes import STAGES
 from gpumem_tui.formula.optimizers import OPTIMIZER_RECORDS
 from gpumem_tui.formula.precision import PRECISION_RECORDS
-from gpumem_tui.formula.predict import DEFAULT_HEADROOM, FormulaPrediction, max_batch_size, predict
+from gpumem_tui.formula.predict import DEFAULT_HEADROOM, FormulaPrediction, at_moment, max_batch_size, predict, terms
 from gpumem_tui.formula.recipe import Optimizer, Precision, Recipe, Sharding
 from gpumem_tui.formula.remedies import Remedy, remedies
-from gpumem_tui.formula.rows import fixed_row
+from gpumem_tui.formula.rows import Moment, fixed_row
 from gpumem_tui.memory import Bucket, Unknown, format_bytes
 from gpumem_tui.monitor.readings import Reading
 from gpumem_tui.probe.documents import Trained
@@ -69,7 +69,8 @@ class Expected:
 
     def samples_held(self, activation_bytes: int) -> int:
         """How many samples' activations these bytes are, by the formula."""
-        return round(activation_bytes / self.at(1).activation_bytes_per_sample)
+        rows = at_moment(terms(self.shape, self.recipe, 1), Moment.LOSS_BACKWARD)
+        return round(activation_bytes / sum(row.size_bytes for row in rows if row.grows_with_batch))
 
 
 def expect(

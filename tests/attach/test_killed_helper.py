@@ -86,6 +86,7 @@ def attach_with(target: Target, helper: Path, monkeypatch: pytest.MonkeyPatch) -
     return True
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("waits", WAITING)
 def test_it_is_killed_at_every_single_step(waits: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     helper, count = tmp_path / "helper.py", tmp_path / "count"
@@ -111,6 +112,7 @@ def test_it_is_killed_at_every_single_step(waits: str, tmp_path: Path, monkeypat
     assert (printed, complained, program.returncode) == ("0 wrong set()\n", "", 0)
 
 
+@pytest.mark.slow
 def test_it_is_killed_at_any_moment(tmp_path: Path) -> None:
     """From outside, beside seven threads that allocate; after that, it can be attached to as ever."""
     with loops.running(loops.ALLOCATING, tmp_path / "probes") as program:

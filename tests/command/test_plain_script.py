@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.command.running import Project
 
 SCRIPT = """
@@ -43,6 +45,7 @@ def test_every_bucket_of_a_plain_script(project: Project) -> None:
     assert "| step 0: loss 0.000 on cuda:0" in done.stderr
 
 
+@pytest.mark.slow
 def test_one_sample_that_takes_another_way_is_told_by_its_own_trace(project: Project) -> None:
     other_way = "spare = torch.empty(1 << 20, device=device) if arguments.batch_size == 1 else None; loss.backward()"
     project.write("train.py", SCRIPT.replace("loss.backward()", other_way))

@@ -69,6 +69,7 @@ def train_step(net, optimizer, words):
 )
 
 
+@pytest.mark.slow
 def test_a_command_and_a_workload_file_agree(project: Project) -> None:
     project.write("train.py", SCRIPT)
     project.write("step.py", WORKLOAD)

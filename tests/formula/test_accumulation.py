@@ -8,7 +8,7 @@ import pytest
 
 from gpumem_tui.catalog.loader import find_gpu, find_model
 from gpumem_tui.formula.accumulation import accumulation, tokens_per_global_batch
-from gpumem_tui.formula.predict import max_batch_size, predict
+from gpumem_tui.formula.predict import by_moment, max_batch_size, predict
 from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.formula.remedies import Remedy, remedies
 from gpumem_tui.memory import GIB
@@ -40,9 +40,13 @@ def test_accumulation_refuses_numbers_below_one(numbers: tuple[int, int, int]) -
 
 def test_max_batch_follows_the_closed_form() -> None:
     shape = find_model("gpt2")
-    one = predict(shape, Recipe(), 1)
-    expected = (int(0.9 * 24 * GIB) - one.fixed_bytes) // one.activation_bytes_per_sample
+    usable = int(0.9 * 24 * GIB)
+    moments = by_moment(shape, Recipe()).values()
+    expected = min((usable - one.fixed_bytes) // one.sample_bytes for one in moments)
     assert max_batch_size(shape, Recipe(), 24 * GIB) == expected > 0
+    assert (
+        predict(shape, Recipe(), expected).needed_bytes <= usable < predict(shape, Recipe(), expected + 1).needed_bytes
+    )
 
 
 def test_zero3_makes_room_where_one_gpu_has_none() -> None:

@@ -9,25 +9,33 @@ import pytest
 from gpumem_tui.catalog.loader import find_model
 from gpumem_tui.catalog.shapes import ModelShape
 from gpumem_tui.formula.parameters import count_parameters
-from gpumem_tui.formula.predict import max_batch_size, predict
+from gpumem_tui.formula.predict import at_moment, max_batch_size, predict, terms
 from gpumem_tui.formula.recipe import Attention, Precision, Recipe, Recompute
+from gpumem_tui.formula.rows import Moment
 from gpumem_tui.formula.transformer import block_rows
 from gpumem_tui.memory import GIB, Bucket
 
 BATCH = 3
+BEYOND_THE_TEXTBOOK = ("residual stream", "inputs cast again", "repeated keys and values")
 GPT_NAMES = ["gpt2", "gpt2-medium", "gpt2-xl", "megatron-175b"]
 SIXTEEN_BIT: list[Precision] = ["amp-bf16", "amp-fp16", "bf16"]
 
 
 def blocks_bytes(shape: ModelShape, recipe: Recipe, bucket: Bucket | None = None) -> int:
-    """What the blocks keep for a batch of BATCH, in one bucket or in all."""
-    rows = block_rows(shape, recipe, BATCH)
+    """What the textbook's blocks keep for a batch of BATCH, in one bucket or in all."""
+    rows = [row for row in block_rows(shape, recipe, BATCH) if not row.name.startswith(BEYOND_THE_TEXTBOOK)]
     return sum(row.size_bytes for row in rows if bucket in (None, row.bucket))
 
 
 def row_bytes(shape: ModelShape, recipe: Recipe, name: str) -> int:
-    """The rows of a prediction whose name contains `name`."""
-    return sum(row.size_bytes for row in predict(shape, recipe, BATCH).rows if name in row.name)
+    """The terms of a step whose name contains `name`, whenever they are there."""
+    return sum(row.size_bytes for row in terms(shape, recipe, BATCH) if name in row.name)
+
+
+def activation_bytes(shape: ModelShape, recipe: Recipe, moment: Moment = Moment.LOSS_BACKWARD) -> int:
+    """All activations at a moment."""
+    rows = at_moment(terms(shape, recipe, BATCH), moment)
+    return sum(row.size_bytes for row in rows if row.bucket is Bucket.ACTIVATIONS)
 
 
 def sbh(shape: ModelShape) -> int:
@@ -55,17 +63,20 @@ class TestTextbookIdentities:
         shape = find_model(name)
         one_block = replace(shape, layers=1)
         own_bytes = blocks_bytes(one_block, textbook(precision))
-        assert blocks_bytes(shape, textbook(precision, "full")) == 2 * shape.layers * sbh(shape) + own_bytes
+        width = 4 if precision.startswith("amp") else 2  # the residual stream is in the weights' dtype
+        assert blocks_bytes(shape, textbook(precision, "full")) == width * shape.layers * sbh(shape) + own_bytes
 
     def test_prediction_holds_the_blocks_the_head_and_what_lies_between(self, name: str, precision: Precision) -> None:
         shape = find_model(name)
         recipe = textbook(precision)
-        activation_bytes = predict(shape, recipe, BATCH).breakdown[Bucket.ACTIVATIONS]
         outside = row_bytes(shape, recipe, "outside the blocks")
         logits = shape.seq_len * BATCH * shape.vocab
-        assert outside == sbh(shape) * (2 + 2 + 1)
-        copies = 2 * count_parameters(shape) if precision.startswith("amp") else 0
-        assert activation_bytes == blocks_bytes(shape, recipe) + outside + logits * (2 + 4) + copies
+        autocast = precision.startswith("amp")
+        assert outside == sbh(shape) * ((4 if autocast else 2) + 2 + 1)
+        wider = 2 * 2 * shape.layers * sbh(shape) if autocast else 0
+        copies = 2 * (count_parameters(shape) - shape.max_seq_len * shape.hidden) if autocast else 0
+        expected = blocks_bytes(shape, recipe) + wider + outside + logits * (2 + 4) + copies
+        assert activation_bytes(shape, recipe) == expected
 
 
 def test_fp32_doubles_all_but_the_dropout_masks() -> None:
@@ -117,7 +128,14 @@ def test_llama_counts_grouped_keys_and_the_four_operands_of_swiglu() -> None:
     logsumexp = 4 * shape.heads * tokens
     expected = shape.layers * (2 * tokens * (attention + feed_forward + norms) + logsumexp)
     assert blocks_bytes(shape, textbook(attention="flash")) == expected
-    assert {row.source for row in block_rows(shape, textbook(), BATCH)} == {"adapted from Korthikanti et al. 2022"}
+    rows = block_rows(shape, textbook(), BATCH)
+    sources = {row.source for row in rows if not row.name.startswith(BEYOND_THE_TEXTBOOK)}
+    assert sources == {"adapted from Korthikanti et al. 2022"}
+    every = sum(row.size_bytes for row in rows if row.name == "repeated keys and values")
+    assert every == shape.layers * tokens * 2 * 2 * (3 * keys)
+    # RMSNorm written out keeps 4 bytes in fp32 and the normalized values: 6 a value, where LayerNorm keeps 2.
+    wider = sum(row.size_bytes for row in rows if row.name == "residual stream")
+    assert wider == shape.layers * tokens * 2 * shape.hidden * 4
 
 
 def test_explicit_head_width_counts_instead_of_the_hidden_size() -> None:
@@ -140,7 +158,12 @@ def test_vit_counts_patches_and_class_token() -> None:
 def test_language_model_head(precision: Precision, compute: int) -> None:
     shape = find_model("gpt2")
     logits = BATCH * shape.seq_len * shape.vocab
-    assert row_bytes(shape, Recipe(precision), "output head") == logits * (compute + 4 + 4 + 4)
+    assert _head_bytes(shape, precision) == logits * (compute + 4 + 4 + 4)
+
+
+def _head_bytes(shape: ModelShape, precision: Precision) -> int:
+    rows = at_moment(terms(shape, Recipe(precision), BATCH), Moment.LOSS_BACKWARD)
+    return sum(row.size_bytes for row in rows if row.name.startswith("output head"))
 
 
 def test_language_model_head_is_what_pytorch_holds_at_most() -> None:
@@ -158,13 +181,13 @@ def test_language_model_head_is_what_pytorch_holds_at_most() -> None:
                 held += event.nbytes()
                 peak = max(peak, held)
         shape = replace(find_model("gpt2"), vocab=vocab, seq_len=positions)
-        predicted = row_bytes(shape, Recipe(precision), "output head") / BATCH
+        predicted = _head_bytes(shape, precision) / BATCH
         assert logits.nbytes + peak == pytest.approx(predicted, rel=0.01)
 
 
 def test_classifier_head_is_counted_for_classes_not_tokens() -> None:
     shape = find_model("bert-base")
-    assert row_bytes(shape, Recipe(), "output head") == BATCH * shape.classes * 16
+    assert _head_bytes(shape, "fp32") == BATCH * shape.classes * 16
 
 
 def test_doubling_the_sequence_more_than_halves_the_batch() -> None:
@@ -199,7 +222,7 @@ class TestResNet:
         indices = 56**2 * 64 * 8
         head = 1000 * 8
         expected = BATCH * (4 * (convolved + activated) + indices + head)
-        assert predict(find_model("resnet-50"), Recipe(), BATCH).breakdown[Bucket.ACTIVATIONS] == expected
+        assert activation_bytes(find_model("resnet-50"), Recipe()) == expected
 
     def test_resnet_18_against_saved_tensors_of_pytorch(self) -> None:
         """The distinct storages that autograd saves in a stem and one basic block, counted by PyTorch itself."""
@@ -224,16 +247,15 @@ class TestResNet:
         del sizes[image.untyped_storage().data_ptr()]
         one_block = ModelShape("r", "resnet", image_size=side, classes=1, stages=(1, 0, 0, 0))
         head_bytes = row_bytes(one_block, Recipe(), "output head: lo")
-        predicted = predict(one_block, Recipe(), BATCH).breakdown[Bucket.ACTIVATIONS] - head_bytes
+        predicted = activation_bytes(one_block, Recipe()) - head_bytes
         assert out.shape[-1] == 8
         assert sum(sizes.values()) == predicted
 
     def test_halving_the_width_of_values_spares_the_pooling_indices(self) -> None:
         shape = find_model("resnet-50")
-        wide, narrow = (predict(shape, Recipe(precision), BATCH).breakdown for precision in ("fp32", "bf16"))
+        wide, narrow = activation_bytes(shape, Recipe("fp32")), activation_bytes(shape, Recipe("bf16"))
         indices_and_loss = BATCH * (56**2 * 64 * 8 + 1000 * 4)
-        wide_values = wide[Bucket.ACTIVATIONS] - indices_and_loss
-        assert narrow[Bucket.ACTIVATIONS] - indices_and_loss == wide_values // 2
+        assert narrow - indices_and_loss == (wide - indices_and_loss) // 2
 
     def test_odd_image_sizes_round_up_at_every_stride(self) -> None:
         odd = find_model("resnet-18").overridden(image_size=225)
@@ -243,15 +265,16 @@ class TestResNet:
             outputs += side**2 * width * (4 if index == 0 else 5)
         assert row_bytes(odd, Recipe(), "convolution outputs") == BATCH * 4 * outputs
 
-    def test_full_recompute_keeps_stem_block_inputs_and_the_largest_block(self) -> None:
+    def test_full_recompute_keeps_stem_and_block_inputs_and_the_block_that_runs(self) -> None:
         stem = 2 * 112**2 * 64 + 56**2 * 64
         inputs = 3 * 56**2 * 256 + 4 * 28**2 * 512 + 6 * 14**2 * 1024 + 2 * 7**2 * 2048
         first_block = 2 * 56**2 * (64 + 64 + 256) + 56**2 * 256
-        recipe = Recipe(recompute="full")
-        kept = row_bytes(find_model("resnet-50"), recipe, "outputs") + row_bytes(
-            find_model("resnet-50"), recipe, "maps"
-        )
-        assert kept == BATCH * 4 * (stem + inputs + first_block)
+        last_block = 2 * 7**2 * (512 + 512 + 2048)
+        shape, recipe = find_model("resnet-50"), Recipe(recompute="full")
+        rest = BATCH * (56**2 * 64 * 8 + 1000 * 4)  # pooling indices, logits
+        at_last, at_first = (activation_bytes(shape, recipe, at) for at in (Moment.LAST_BLOCK, Moment.FIRST_BLOCK))
+        assert at_last - rest == BATCH * 4 * (stem + inputs + last_block)
+        assert at_first - rest == BATCH * 4 * (stem + first_block)
 
 
 @pytest.mark.parametrize(

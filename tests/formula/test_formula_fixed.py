@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import pytest
 
 from gpumem_tui.catalog.loader import find_model
 from gpumem_tui.catalog.shapes import ModelShape
 from gpumem_tui.formula.optimizers import OPTIMIZER_RECORDS
 from gpumem_tui.formula.parameters import count_parameters, gathered_parameters
-from gpumem_tui.formula.predict import largest_obstacle, max_batch_size, predict
+from gpumem_tui.formula.predict import FormulaPrediction, at_moment, largest_obstacle, max_batch_size, predict, terms
 from gpumem_tui.formula.recipe import OPTIMIZERS, Optimizer, Precision, Recipe, Sharding
-from gpumem_tui.memory import GIB, Bucket
+from gpumem_tui.formula.rows import FormulaRow, Moment
+from gpumem_tui.memory import GIB, Breakdown, Bucket
 
 GB = 10**9
 
@@ -20,11 +23,17 @@ def linear_stack(parameters: int) -> ModelShape:
     return ModelShape("stack", "mlp", layers=1, inputs=parameters - 1, hidden=1, classes=1)
 
 
+def _lasting_bytes(prediction: FormulaPrediction) -> int:
+    """The textbook's fixed memory: weights, gradients and optimizer state, without an update's scratch."""
+    return prediction.peak_bytes - prediction.breakdown[Bucket.TEMPORARY]
+
+
 def test_eight_billion_parameters_in_fp32_exceed_80_gib_before_the_first_sample() -> None:
     prediction = predict(linear_stack(8 * GB), Recipe(), 0)
     gib = {bucket: round(size / GIB, 1) for bucket, size in prediction.breakdown.buckets.items() if size}
-    assert gib == {Bucket.PARAMETERS: 29.8, Bucket.GRADIENTS: 29.8, Bucket.OPTIMIZER: 59.6}
-    assert round(prediction.peak_bytes / GIB, 1) == 119.2
+    scratch = {Bucket.TEMPORARY: 29.8}  # foreach AdamW's square roots
+    assert gib == {Bucket.PARAMETERS: 29.8, Bucket.GRADIENTS: 29.8, Bucket.OPTIMIZER: 59.6, **scratch}
+    assert round(_lasting_bytes(prediction) / GIB, 1) == 119.2
     assert prediction.peak_bytes == prediction.fixed_bytes > 80 * GIB
     assert prediction.activation_bytes_per_sample == 0
     assert max_batch_size(linear_stack(8 * GB), Recipe(), 80 * GIB) == 0
@@ -32,11 +41,11 @@ def test_eight_billion_parameters_in_fp32_exceed_80_gib_before_the_first_sample(
 
 @pytest.mark.parametrize(("billions", "expected_gb"), [(1, 16), (7, 112), (70, 1120)])
 def test_sixteen_bytes_a_parameter(billions: int, expected_gb: int) -> None:
-    assert predict(linear_stack(billions * GB), Recipe(), 0).peak_bytes == expected_gb * GB
+    assert _lasting_bytes(predict(linear_stack(billions * GB), Recipe(), 0)) == expected_gb * GB
 
 
 def test_seventy_billion_need_fourteen_h100() -> None:
-    assert predict(linear_stack(70 * GB), Recipe(), 0).peak_bytes == 14 * 80 * GB
+    assert _lasting_bytes(predict(linear_stack(70 * GB), Recipe(), 0)) == 14 * 80 * GB
 
 
 @pytest.mark.parametrize(
@@ -52,7 +61,9 @@ def test_bytes_per_parameter_by_precision(
     assert buckets[Bucket.PARAMETERS] == parameters * count
     assert buckets[Bucket.GRADIENTS] == gradients * count
     assert buckets[Bucket.OPTIMIZER] == state * count
-    assert buckets[Bucket.ACTIVATIONS] == copies * count
+    at_the_loss = at_moment(terms(shape, Recipe(precision), 0), Moment.LOSS)
+    copied = sum(row.size_bytes for row in at_the_loss if row.bucket is Bucket.ACTIVATIONS)
+    assert copied == copies * (count - shape.max_seq_len * shape.hidden)  # positions are looked up, not multiplied
 
 
 @pytest.mark.parametrize(
@@ -123,8 +134,10 @@ def test_every_optimizer_says_what_it_keeps() -> None:
 )
 def test_each_zero_stage_divides_one_more_bucket(sharding: Sharding, shared: set[Bucket]) -> None:
     shape = find_model("gpt2")
-    whole = predict(shape, Recipe(), 4).breakdown
-    share = predict(shape, Recipe(sharding=sharding, gpus=8), 4).breakdown
+    whole, share = (
+        Breakdown(_by_bucket(at_moment(terms(shape, recipe, 4), Moment.FIRST_BLOCK)))
+        for recipe in (Recipe(), Recipe(sharding=sharding, gpus=8))
+    )
     gathered_bytes = 4 * gathered_parameters(shape) if sharding == "zero3" else 0
     for bucket, size_bytes in whole.buckets.items():
         more_bytes = gathered_bytes if bucket is Bucket.TEMPORARY else 0
@@ -134,11 +147,20 @@ def test_each_zero_stage_divides_one_more_bucket(sharding: Sharding, shared: set
 def test_zero3_shards_neither_the_working_copy_of_the_weights_nor_an_activation() -> None:
     """Traced with FSDP2: autocast casts each gathered weight, and autograd keeps the copy until backward."""
     shape = find_model("gpt2")
-    whole, share = (predict(shape, Recipe("amp-bf16", sharding="zero3", gpus=gpus), 4) for gpus in (1, 8))
-    copies = 2 * count_parameters(shape)
-    gathered_bytes = 4 * gathered_parameters(shape)
-    assert share.fixed_bytes == (whole.fixed_bytes - copies) // 8 + copies + gathered_bytes
-    assert share.activation_bytes_per_sample == whole.activation_bytes_per_sample
+    whole, share = (
+        _by_bucket(at_moment(terms(shape, Recipe("amp-bf16", sharding="zero3", gpus=gpus), 4), Moment.LOSS))
+        for gpus in (1, 8)
+    )
+    assert share[Bucket.ACTIVATIONS] == whole[Bucket.ACTIVATIONS]
+    assert share[Bucket.PARAMETERS] == whole[Bucket.PARAMETERS] // 8
+    assert share[Bucket.TEMPORARY] == whole[Bucket.TEMPORARY] + 4 * gathered_parameters(shape)
+
+
+def _by_bucket(rows: Iterable[FormulaRow]) -> dict[Bucket, int]:
+    found: dict[Bucket, int] = {}
+    for row in rows:
+        found[row.bucket] = found.get(row.bucket, 0) + row.size_bytes
+    return found
 
 
 class TestGathered:
@@ -201,7 +223,7 @@ class TestObstacle:
 
     def test_none_when_it_fits(self) -> None:
         prediction = predict(find_model("gpt2"), Recipe(), 1)
-        assert largest_obstacle(prediction, prediction.peak_bytes) is None
+        assert largest_obstacle(prediction, prediction.needed_bytes) is None
 
 
 def test_every_optimizer_has_one_record() -> None:

@@ -13,7 +13,7 @@ from gpumem_tui.catalog.shapes import ModelShape
 from gpumem_tui.formula.changes import STAGES
 from gpumem_tui.formula.parameters import gathered_parameters
 from gpumem_tui.formula.precision import PRECISION_RECORDS
-from gpumem_tui.formula.predict import max_batch_size, predict, usable_bytes
+from gpumem_tui.formula.predict import by_moment, max_batch_size, predict, usable_bytes
 from gpumem_tui.formula.recipe import ATTENTIONS, OPTIMIZERS, PRECISIONS, RECOMPUTES, SHARDINGS, Recipe
 from gpumem_tui.memory import GIB
 
@@ -36,12 +36,16 @@ def peak_bytes(shape: ModelShape, recipe: Recipe, batch_size: int = 2) -> int:
 
 
 @given(SHAPES, RECIPES, BATCHES)
-def test_affine_in_the_batch(shape: ModelShape, recipe: Recipe, batch_size: int) -> None:
-    one = predict(shape, recipe, 1)
+def test_every_moment_is_affine_in_the_batch_and_the_highest_decides(
+    shape: ModelShape, recipe: Recipe, batch_size: int
+) -> None:
+    moments = by_moment(shape, recipe)
     predicted = predict(shape, recipe, batch_size)
-    assert predicted.fixed_bytes == one.fixed_bytes
-    assert predicted.peak_bytes == one.fixed_bytes + batch_size * one.activation_bytes_per_sample
-    assert one.activation_bytes_per_sample > 0
+    assert all(one.sample_bytes > 0 for one in moments.values())
+    needed = {moment: one.fixed_bytes + batch_size * one.sample_bytes for moment, one in moments.items()}
+    assert predicted.needed_bytes == max(needed.values())
+    assert predicted.peak_bytes == predicted.fixed_bytes + batch_size * predicted.activation_bytes_per_sample
+    assert predicted.cache_bytes >= 0
 
 
 @given(SHAPES, RECIPES, BATCHES)
@@ -66,8 +70,8 @@ def test_max_batch_fits_and_one_more_does_not(
     total_bytes = (gib or 1000) * GIB
     largest = max_batch_size(shape, recipe, total_bytes, headroom)
     capacity_bytes = usable_bytes(total_bytes, headroom)
-    assert largest == 0 or peak_bytes(shape, recipe, largest) <= capacity_bytes
-    assert peak_bytes(shape, recipe, largest + 1) > capacity_bytes
+    assert largest == 0 or predict(shape, recipe, largest).needed_bytes <= capacity_bytes
+    assert predict(shape, recipe, largest + 1).needed_bytes > capacity_bytes
 
 
 @given(TRANSFORMERS, RECIPES, st.integers(1, 8))

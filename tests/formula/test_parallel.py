@@ -11,8 +11,9 @@ from gpumem_tui.catalog.loader import find_model
 from gpumem_tui.catalog.shapes import ModelShape
 from gpumem_tui.formula.parallel import fault, micro_batches_kept, why_formula_only
 from gpumem_tui.formula.parameters import count_parameters
-from gpumem_tui.formula.predict import FormulaPrediction, max_batch_size, predict, usable_bytes
+from gpumem_tui.formula.predict import at_moment, max_batch_size, predict, terms, usable_bytes
 from gpumem_tui.formula.recipe import Recipe, Schedule
+from gpumem_tui.formula.rows import Moment
 from gpumem_tui.memory import GIB, Bucket
 
 GPT3 = ModelShape(
@@ -29,21 +30,23 @@ def recipe(**values: Any) -> Recipe:
     return made if "gpus" in values else replace(made, gpus=made.model_parallel)
 
 
-def block_bytes(prediction: FormulaPrediction) -> int:
-    return sum(row.size_bytes for row in prediction.rows if row.name in BLOCK_ROWS)
+def block_bytes(shape: ModelShape, made: Recipe) -> int:
+    """What the blocks keep as the last of them goes backward."""
+    rows = at_moment(terms(shape, made, 1), Moment.LAST_BLOCK)
+    return sum(row.size_bytes for row in rows if row.name in BLOCK_ROWS)
 
 
 @pytest.mark.parametrize("tensor", [2, 8])
 def test_tensor_parallel_is_the_papers_10_and_24_over_t(tensor: int) -> None:
-    found = predict(GPT3, recipe(attention="math", tensor_parallel=tensor), 1)
+    made = recipe(attention="math", tensor_parallel=tensor)
     per_token = 10 * 12288 + 24 * 12288 // tensor + 5 * 96 * 2048 // tensor
-    assert block_bytes(found) == 96 * 2048 * per_token
+    assert block_bytes(GPT3, made) == 96 * 2048 * per_token
 
 
 @pytest.mark.parametrize("tensor", [2, 8])
 def test_with_sequence_parallel_everything_is_over_t(tensor: int) -> None:
-    found = predict(GPT3, recipe(attention="math", tensor_parallel=tensor, sequence_parallel=True), 1)
-    assert block_bytes(found) == 96 * 2048 * (34 * 12288 + 5 * 96 * 2048) // tensor
+    made = recipe(attention="math", tensor_parallel=tensor, sequence_parallel=True)
+    assert block_bytes(GPT3, made) == 96 * 2048 * (34 * 12288 + 5 * 96 * 2048) // tensor
 
 
 def test_tensor_parallel_cuts_matrices_and_vocabulary_but_not_norms() -> None:
@@ -89,9 +92,8 @@ def test_a_stage_keeps_what_its_schedule_has_under_way(
 
 
 def test_the_first_stage_of_1f1b_keeps_as_much_as_the_whole_network_does() -> None:
-    whole = predict(GPT3, recipe(attention="math"), 1)
-    stage = predict(GPT3, recipe(attention="math", pipeline_parallel=8), 1)
-    assert block_bytes(stage) == block_bytes(whole)
+    stage = recipe(attention="math", pipeline_parallel=8)
+    assert block_bytes(GPT3, stage) == block_bytes(GPT3, recipe(attention="math"))
 
 
 def test_the_stages_parameters_are_the_networks_and_one_more_tied_head() -> None:
@@ -127,8 +129,8 @@ def test_sharding_is_over_the_gpus_that_hold_the_same_part() -> None:
 def test_the_largest_batch_fits_and_one_more_does_not(cut: dict[str, Any]) -> None:
     made = recipe(recompute="full", **cut)
     largest = max_batch_size(LLAMA, made, 80 * GIB)
-    assert predict(LLAMA, made, largest).peak_bytes <= usable_bytes(80 * GIB)
-    assert predict(LLAMA, made, largest + 1).peak_bytes > usable_bytes(80 * GIB)
+    assert predict(LLAMA, made, largest).needed_bytes <= usable_bytes(80 * GIB)
+    assert predict(LLAMA, made, largest + 1).needed_bytes > usable_bytes(80 * GIB)
 
 
 @pytest.mark.parametrize(

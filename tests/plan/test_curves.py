@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 
 from gpumem_tui.catalog.loader import find_gpu, find_model
-from gpumem_tui.formula.predict import max_batch_size
 from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.memory import GIB, Bucket
 from gpumem_tui.plan.answers import answer
@@ -77,9 +76,11 @@ def test_an_mlp_grows_in_width() -> None:
 
 
 def test_more_memory_never_holds_less() -> None:
-    sizes = list(line(batch_by_gpu(GPT2)).values())
-    assert sizes == sorted(sizes)
-    assert line(batch_by_gpu(GPT2))[80] == max_batch_size(GPT2.shape, GPT2.recipe, 80 * GIB)
+    by_gpu = line(batch_by_gpu(GPT2))
+    for gib, largest in by_gpu.items():
+        # Of two of the same size one may have the larger context, or the driver's larger reserve.
+        assert all(more >= largest for other, more in by_gpu.items() if other > 1.1 * gib)
+    assert by_gpu[80] == answer(GPT2).max_batch_size
 
 
 class TestActivations:
@@ -107,11 +108,11 @@ class TestOverStep:
         parts = {series.name: [y for _, y in series.points] for series in curve.series}
         half = len(curve.marks) // 2
         assert [mark.label for mark in curve.marks[:half]] == [
-            "batch 1", "forward 1", "loss 1", "backward 1", "backward ends 1", "optimizer 1",
+            "batch 1", "forward 1", "backward 1", "blocks 1", "backward ends 1", "optimizer 1",
         ]  # fmt: skip
-        assert parts["activations"][0] == 0 < parts["activations"][1] > parts["activations"][3] > 0
-        assert parts["activations"][4] == 0 == parts["gradients"][2]
-        assert 0 < parts["gradients"][3] < parts["gradients"][4]
+        assert parts["activations"][1] > parts["activations"][3] > parts["activations"][4] > 0
+        assert parts["gradients"][2] == 0
+        assert 0 < parts["gradients"][3] < parts["gradients"][4] == parts["gradients"][5]
         assert parts["optimizer state"][: half - 1] == [0] * (half - 1)
         assert len(set(parts["optimizer state"][half - 1 :])) == 1
         assert parts["optimizer state"][half] > 0

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 
 from gpumem_tui.catalog.loader import find_gpu, find_model
+from gpumem_tui.formula.predict import terms
 from gpumem_tui.formula.recipe import Recipe
-from gpumem_tui.plan.answers import predicted
 from gpumem_tui.plan.explain import DECISIONS, explain, explanations
 from gpumem_tui.plan.judgement import judgements
 from gpumem_tui.plan.plan import Plan
@@ -20,7 +20,7 @@ from tests.plan.plans import GPT2, LLAMA_ON_FOUR, plans
 @given(plans())
 def test_nothing_is_left_unexplained(plan: Plan) -> None:
     found, judged = explanations(plan), techniques(plan)
-    keys = [row.name for row in predicted(plan).rows]
+    keys = list({row.name: None for row in terms(plan.shape, plan.recipe, plan.batch_size, plan.extras)})
     keys += [entry.key for entry in judged.helping] + [entry.key for entry in judged.not_applicable]
     keys += [advice.key for advice in judgements(plan)]
     assert len(set(keys)) == len(keys), "a key names one thing"
@@ -45,7 +45,7 @@ def test_a_row_of_one_block_is_explained_as_the_row_it_is() -> None:
 
 def test_the_documents_0_9_rule() -> None:
     plan = Plan(find_model("gpt2"), Recipe(), find_gpu("a100-80gb"))
-    assert explain(plan, "usable").numbers == "80.00 GiB · 0.9 = 72.00 GiB"
+    assert explain(plan, "usable").numbers == "80.00 GiB · 0.9 − 1.52 GiB = 70.48 GiB"
 
 
 def test_the_documents_accumulation_example() -> None:

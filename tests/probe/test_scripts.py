@@ -108,6 +108,7 @@ main()
 """
 
 
+@pytest.mark.slow
 def test_a_program_with_millions_of_objects_is_not_held_up(tmp_path: Path) -> None:
     """Where the probe comes late, too: the step in which it looks for modules took 0.7 s, and 38 MB."""
     done = run(["-c", MANY_OBJECTS], tmp_path / "published", watched=False)

@@ -8,13 +8,14 @@ import pytest
 from textual.pilot import Pilot
 
 from tests.tui import plan_scene
-from tests.tui.pictures import SIZES, Compare, pressed, stands_still
+from tests.tui.pictures import SIZES, Before, Compare, pressed, stands_still
 from tests.tui.plan_scene import FITS, GPT2, LLAMA, RESNET
+from tests.tui.reading import assert_shown, read_picture
 
 MEDIUM, SMALL = SIZES["120x40"], SIZES["80x24"]
 
 
-def after(*keys: str) -> object:
+def after(*keys: str) -> Before:
     """Wait until everything is worked out, press keys, and wait again."""
 
     return pressed(*keys, there=lambda pilot: plan_scene.plan_screen(pilot.app).settled)
@@ -30,15 +31,8 @@ def test_too_large(snap_compare: Compare, size: tuple[int, int], tmp_path: Path)
     assert snap_compare(plan_scene.app(LLAMA, tmp_path), terminal_size=size, run_before=after())
 
 
-@pytest.mark.parametrize("size", SIZES.values(), ids=SIZES)
-def test_it_fits(snap_compare: Compare, size: tuple[int, int], tmp_path: Path) -> None:
-    assert snap_compare(plan_scene.app(FITS, tmp_path), terminal_size=size, run_before=after("v"))
-
-
-@pytest.mark.parametrize("pane", ["t", "v", "j", "c"], ids=["techniques", "curves", "judgement", "compare"])
-def test_every_pane_at_80x24(snap_compare: Compare, pane: str, tmp_path: Path) -> None:
-    keys = ("down", "right", pane, "down")
-    assert snap_compare(plan_scene.app(GPT2, tmp_path), terminal_size=SMALL, run_before=after(*keys))
+def test_it_fits(snap_compare: Compare, tmp_path: Path) -> None:
+    assert snap_compare(plan_scene.app(FITS, tmp_path), terminal_size=MEDIUM, run_before=after("v"))
 
 
 def test_memory_over_a_step(snap_compare: Compare, tmp_path: Path) -> None:
@@ -46,36 +40,8 @@ def test_memory_over_a_step(snap_compare: Compare, tmp_path: Path) -> None:
     assert snap_compare(plan_scene.app(GPT2, tmp_path), terminal_size=SIZES["200x60"], run_before=after(*keys))
 
 
-def test_while_the_step_is_traced(snap_compare: Compare, tmp_path: Path) -> None:
-    assert snap_compare(plan_scene.app(GPT2, tmp_path, holds=True), terminal_size=MEDIUM, run_before=held)
-
-
-def test_what_cannot_be_is_explained_beside_the_control(snap_compare: Compare, tmp_path: Path) -> None:
-    keys = ("down", "down", "down", "7")
-    assert snap_compare(plan_scene.app(GPT2, tmp_path), terminal_size=SMALL, run_before=after(*keys))
-
-
 def test_a_convolutional_network(snap_compare: Compare, tmp_path: Path) -> None:
     assert snap_compare(plan_scene.app(RESNET, tmp_path), terminal_size=MEDIUM, run_before=after("j", "end"))
-
-
-def test_picking_a_model(snap_compare: Compare, tmp_path: Path) -> None:
-    keys = ("enter", *"llama 8b")
-    assert snap_compare(plan_scene.app(GPT2, tmp_path), terminal_size=SMALL, run_before=after(*keys))
-
-
-def test_an_explanation(snap_compare: Compare, tmp_path: Path) -> None:
-    keys = ("n", "down", "down", "down", "h")
-    assert snap_compare(plan_scene.app(GPT2, tmp_path), terminal_size=MEDIUM, run_before=after(*keys))
-
-
-def test_the_keys(snap_compare: Compare, tmp_path: Path) -> None:
-    assert snap_compare(plan_scene.app(GPT2, tmp_path), terminal_size=MEDIUM, run_before=after("question_mark"))
-
-
-def test_ascii_only(snap_compare: Compare, tmp_path: Path) -> None:
-    app = plan_scene.app(GPT2, tmp_path, ascii_only=True)
-    assert snap_compare(app, terminal_size=MEDIUM, run_before=after("v"))
 
 
 def test_without_colour(snap_compare: Compare, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -83,6 +49,69 @@ def test_without_colour(snap_compare: Compare, monkeypatch: pytest.MonkeyPatch, 
     assert snap_compare(plan_scene.app(LLAMA, tmp_path), terminal_size=MEDIUM, run_before=after())
 
 
+def test_what_cannot_be_is_explained_beside_the_control(snap_compare: Compare, tmp_path: Path) -> None:
+    keys = ("down", "down", "down", "7")
+    assert snap_compare(plan_scene.app(GPT2, tmp_path), terminal_size=SMALL, run_before=after(*keys))
+
+
+# Asserted as text
+
+
+async def test_it_fits_in_a_small_terminal(tmp_path: Path) -> None:
+    wanted = ("✓ fits", "Largest batch by sequence length", "128       14", "2,048        0 ← this plan")
+    await assert_shown(plan_scene.app(FITS, tmp_path), *wanted, size=SMALL, before=after("v"))
+
+
+@pytest.mark.parametrize(
+    ("pane", "wanted"),
+    [
+        ("t", ["alone", "largest"]),
+        ("v", ["Largest batch by model size", "0.132       49 ← gpt2", "1.56        8   gpt2-xl"]),
+        ("j", ["micro-batch    model", "1     44.4", "each of 108 multiprocessors; rises until"]),
+        (
+            "c",
+            [
+                "layers                   13       12",
+                "activations          8.15     7.77    +0.39",
+                "43       45       −2",
+            ],
+        ),
+    ],
+    ids=["techniques", "curves", "judgement", "compare"],
+)
+async def test_every_pane_at_80x24(pane: str, wanted: list[str], tmp_path: Path) -> None:
+    keys = after("down", "right", pane, "down")
+    await assert_shown(plan_scene.app(GPT2, tmp_path), "layers      ← 13 *", *wanted, size=SMALL, before=keys)
+
+
+async def test_while_the_step_is_traced(tmp_path: Path) -> None:
+    wanted = ("traced   … tracing one step without a GPU", "= allocated peak    12.69        …", "51 by formula, …")
+    await assert_shown(plan_scene.app(GPT2, tmp_path, holds=True), *wanted, size=MEDIUM, before=held)
+
+
+async def test_picking_a_model(tmp_path: Path) -> None:
+    wanted = ("llama-3-8b        8.03 B parameters", "llama-3.1-8b      8.03 B parameters")
+    await assert_shown(plan_scene.app(GPT2, tmp_path), *wanted, size=SMALL, before=after("enter", *"llama 8b"))
+
+
+async def test_an_explanation(tmp_path: Path) -> None:
+    wanted = ("Activations", "12 · 1024 · 8 · 768 · 36 = 2.53 GiB", "Source: Korthikanti et al. 2022")
+    keys = after("n", "down", "down", "down", "h")
+    await assert_shown(plan_scene.app(GPT2, tmp_path), *wanted, size=MEDIUM, before=keys)
+
+
+async def test_the_keys(tmp_path: Path) -> None:
+    keys = after("question_mark")
+    await assert_shown(plan_scene.app(GPT2, tmp_path), "esc closes", "undo", "export", size=MEDIUM, before=keys)
+
+
+async def test_ascii_only(tmp_path: Path) -> None:
+    async with plan_scene.app(GPT2, tmp_path, ascii_only=True).run_test(size=MEDIUM) as pilot:
+        await after("v")(pilot)
+        assert read_picture(pilot.app.export_screenshot()).isascii()
+
+
 @pytest.mark.parametrize("size", [(68, 18), (40, 10)], ids=["smallest", "tiny"])
-def test_small_terminals(snap_compare: Compare, size: tuple[int, int], tmp_path: Path) -> None:
-    assert snap_compare(plan_scene.app(GPT2, tmp_path), terminal_size=size, run_before=after())
+async def test_small_terminals(size: tuple[int, int], tmp_path: Path) -> None:
+    said = f"needs 72×18, this is {size[0]}×{size[1]}"
+    await assert_shown(plan_scene.app(GPT2, tmp_path), said, size=size, before=after())

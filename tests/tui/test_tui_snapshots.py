@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+from textual.app import App
 from textual.pilot import Pilot
 
 from gpumem_tui.tui.search.state import Stage
 from tests.tui import scene
-from tests.tui.pictures import SIZES, Compare, pressed
+from tests.tui.pictures import SIZES, Before, Compare, pressed
+from tests.tui.reading import assert_shown, read_picture
 
+SMALL, MEDIUM = SIZES["80x24"], SIZES["120x40"]
 CONFIG = scene.config()
 BIG = scene.config("llama-2-7b", "t4-16gb")
 
 
-def settled(stage: Stage, *keys: str) -> object:
+def settled(stage: Stage, *keys: str) -> Before:
     """Wait until the search is where it should be and all of it is drawn, then press keys."""
 
     def there(pilot: Pilot[int]) -> bool:
@@ -31,71 +36,109 @@ def test_running(snap_compare: Compare, size: tuple[int, int]) -> None:
     assert snap_compare(app, terminal_size=size, run_before=settled(Stage.RUNNING))
 
 
-@pytest.mark.parametrize("size", SIZES.values(), ids=SIZES)
-def test_finished(snap_compare: Compare, size: tuple[int, int]) -> None:
-    app = scene.app(CONFIG, scene.scripted(scene.found(CONFIG)))
-    assert snap_compare(app, terminal_size=size, run_before=settled(Stage.FOUND))
+def found(**options: Any) -> App[int]:
+    """A search that has ended."""
+    return scene.app(CONFIG, scene.scripted(scene.found(CONFIG)), **options)
 
 
-@pytest.mark.parametrize("size", [(80, 24), (120, 40)], ids=["80x24", "120x40"])
-def test_empty(snap_compare: Compare, size: tuple[int, int]) -> None:
-    app = scene.app(CONFIG, scene.missing_torch, autostart=False)
-    assert snap_compare(app, terminal_size=size, run_before=settled(Stage.IDLE))
+def idle() -> App[int]:
+    """A search that nobody has started."""
+    return scene.app(CONFIG, scene.missing_torch, autostart=False)
 
 
-@pytest.mark.parametrize("size", [(80, 24), (120, 40)], ids=["80x24", "120x40"])
-def test_nothing_fits(snap_compare: Compare, size: tuple[int, int]) -> None:
-    app = scene.app(BIG, scene.scripted(scene.nothing_fits(BIG)))
-    assert snap_compare(app, terminal_size=size, run_before=settled(Stage.NOTHING_FITS))
+def test_finished(snap_compare: Compare) -> None:
+    assert snap_compare(found(), terminal_size=MEDIUM, run_before=settled(Stage.FOUND))
 
 
-@pytest.mark.parametrize("size", [(80, 24), (120, 40)], ids=["80x24", "120x40"])
-def test_a_trial_that_was_out_of_memory(snap_compare: Compare, size: tuple[int, int]) -> None:
-    app = scene.app(CONFIG, scene.scripted(scene.found(CONFIG)))
-    assert snap_compare(app, terminal_size=size, run_before=settled(Stage.FOUND, "down"))
-
-
-def test_failed(snap_compare: Compare) -> None:
-    app = scene.app(CONFIG, scene.missing_torch)
-    assert snap_compare(app, terminal_size=(120, 40), run_before=settled(Stage.FAILED))
+def test_a_trial_that_was_out_of_memory(snap_compare: Compare) -> None:
+    assert snap_compare(found(), terminal_size=MEDIUM, run_before=settled(Stage.FOUND, "down"))
 
 
 def test_the_plot_at_80x24(snap_compare: Compare) -> None:
-    app = scene.app(CONFIG, scene.scripted(scene.found(CONFIG)))
-    assert snap_compare(app, terminal_size=(80, 24), run_before=settled(Stage.FOUND, "v"))
-
-
-def test_the_smallest_terminal(snap_compare: Compare) -> None:
-    app = scene.app(CONFIG, scene.scripted(scene.found(CONFIG)))
-    assert snap_compare(app, terminal_size=(60, 16), run_before=settled(Stage.FOUND))
-
-
-def test_a_tiny_terminal(snap_compare: Compare) -> None:
-    app = scene.app(CONFIG, scene.missing_torch, autostart=False)
-    assert snap_compare(app, terminal_size=(40, 10), run_before=settled(Stage.IDLE))
-
-
-def test_paused(snap_compare: Compare) -> None:
-    app = scene.app(CONFIG, scene.scripted(scene.running(CONFIG)))
-    assert snap_compare(app, terminal_size=(120, 40), run_before=settled(Stage.RUNNING, "p"))
-
-
-def test_ascii_only(snap_compare: Compare) -> None:
-    app = scene.app(CONFIG, scene.scripted(scene.found(CONFIG)), ascii_only=True)
-    assert snap_compare(app, terminal_size=(120, 40), run_before=settled(Stage.FOUND))
+    assert snap_compare(found(), terminal_size=SMALL, run_before=settled(Stage.FOUND, "v"))
 
 
 def test_without_colour(snap_compare: Compare, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
-    app = scene.app(CONFIG, scene.scripted(scene.found(CONFIG)))
-    assert snap_compare(app, terminal_size=(120, 40), run_before=settled(Stage.FOUND))
+    assert snap_compare(found(), terminal_size=MEDIUM, run_before=settled(Stage.FOUND))
 
 
-def test_the_form(snap_compare: Compare) -> None:
-    app = scene.app(CONFIG, scene.missing_torch, autostart=False)
-    assert snap_compare(app, terminal_size=(80, 24), run_before=settled(Stage.IDLE, "e"))
+# Asserted as text
 
 
-def test_the_help(snap_compare: Compare) -> None:
-    app = scene.app(CONFIG, scene.missing_torch, autostart=False)
-    assert snap_compare(app, terminal_size=(120, 40), run_before=settled(Stage.IDLE, "question_mark"))
+async def test_finished_in_a_small_terminal() -> None:
+    wanted = (
+        "Ledger at batch 40 · trial 2",
+        "activations        38.83   46.88     46.88    −8.05 −17.2%",
+        "= device used          –   78.85     78.85",
+        "2      40  ✓ fits           64.03 GiB  78.43 GiB  78.85 GiB    −8.02   0.8",
+        "VERIFIED IN SIMULATION  Largest batch 40 on simulated NVIDIA A100 80 GB: it",
+        "Batch 36 leaves the headroom of 10 % free, too: 8.00 GiB, by trace",
+    )
+    await assert_shown(found(), *wanted, size=SMALL, before=settled(Stage.FOUND))
+
+
+@pytest.mark.parametrize("size", [SMALL, MEDIUM], ids=["80x24", "120x40"])
+async def test_empty(size: tuple[int, int]) -> None:
+    wanted = (
+        "Ledger at batch 51",
+        "READY",
+        "s finds the largest batch of gpt2 that fits · e edits first",
+        "no trial yet",
+    )
+    await assert_shown(idle(), *wanted, size=size, before=settled(Stage.IDLE))
+
+
+@pytest.mark.parametrize("size", [SMALL, MEDIUM], ids=["80x24", "120x40"])
+async def test_nothing_fits(size: tuple[int, int]) -> None:
+    app = scene.app(BIG, scene.scripted(scene.nothing_fits(BIG)))
+    wanted = (
+        "✗ out of memory",
+        "NOTHING FITS",
+        "optimizer state alone needs 50.21 GiB of the card's 15.00 GiB",
+        "--optimizer sgd --sharding zero3 --gpus 8 --recompute full",
+    )
+    await assert_shown(app, *wanted, size=size, before=settled(Stage.NOTHING_FITS))
+
+
+async def test_a_trial_that_was_out_of_memory_in_a_small_terminal() -> None:
+    wanted = (
+        "wanted 15.70 GiB, 14.06 GiB free",
+        "Simulated: reached by then · Traced: what batch 41 needs",
+        "3      41  ✗ out of memory  64.66 GiB",
+    )
+    await assert_shown(found(), *wanted, size=SMALL, before=settled(Stage.FOUND, "down"))
+
+
+async def test_failed() -> None:
+    app = scene.app(CONFIG, scene.missing_torch)
+    await assert_shown(app, "FAILED", "cannot import torch", size=MEDIUM, before=settled(Stage.FAILED))
+
+
+async def test_the_smallest_terminal() -> None:
+    wanted = ("2      40  ✓ fits           64.03 GiB  78.85 GiB", "VERIFIED IN SIMULATION", "by trace")
+    await assert_shown(found(), *wanted, size=(60, 16), before=settled(Stage.FOUND))
+
+
+async def test_a_tiny_terminal() -> None:
+    await assert_shown(idle(), "needs 60×16, this is 40×10", size=(40, 10), before=settled(Stage.IDLE))
+
+
+async def test_paused() -> None:
+    app = scene.app(CONFIG, scene.scripted(scene.running(CONFIG)))
+    await assert_shown(app, "PAUSED", "p go on", size=MEDIUM, before=settled(Stage.RUNNING, "p"))
+
+
+async def test_ascii_only() -> None:
+    async with found(ascii_only=True).run_test(size=MEDIUM) as pilot:
+        await settled(Stage.FOUND)(pilot)
+        assert read_picture(pilot.app.export_screenshot()).isascii()
+
+
+async def test_the_form() -> None:
+    wanted = ("Workload", "Model       gpt2", "Optimizer   adamw", "Strategy    guided")
+    await assert_shown(idle(), *wanted, size=SMALL, before=settled(Stage.IDLE, "e"))
+
+
+async def test_the_help() -> None:
+    await assert_shown(idle(), "esc closes", "edit", "quit", size=MEDIUM, before=settled(Stage.IDLE, "question_mark"))

@@ -41,6 +41,7 @@ PANES = {
     "numbers": "n",
     "techniques": "t",
     "curves": "v",
+    "gpus": "p",
     "judgement": "j",
     "compare": "c",
 }
@@ -71,6 +72,8 @@ def _verdict(answer: Answer, traced: TraceState) -> Span:
     match traced:
         case TraceReady(_, found, _) if found.fit == "may fit":
             return "? may fit", "bold $text-warning"
+        case TraceReady(_, found, _) if found.fit == "fits" and not found.keeps_headroom:
+            return "! over headroom", "bold $text-warning"
         case TraceReady(_, found, _):
             fits, how = found.fits, ""
         case Pending():

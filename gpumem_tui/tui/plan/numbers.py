@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gpumem_tui.memory import ALLOCATED_BUCKETS, Bucket, Unknown, Value, format_bytes, format_count
-from gpumem_tui.plan.answers import Answer, samples
+from gpumem_tui.plan.answers import Answer, differing_phase, headroom_of, samples
 from gpumem_tui.plan.tracing import Pending, TraceFailed, TraceReady, TraceState
-from gpumem_tui.search.ranges import largest_words, room_words
+from gpumem_tui.search.ranges import room_words
 from gpumem_tui.search.report import PHASE_WORDS
 from gpumem_tui.tui.kit.figures import (
     ABSENT,
@@ -79,11 +79,11 @@ def fact_rows(answer: Answer, traced: TraceState, width: int) -> list[ListRow]:
     if answer.global_batch_tokens:
         batch += f", {format_count(answer.global_batch_tokens)} tokens"
     facts = [
-        ("largest batch", f"{answer.max_batch_size:,} by formula, {_largest(traced)} traced", "max-batch"),
+        ("largest batch", _largest_words(answer, traced), "max-batch"),
         ("one step", passes + gpus, "accumulation"),
         ("global batch", batch, "global-batch"),
     ]
-    if isinstance(traced, TraceReady) and (phase := traced.answer.peaks_elsewhere) is not None:
+    if isinstance(traced, TraceReady) and (phase := differing_phase(answer, traced.answer)) is not None:
         facts.insert(1, ("differ", f"traced peak {PHASE_WORDS[phase]}", "moment"))
     lines: list[ListRow] = []
     for name, text, key in facts:
@@ -111,6 +111,9 @@ def _traced_verdict(traced: TraceState) -> Row:
     match traced:
         case TraceReady(_, found, _) if found.fits:
             return [("✓ fits", "bold $text-success"), (f" · {room_words(found.fit, found.free_range)}", "")]
+        case TraceReady(_, found, _) if found.fit == "fits":
+            left = room_words(found.fit, found.free_range)
+            return [("! over headroom", "bold $text-warning"), (f" · runs, {left}", "")]
         case TraceReady(_, found, _) if found.fit == "may fit":
             return [("? may fit", "bold $text-warning"), (f" · {room_words(found.fit, found.free_range)}", "")]
         case TraceReady(_, found, _):
@@ -148,19 +151,23 @@ def _bar(answer: Answer, segments: Mapping[Bucket, int], limit_bytes: int, width
 
 def _lines(answer: Answer, traced: TraceState) -> list[_Line]:
     plan, gpu = answer.plan, answer.plan.gpu
-    headroom_bytes = gpu.total_bytes - answer.usable_bytes
-    not_counted = Unknown("in the headroom")
+    headroom_bytes = headroom_of(plan)
+    not_counted = Unknown("left out of the usable bytes")
+    beside_bytes = gpu.total_bytes - headroom_of(plan) - answer.usable_bytes
     found = traced.answer if isinstance(traced, TraceReady) else None
     waiting = Unknown("no trace")
     ledger = found.ledger if found else None
+    # One figure by formula: context, workspaces and the driver's reserve at most.
+    estimated: dict[Bucket, Value] = {Bucket.CACHE: answer.prediction.cache_bytes, Bucket.CONTEXT: beside_bytes}
 
     def line(bucket: Bucket, formula: Value) -> _Line:
         return _Line(bucket.title, formula, ledger.size_bytes(bucket) if ledger else waiting, bucket.value, bucket)
 
+    beside = (Bucket.CACHE, Bucket.CONTEXT, Bucket.DRIVER_RESERVED)
     return [
         *(line(bucket, answer.breakdown[bucket]) for bucket in ALLOCATED_BUCKETS),
         _Line(_PEAK, answer.peak_bytes, found.peak_allocated_bytes if found else waiting, "peak"),
-        *(line(bucket, not_counted) for bucket in (Bucket.CACHE, Bucket.CONTEXT, Bucket.DRIVER_RESERVED)),
+        *(line(bucket, estimated.get(bucket, not_counted)) for bucket in beside),
         _Line(f"{_HEADROOM} {plan.headroom * 100:g} %", headroom_bytes, Unknown("counted row by row"), "usable"),
         line(Bucket.FREE, answer.spare_bytes),
     ]
@@ -186,11 +193,13 @@ def _figure(value: Value, weight: str) -> Span:
     return text, "bold $text-error" if value < 0 else weight
 
 
-def _largest(traced: TraceState) -> str:
+def _largest_words(answer: Answer, traced: TraceState) -> str:
+    """Both with the same headroom."""
+    kept = f", {100 * answer.plan.headroom:g} % free"
     match traced:
-        case TraceReady(_, found, _):
-            return largest_words(found.max_batch_size, found.may_fit_batch_size) or ABSENT
+        case TraceReady(_, found, _) if isinstance(found.max_batch_size, int):
+            return f"{found.max_batch_size:,} traced, formula ≈{answer.max_batch_size:,}{kept}"
         case Pending():
-            return PENDING
+            return f"{PENDING} traced, formula ≈{answer.max_batch_size:,}{kept}"
         case _:
-            return ABSENT
+            return f"≈{answer.max_batch_size:,} by formula{kept}"

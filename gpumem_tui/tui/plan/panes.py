@@ -13,6 +13,7 @@ from textual.message import Message
 
 from gpumem_tui.plan.advice_text import Judgement, Table
 from gpumem_tui.plan.answers import TracedAnswer, answer
+from gpumem_tui.plan.by_gpu import LargestOnGpu, largest_by_gpu
 from gpumem_tui.plan.curves import Curve, curves
 from gpumem_tui.plan.judgement import judgements
 from gpumem_tui.plan.measured import MeasuredRate, rates_for
@@ -27,6 +28,7 @@ from gpumem_tui.tui.kit.figures import MUTED, ListRow, Rows, heading, no_rows, p
 from gpumem_tui.tui.kit.row_list import RowList
 from gpumem_tui.tui.plan.compare import Compared, compare_rows
 from gpumem_tui.tui.plan.curves import curve_rows, open_curve
+from gpumem_tui.tui.plan.gpus import gpu_rows
 from gpumem_tui.tui.plan.header import PaneNames
 from gpumem_tui.tui.plan.techniques import Help, technique_rows
 
@@ -92,7 +94,7 @@ class PaneRequest:
         measured: Iterable[MeasuredRate] = (),
     ) -> PaneRequest:
         """What `pane` needs of all that; nothing is worked out anew for what it does not show."""
-        needs = with_step or pane in ("curves", "compare")
+        needs = with_step or pane in ("curves", "compare", "gpus")
         traced = trace.traced if needs and isinstance(trace, TraceReady) else None
         return cls(pane, plan, other, with_step, traced, rates_for(plan, measured) if pane == "judgement" else ())
 
@@ -103,11 +105,19 @@ class PaneContent:
 
     Attributes:
         help: the techniques behind the pane, if it is about them.
+        gpus: those that the pane lists, if it does.
     """
 
     view: Rows
     step: Rows = no_rows
     help: Help | None = None
+    gpus: tuple[LargestOnGpu, ...] = ()
+
+    def plan_of(self, key: str, plan: Plan) -> Plan | None:
+        """The plan that a row of the pane stands for; None where it stands for none."""
+        if self.help is not None:
+            return self.help.plan_of(key)
+        return next((replace(plan, gpu=row.gpu) for row in self.gpus if row.gpu.name == key), None)
 
 
 def pane_content(request: PaneRequest, known: Callable[[Plan], TracedAnswer | None]) -> PaneContent:
@@ -132,6 +142,9 @@ def _content(request: PaneRequest, known: Callable[[Plan], TracedAnswer | None])
         case "curves":
             drawn = (*curves(plan), _step(request))
             return PaneContent(lambda width, selected: curve_rows(drawn, width, selected))
+        case "gpus":
+            table = largest_by_gpu(plan, request.traced)
+            return PaneContent(lambda width, selected: gpu_rows(table, plan, width, selected), gpus=table)
         case "judgement":
             advice, rate = judgements(plan, request.measured), throughput(plan, request.measured)
             return PaneContent(lambda width, selected: judgement_rows(advice, rate, width))
@@ -198,7 +211,7 @@ class PlanPane(Vertical):
 
     def plan_of(self, key: str) -> Plan | None:
         """The plan that a row of the pane stands for; None where it stands for none."""
-        return None if self._content.help is None else self._content.help.plan_of(key)
+        return None if self._shown is None else self._content.plan_of(key, self._shown.plan)
 
     async def _work(self) -> None:
         try:
@@ -207,6 +220,8 @@ class PlanPane(Vertical):
                 if wanted != self._wanted:
                     continue
                 content = await in_daemon_thread(partial(pane_content, wanted, self._known))
+                if not self.is_attached:
+                    return  # the program ends
                 if wanted.pane == self._wanted.pane:
                     self._content = content
                     self.query_one("#pane", RowList).show(content.view)

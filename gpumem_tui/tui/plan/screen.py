@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from typing import ClassVar, cast
 
-from textual import on
+from textual import on, work
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Container, Horizontal, Vertical
@@ -31,6 +32,7 @@ from gpumem_tui.tui.kit.row_list import FixedRows, RowList
 from gpumem_tui.tui.plan.controls import PlanControls
 from gpumem_tui.tui.plan.explain import control_help, explanation, plan_help
 from gpumem_tui.tui.plan.files import PlanFiles, why_no_search
+from gpumem_tui.tui.plan.goals_form import GoalsScreen
 from gpumem_tui.tui.plan.header import PANES, SMALLEST, PaneNames, header_row, layout_classes
 from gpumem_tui.tui.plan.numbers import fact_rows, ledger_rows, verdict_rows
 from gpumem_tui.tui.plan.panes import PaneRequest, PlanPane
@@ -38,8 +40,7 @@ from gpumem_tui.tui.plan.panes import PaneRequest, PlanPane
 _ROOMY_FOOTER = 100
 _SWITCH_S = 0.0005
 """Traces and panes are worked out in threads of this process: the screen has its turn this soon, not after 5 ms."""
-_CLOCK_S = 1.0
-_ENDS_WITHIN_S = 1.0
+_CLOCK_S = _ENDS_WITHIN_S = 1.0
 
 Clock = Callable[[], datetime]
 
@@ -56,17 +57,14 @@ class PlanScreen(MainScreen):
 
     CSS_PATH = "screen.tcss"
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("n", "pane('numbers')", "numbers", show=False),
-        Binding("t", "pane('techniques')", "what helps", show=False),
-        Binding("v", "pane('curves')", "curves", show=False),
-        Binding("j", "pane('judgement')", "judgement", show=False),
-        Binding("c", "pane('compare')", "compare", show=False),
+        *(Binding(key, f"pane('{pane}')", pane, show=False) for pane, key in PANES.items()),
         Binding("escape", "controls", "controls", show=False),
         Binding("u", "undo", "undo", tooltip="Take the last change back"),
         Binding("ctrl+r", "redo", "redo", show=False, tooltip="Make it again"),
         Binding("r", "trace", "trace again", show=False),
         Binding("w", "save", "save", tooltip="Save the plan under a name"),
         Binding("o", "open", "open", tooltip="Open a saved plan"),
+        Binding("g", "goals", "goals", show=False, tooltip="Tokens, price, known learning rate, gradient norms"),
         Binding("x", "export", "export", tooltip="As Markdown, as a command line or as JSON"),
         Binding("h", "explain", "explain", tooltip="The formula, the numbers in it, the source and the limits"),
         Binding("s", "search", "search", tooltip="Search the largest batch with these settings"),
@@ -208,6 +206,13 @@ class PlanScreen(MainScreen):
         """Forward again."""
         self._enter(states.redone(self._state))
 
+    @work
+    async def action_goals(self) -> None:
+        """What the plan is for: none of it changes what fits."""
+        goals = await self._program.push_screen_wait(GoalsScreen(self._state.plan))
+        if goals is not None:
+            self._enter(states.replaced(self._state, replace(self._state.plan, goals=goals)))
+
     # The panes
 
     def action_pane(self, pane: str) -> None:
@@ -268,19 +273,15 @@ class PlanScreen(MainScreen):
 
     # Saved plans, and what else leaves the screen
 
-    def action_save(self) -> None:
+    @work
+    async def action_save(self) -> None:
         """Under a name."""
-        self.run_worker(self._save())
-
-    async def _save(self) -> None:
         await self._files.save(self._program, self._state.plan)
         self._draw_header()
 
-    def action_open(self) -> None:
+    @work
+    async def action_open(self) -> None:
         """A saved one."""
-        self.run_worker(self._open())
-
-    async def _open(self) -> None:
         plan = await self._files.open(self._program)
         if plan is not None:
             self._enter(states.replaced(self._state, plan))

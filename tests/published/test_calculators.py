@@ -1,0 +1,41 @@
+"""The README's table of calculators is what the command beside it prints."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gpumem_tui.memory import GIB
+from tests.published import calculators
+
+README = Path(__file__).parents[2] / "README.md"
+
+
+def row(asked: calculators.Asked) -> list[float]:
+    """The table's figures of a network, in GiB: trace, formula, accelerate, EleutherAI, DeepSpeed."""
+    [line] = [line for line in README.read_text().splitlines() if line.startswith(f"| {asked.title} |")]
+    return [float(cell) for cell in line.strip("|").split("|")[1:]]
+
+
+@pytest.mark.parametrize("asked", calculators.ASKED, ids=lambda asked: asked.model)
+def test_the_formulas(asked: calculators.Asked) -> None:
+    batch_size = calculators.BATCH_SIZE
+    sizes = (
+        calculators.formula_bytes(asked.shape, batch_size),
+        calculators.accelerate_bytes(asked.shape),
+        calculators.eleuther_bytes(asked.shape, batch_size),
+        calculators.deepspeed_bytes(asked.shape),
+    )
+    assert row(asked)[1:] == [round(size / GIB, 2) for size in sizes]
+
+
+@pytest.mark.parametrize("asked", calculators.ASKED[:1], ids=lambda asked: asked.model)
+def test_the_trace(asked: calculators.Asked) -> None:
+    assert row(asked)[0] == round(calculators.traced_bytes(asked.shape, calculators.BATCH_SIZE) / GIB, 2)
+
+
+@pytest.mark.parametrize("asked", calculators.ASKED, ids=lambda asked: asked.model)
+def test_our_formula_is_nearest_to_the_trace(asked: calculators.Asked) -> None:
+    traced, formula, *others = row(asked)
+    assert abs(formula - traced) < 0.02 * traced < min(abs(other - traced) for other in others)
