@@ -64,7 +64,7 @@ def explanations(plan: Plan) -> Mapping[str, Explanation]:
     """
     now, judged = answer(plan), techniques(plan)
     found = [
-        *(_row(row) for row in terms_of(plan)),
+        *(_row(row) for row in (*terms_of(plan), *now.prediction.rows)),  # the peak's own last: they stay
         *_decisions(now),
         *(_technique(now, technique) for technique in judged.helping),
         *(_inapplicable(entry) for entry in judged.not_applicable),

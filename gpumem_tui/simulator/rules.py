@@ -155,6 +155,11 @@ def embedding_gradient(indices: int, weights: int, width: int, index_bytes: int,
     )
 
 
+def index_sort(items: int, rows: int) -> tuple[int, ...]:
+    """Rows' numbers sorted with where each came from, both of 64 bits; only as many bits as the largest number has."""
+    return radix_sort(items, 8, 8, max(1, (rows - 1).bit_length()))
+
+
 def radix_sort(items: int, key_bytes: int, value_bytes: int, key_bits: int) -> tuple[int, ...]:
     """What CUB takes to sort pairs into other arrays (cub/device/dispatch/dispatch_radix_sort.cuh, SM80 and later).
 
@@ -312,7 +317,7 @@ RULES: dict[str, Callable[..., tuple[int, ...]]] = {
     "reduction": reduction,
     "embedding_gradient": embedding_gradient,
     "norm_gradient": norm_gradient,
-    "radix_sort": radix_sort,
+    "index_sort": index_sort,
     "row_scan": row_scan,
     "row_sort": row_sort,
     "row_topk": row_topk,

@@ -38,8 +38,7 @@ def index_put(args: Sequence[Any], profile: Profile) -> list[Taken]:
         size for size, index in zip(tensor.shape, _padded(indices, tensor), strict=True) if index is not None
     )
     taken += [count * _INDEX_BYTES] * 3  # sorted, and where each came from, before and after
-    bits = max(1, (rows - 1).bit_length())
-    taken += [_sort(count, _INDEX_BYTES, bits), GivenBack(len(taken))]
+    taken += [Computed("index_sort", 0, (count, rows)), GivenBack(len(taken))]
     return taken
 
 
@@ -104,11 +103,6 @@ def scan(args: Sequence[Any], profile: Profile) -> list[Taken]:
         length = tensor.shape[args[1]]
         taken.append(Computed("row_scan", 0, (tensor.numel() // length, length, value_bytes)))
     return taken
-
-
-def _sort(count: int, key_bytes: int, key_bits: int) -> Buffer:
-    """By keys, with where each came from."""
-    return Computed("radix_sort", 0, (count, key_bytes, _INDEX_BYTES, key_bits))
 
 
 def is_without_mask(args: Sequence[Any]) -> bool:

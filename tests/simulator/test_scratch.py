@@ -14,7 +14,7 @@ from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.memory import KIB, MIB
 from gpumem_tui.simulator.device import SimulatedGpu, simulate
 from gpumem_tui.simulator.profile import profile_for
-from gpumem_tui.simulator.rules import NOT_EXAMINED, Computed, GivenBack, sizes
+from gpumem_tui.simulator.rules import NOT_EXAMINED, Computed, GivenBack, radix_sort, sizes
 from gpumem_tui.simulator.scratch import assumption, is_assumed, scratch
 from tests.simulator.simulated_steps import GPT2, LLAMA, MLP, RESNET, on, simulated_gpu, trained
 
@@ -212,7 +212,15 @@ def test_group_norm_backward_takes_12_bytes_a_channel_and_8_a_group_of_every_sam
 
 @pytest.mark.parametrize(("pairs", "size_bytes"), [(1000, 1), (2048, 1), (4096, 72_191), (8192, 138_751)])
 def test_sorting_takes_what_two_gpus_were_recorded_with(pairs: int, size_bytes: int) -> None:
-    assert sizes("radix_sort", (pairs, 8, 8, 14)) == (size_bytes,)
+    assert sizes("index_sort", (pairs, 10_000)) == (size_bytes,)
+
+
+def test_sorting_rows_numbers_passes_over_no_more_bits_than_they_have() -> None:
+    """So that what a step takes at any batch follows from two, though bits do not grow evenly with the rows."""
+    sizes_bytes = [sizes("index_sort", (4 * 2048 * batch, 2048 * batch))[0] for batch in (2, 3, 5, 40)]
+    assert sizes_bytes == [
+        radix_sort(8192 * batch, 8, 8, bits)[0] for batch, bits in ((2, 12), (3, 13), (5, 14), (40, 17))
+    ]
 
 
 def test_accumulating_by_index_sorts_the_indices() -> None:
@@ -229,8 +237,8 @@ def test_rows_of_up_to_4096_values_are_sorted_where_they_lie() -> None:
 @pytest.mark.parametrize(
     ("shape", "buffers"),
     [
-        ((50_000,), [50_000 * 8, sizes("radix_sort", (50_000, 4, 8, 32))[0]]),
-        ((4, 50_000), [200_000 * 8, 200_000 * 8, 200_000 * 4, *sizes("radix_sort", (200_000, 4, 8, 32)), *sizes("radix_sort", (200_000, 8, 0, 2))]),  # noqa: E501
+        ((50_000,), [50_000 * 8, radix_sort(50_000, 4, 8, 32)[0]]),
+        ((4, 50_000), [200_000 * 8, 200_000 * 8, 200_000 * 4, *radix_sort(200_000, 4, 8, 32), *radix_sort(200_000, 8, 0, 2)]),  # noqa: E501
         ((128, 50_000), [6_400_000 * 8, 6_400_000 * 12 + 511]),
     ],
 )  # fmt: skip

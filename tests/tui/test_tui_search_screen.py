@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -510,3 +511,36 @@ async def test_the_footer_follows_the_width() -> None:
         await until(pilot, lambda: "switch" in offered())
         await pilot.resize_terminal(120, 40)
         await until(pilot, lambda: "switch" not in offered())
+
+
+async def test_a_model_of_transformers_is_edited_like_any_other(tmp_path: Path) -> None:
+    path = tmp_path / "qwen3" / "config.json"
+    path.parent.mkdir()
+    path.write_text(json.dumps({"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]}))
+    options = WorkloadOptions(model=str(path))
+    own = replace(CONFIG, workload=options.spec("python"))
+
+    def screen() -> SearchScreen:
+        return SearchScreen(own, options, search_function=scene.missing_torch, clock=scene.noon)
+
+    async with GpuMemApp({"search": screen}, "search").run_test(size=SIZE) as pilot:
+        form = await edit(pilot)
+        assert form.query_one("#kind", Select).value == "model"
+        form.query_one("#precision", Select).value = "bf16"
+        form.query_one("#seq_len", Input).value = "4096"
+        await pilot.pause()
+        preview = str(form.query_one("#preview", Static).render())
+        assert "qwen3 · qwen3 · seq 4,096 · bf16 · adamw" in preview
+        assert "no formula for qwen3 models" in preview
+        form.query_one("#recompute", Select).value = "selective"
+        await pilot.pause()
+        assert "gradient checkpointing only" in str(form.query_one("#recompute-error", Static).render())
+        form.query_one("#recompute", Select).value = "full"
+        await pilot.pause()
+        await pilot.press("ctrl+s")
+        await pilot.pause()
+        workload = screen_of(pilot).state.config.workload
+        assert workload.hugging_face is not None
+        assert (workload.hugging_face.seq_len, workload.recipe.precision, workload.recipe.recompute) == (
+            4096, "bf16", "full",
+        )  # fmt: skip

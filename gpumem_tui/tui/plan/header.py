@@ -46,7 +46,7 @@ PANES = {
     "compare": "c",
 }
 """What the right side shows, by the key that shows it."""
-_GAP = 2
+_GAP = 1
 _FEWEST_LETTERS = 4
 
 
