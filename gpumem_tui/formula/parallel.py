@@ -229,3 +229,17 @@ def parallel_assumptions(recipe: Recipe) -> list[str]:
     if recipe.context_parallel > 1:
         assumed.append("Context parallel: keys and values go round in a ring, one layer's at a time.")
     return assumed
+
+
+def cuts(recipe: Recipe) -> list[str]:
+    """How the network is cut, in words; empty where it is not."""
+    named = []
+    if recipe.tensor_parallel > 1:
+        and_sequence = ", sequence parallel" if recipe.sequence_parallel else ""
+        named.append(f"tensor parallel {recipe.tensor_parallel}{and_sequence}")
+    if recipe.context_parallel > 1:
+        named.append(f"context parallel {recipe.context_parallel}")
+    if recipe.pipeline_parallel > 1:
+        micro_batches = recipe.micro_batches or recipe.pipeline_parallel
+        named.append(f"pipeline {recipe.pipeline_parallel} ({recipe.schedule}, {micro_batches} micro-batches)")
+    return named

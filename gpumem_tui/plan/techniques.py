@@ -175,7 +175,7 @@ def _batch_changes(plan: Plan, now: _Memory) -> Iterator[Technique | NotApplicab
         for key, name in (("gradient-accumulation", "gradient accumulation"), ("smaller-batch", "smaller micro-batch")):
             yield NotApplicable(key, name, "the micro-batch is 1 already")
         return
-    target, gpus = target_of(plan), plan.recipe.gpus
+    target, gpus = target_of(plan), plan.recipe.data_parallel
     most = now.max_batch_size if 0 < now.max_batch_size < plan.batch_size else plan.batch_size // 2
     micro = _even_micro_batch(-(-target // gpus), most)
     steps = accumulation(target, micro, gpus)

@@ -67,7 +67,7 @@ class CatalogWorkload:
         if ranks != self.recipe.gpus:
             raise WorkloadError(
                 f"--sharding {self.recipe.sharding}: this process is one of {ranks} ranks, not of {self.recipe.gpus}; "
-                "a search runs one GPU's step, `predict` traces sharding"
+                "a search with --gpu sim:NAME and `predict` trace sharding"
             )
 
     def make_batch(self, batch_size: int, device: torch.device) -> tuple[Tensor, Tensor]:
