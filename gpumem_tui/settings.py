@@ -36,6 +36,10 @@ class Settings:
     temperature_limit_c: int = _key(90, "The limit of a GPU for which the driver names none.", low=30, high=150)
     history_hours: float = _key(24.0, "How far back the history reaches.", low=0.1, high=24 * 31)
     chart_minutes: float = _key(10.0, "Time that the history chart shows when it opens.", low=0.5, high=24 * 60)
+    remote_command: str = _key("gpumem-tui", "What is called on other hosts, as their shell takes it.")
+    hosts: tuple[tuple[str, tuple[str, ...]], ...] = _key(
+        (), 'Lists of hosts by name, for --host NAME. As a table: [hosts], then cluster = ["node[01-16]", "me@b:2222"].'
+    )
 
 
 def default_path() -> Path:
@@ -85,6 +89,8 @@ def parse(text: str, name: str = "settings.toml") -> Settings:
         raise SettingsError("; ".join(f"{name}:{line}: {fault}" for line, fault in sorted(faults)))
     numbers = {spec.name for spec in fields(Settings) if isinstance(spec.default, float)}
     given: dict[str, Any] = {key: float(value) if key in numbers else value for key, value in values.items()}
+    if "hosts" in given:
+        given["hosts"] = tuple((name, tuple(listed)) for name, listed in given["hosts"].items())
     return Settings(**given)
 
 
@@ -106,12 +112,23 @@ def _fault(key: str, value: object) -> str:
         near = difflib.get_close_matches(key, [spec.name for spec in fields(Settings)], n=1)
         remedy = f"did you mean {near[0]}?" if near else "`gpumem-tui settings` lists the keys"
         return f"unknown key {key!r}; {remedy}"
+    if spec.name == "hosts":
+        return _fault_of_hosts(value)
     wanted, low, high = type(spec.default), spec.metadata["low"], spec.metadata["high"]
     if not (type(value) is wanted or (wanted is float and type(value) is int)):
         words = {bool: "true or false", str: "a text in quotes", int: "a whole number", float: "a number"}
         return f"{key} must be {words[wanted]}, not {_toml(value)}"
     if isinstance(value, (int, float)) and low is not None and not low <= value <= high:
         return f"{key} must be {low:g} to {high:g}, not {_toml(value)}"
+    return ""
+
+
+def _fault_of_hosts(value: object) -> str:
+    if not isinstance(value, dict):
+        return f"hosts must be a table, not {_toml(value)}"
+    for name, listed in value.items():
+        if not isinstance(listed, list) or not all(isinstance(host, str) for host in listed):
+            return f'hosts.{name} must be a list of hosts such as ["a", "me@b:2222"], not {_toml(listed)}'
     return ""
 
 
@@ -126,6 +143,8 @@ def _toml(value: object) -> str:
     """A value as a user would have written it."""
     if isinstance(value, bool):
         return str(value).lower()
+    if value == ():
+        return "{}"
     if isinstance(value, (dict, list)):
         return "a table" if isinstance(value, dict) else "a list"
     return f'"{value}"' if isinstance(value, str) else f"{value}"

@@ -5,11 +5,13 @@ from __future__ import annotations
 import errno
 import sys
 from importlib import import_module
+from pathlib import Path
 
 import click
 
 from gpumem_tui import __version__
 from gpumem_tui.cli.common import complain, drop_output
+from gpumem_tui.cli.numbers import Finite
 from gpumem_tui.exit_codes import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_INTERRUPTED
 
 _COMMANDS = {
@@ -60,13 +62,50 @@ class _Commands(click.Group):
         return result
 
 
-@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+_FILE = click.Path(path_type=Path)
+
+
+@click.group(
+    cls=_Commands,
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
 @click.version_option(__version__, package_name="gpumem-tui")
-def cli() -> None:
+@click.option(
+    "--host", "hosts", multiple=True, metavar="HOST",
+    help="Watch this host over ssh: HOST, USER@HOST:PORT, node[01-16], or a list's name in the settings. May be "
+    "given several times.",
+)  # fmt: skip
+@click.option("--hosts", "hosts_file", type=_FILE, metavar="FILE", help="Watch the hosts of a file, one a line.")
+@click.option("--slurm", "slurm_job", metavar="JOBID", help="Watch the nodes of a Slurm job.")
+@click.option("--remote-command", metavar="COMMAND", help="What is called on hosts (gpumem-tui, found in PATH there).")
+@click.option("--interval", "interval_s", type=Finite(0.2, 3600), metavar="S", help="Seconds between hosts' readings.")
+@click.pass_context
+def cli(
+    context: click.Context,
+    hosts: tuple[str, ...],
+    hosts_file: Path | None,
+    slurm_job: str | None,
+    remote_command: str | None,
+    interval_s: float | None,
+) -> int:
     """Where GPU memory goes while a neural network trains, how large a batch fits, and what would help.
 
-    Without a command the program opens: on the Monitor where there is a GPU, else on a search on a simulated one.
+    Without a command the program opens: on the Monitor where there is a GPU, else on a search on a simulated one; with
+    --host, --hosts or --slurm on the Monitors of other machines.
     """
+    names_hosts = bool(hosts or hosts_file or slurm_job)
+    of_hosts = {"--remote-command": remote_command, "--interval": interval_s}
+    alone = next((name for name, value in of_hosts.items() if value is not None and not names_hosts), "")
+    if context.invoked_subcommand is not None:
+        if names_hosts or alone:
+            raise click.UsageError(f"hosts are watched without a command: leave out {context.invoked_subcommand}")
+        return 0
+    if alone:
+        raise click.UsageError(f"{alone} is for other hosts: name them with --host, --hosts or --slurm")
+    from gpumem_tui.cli.hosts import watch_hosts
+
+    return watch_hosts(hosts, hosts_file, slurm_job or "", remote_command, interval_s)
 
 
 def run() -> int:

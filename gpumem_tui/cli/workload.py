@@ -10,7 +10,11 @@ import click
 
 from gpumem_tui.cli.numbers import Finite
 from gpumem_tui.formula.recipe import (
+    ADAPTERS,
+    ALL_LINEAR,
     ATTENTIONS,
+    BASE_QUANTIZATIONS,
+    DEFAULT_LORA_RANK,
     OPTIMIZERS,
     PRECISIONS,
     RECOMPUTES,
@@ -158,6 +162,18 @@ WORKLOAD_OPTIONS = [
         show_default=True,
         help="Pieces of the network on each GPU of an interleaved pipeline.",
     ),
+    choice("--adapter", ADAPTERS, "lora: freeze the weights, and train low-rank matrices beside them."),
+    click.option(
+        "--lora-rank", type=AT_LEAST_ONE, default=DEFAULT_LORA_RANK, show_default=True, help="Width of an adapter."
+    ),
+    click.option(
+        "--lora-targets",
+        default=ALL_LINEAR,
+        show_default=True,
+        metavar="NAMES",
+        help="Linear layers that have adapters, e.g. q_proj,v_proj.",
+    ),
+    choice("--base-quantization", BASE_QUANTIZATIONS, "Of the frozen weights under adapters (QLoRA: nf4-dq)."),
     click.option(
         "--assume-rows",
         "assumed_rows",

@@ -19,7 +19,7 @@ from gpumem_tui.catalog.shapes import ModelShape
 from gpumem_tui.formula.precision import PRECISION_RECORDS
 from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.formula.rows import ALWAYS, FormulaRow, batch_row
-from gpumem_tui.formula.sharding import SHARDING_RECORDS
+from gpumem_tui.formula.sharding import SHARDING_RECORDS, has_own_precision
 from gpumem_tui.formula.transformer import ONE_BLOCK, THE_FIRST_BLOCK
 from gpumem_tui.memory import Bucket
 
@@ -35,6 +35,8 @@ def fault(shape: ModelShape, recipe: Recipe) -> tuple[str, str] | None:
 
 
 def _faults(shape: ModelShape, recipe: Recipe) -> Iterator[tuple[str, str]]:
+    if recipe.has_adapters and (recipe.model_parallel > 1 or has_own_precision(recipe)):
+        yield "--adapter", "under adapters a network is counted uncut, with --sharding none, zero1, zero2 or zero3"
     tensor, pipeline, context = recipe.tensor_parallel, recipe.pipeline_parallel, recipe.context_parallel
     for name in ("tensor_parallel", "context_parallel", "pipeline_parallel"):
         if getattr(recipe, name) > 1 and not shape.record.has_attention:

@@ -13,6 +13,8 @@ Recompute = Literal["none", "selective", "full"]
 Attention = Literal["auto", "flash", "efficient", "math"]
 Sharding = Literal["none", "zero1", "zero2", "zero3", "fsdp2", "deepspeed-zero1", "deepspeed-zero2", "deepspeed-zero3"]
 Schedule = Literal["1f1b", "gpipe", "interleaved"]
+Adapter = Literal["none", "lora"]
+BaseQuantization = Literal["none", "nf4-dq", "nf4", "int8", "fp8"]
 
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 OPTIMIZERS: tuple[Optimizer, ...] = get_args(Optimizer)
@@ -22,6 +24,14 @@ SHARDINGS: tuple[Sharding, ...] = get_args(Sharding)
 SHARDING_ALIASES: Mapping[str, Sharding] = MappingProxyType({"fsdp2-autocast": "zero3"})
 """Other names of the same, as they may be typed."""
 SCHEDULES: tuple[Schedule, ...] = get_args(Schedule)
+ADAPTERS: tuple[Adapter, ...] = get_args(Adapter)
+BASE_QUANTIZATIONS: tuple[BaseQuantization, ...] = get_args(BaseQuantization)
+
+ALL_LINEAR = "all-linear"
+"""Adapters at every linear layer but the output head, as PEFT calls it."""
+
+DEFAULT_LORA_RANK = 8
+"""PEFT's own (LoraConfig.r)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +51,11 @@ class Recipe:
         pipeline_parallel: GPUs over which the blocks are laid one after another, by `schedule`, and `micro_batches` of
             a step (0 for as many as there are stages); `virtual_stages`: pieces of the network that a GPU has in turn
             when interleaved.
+        adapter: what is trained: every weight, or low-rank matrices beside frozen weights (LoRA).
+        lora_rank: their inner width. `lora_targets`: the linear layers that have them, by name with commas between, or
+            `ALL_LINEAR`.
+        base_quantization: what the frozen weights of the blocks' linear layers are kept in; ``none``: as `precision`
+            has it.
     """
 
     precision: Precision = "fp32"
@@ -56,6 +71,10 @@ class Recipe:
     schedule: Schedule = "1f1b"
     micro_batches: int = 0
     virtual_stages: int = 2
+    adapter: Adapter = "none"
+    lora_rank: int = DEFAULT_LORA_RANK
+    lora_targets: str = ALL_LINEAR
+    base_quantization: BaseQuantization = "none"
 
     @property
     def model_parallel(self) -> int:
@@ -72,3 +91,16 @@ class Recipe:
         """GPUs that hold the same part of the network, over which sharding spreads it: with different samples, or
         different parts of the same ones (torchtitan and Megatron-LM shard over both)."""
         return self.data_parallel * self.context_parallel
+
+    @property
+    def has_adapters(self) -> bool:
+        """Whether the network's own weights are frozen, and adapters trained."""
+        return self.adapter != "none"
+
+    @property
+    def adapter_words(self) -> str:
+        """The adapters and what is under them in a few words; empty without."""
+        if not self.has_adapters:
+            return ""
+        base = "" if self.base_quantization == "none" else f" over {self.base_quantization}"
+        return f"LoRA rank {self.lora_rank} at {self.lora_targets}{base}"

@@ -19,9 +19,22 @@ from gpumem_tui.catalog.loader import (
 from gpumem_tui.catalog.quantization import quantization_of
 from gpumem_tui.catalog.shapes import CatalogError, ModelShape, ShapeError
 from gpumem_tui.errors import OptionError
+from gpumem_tui.formula.adapters import AdapterError, check_adapters
 from gpumem_tui.formula.optimizers import OPTIMIZER_RECORDS
 from gpumem_tui.formula.parallel import fault
-from gpumem_tui.formula.recipe import Attention, Optimizer, Precision, Recipe, Recompute, Schedule, Sharding
+from gpumem_tui.formula.recipe import (
+    ALL_LINEAR,
+    DEFAULT_LORA_RANK,
+    Adapter,
+    Attention,
+    BaseQuantization,
+    Optimizer,
+    Precision,
+    Recipe,
+    Recompute,
+    Schedule,
+    Sharding,
+)
 from gpumem_tui.memory import MIB, Unknown, format_bytes
 from gpumem_tui.monitor.devices import RealGpu
 from gpumem_tui.monitor.visible import Candidate, visible_devices
@@ -85,6 +98,10 @@ class WorkloadOptions:
     schedule: Schedule = "1f1b"
     micro_batches: int = 0
     virtual_stages: int = 2
+    adapter: Adapter = "none"
+    lora_rank: int = DEFAULT_LORA_RANK
+    lora_targets: str = ALL_LINEAR
+    base_quantization: BaseQuantization = "none"
     assumed_rows: tuple[tuple[str, float], ...] = ()
     dequantize: bool = False
 
@@ -136,14 +153,14 @@ class WorkloadOptions:
 
     def _recipe(self) -> Recipe:
         """With as many GPUs as one copy of the network takes, where their number is not said."""
-        values = {field.name: getattr(self, field.name) for field in fields(Recipe)}
-        recipe = Recipe(**values)
+        recipe = Recipe(**{field.name: getattr(self, field.name) for field in fields(Recipe)})
         return replace(recipe, gpus=recipe.model_parallel) if self.gpus == 1 else recipe
 
     def _shape_spec(self, shape: ModelShape, recipe: Recipe) -> WorkloadSpec:
         try:
             shape = shape.overridden(**self.changes.given())
-        except ShapeError as error:
+            check_adapters(shape, recipe)
+        except (ShapeError, AdapterError) as error:
             raise OptionError(str(error)) from error
         if wrong := fault(shape, recipe):
             raise OptionError(": ".join(wrong))

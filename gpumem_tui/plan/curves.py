@@ -94,7 +94,7 @@ def batch_by_sample_size(plan: Plan) -> Curve | None:
         note,
         x_here=plan.shape.seq_len or plan.shape.image_size,
         log_x=True,
-        nothing=f"by formula nothing fits at any {label} from {sizes[0][0]:,} upward",
+        nothing=f"by formula, nothing fits at any {label} from {sizes[0][0]:,} upward",
     )
 
 

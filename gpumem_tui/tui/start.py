@@ -16,6 +16,8 @@ from gpumem_tui.settings import Settings, load
 if TYPE_CHECKING:
     from gpumem_tui.options.workload import WorkloadOptions
     from gpumem_tui.plan.plan import Plan
+    from gpumem_tui.remote.connection import Connection
+    from gpumem_tui.remote.fleet import Fleet
     from gpumem_tui.search.config import SearchConfig
     from gpumem_tui.snapshots.analysis import Analysis
     from gpumem_tui.snapshots.model import MemorySnapshot
@@ -61,6 +63,13 @@ def open_monitor(source: Source, settings: Settings, *, notice: str = "", is_her
     _leave_garbage()
     source.start()
     return _watch(partial(_monitor_screen, source, settings, notice=notice, is_here=is_here), settings)
+
+
+def open_hosts(fleet: Fleet, settings: Settings) -> int:
+    """Open on several hosts, which are connected to from here on, and return the exit code."""
+    _leave_garbage()
+    fleet.start()
+    return _watch(partial(hosts_screen, fleet, settings), settings)
 
 
 def open_search(
@@ -210,6 +219,19 @@ def _monitor_parts(settings: Settings, *, is_here: bool = True) -> dict[str, Any
         "bell": settings.bell,
         "probes": probes,
     }
+
+
+def hosts_screen(fleet: Fleet, settings: Settings) -> MainScreen:
+    """The Monitors of all hosts, to look only."""
+    from gpumem_tui.monitor.history import History
+    from gpumem_tui.tui.hosts.one import HostAlerts, HostMonitor, HostSource
+    from gpumem_tui.tui.hosts.screen import HostsScreen
+
+    def monitor(connection: Connection, history: History) -> HostMonitor:
+        alerts, chart_s = HostAlerts(connection), settings.chart_minutes * 60
+        return HostMonitor(HostSource(connection), history=history, alerts=alerts, chart_s=chart_s, read_only=True)
+
+    return HostsScreen(fleet, monitor, lambda: History(settings.interval_s, settings.history_hours))
 
 
 def _own_monitor(settings: Settings) -> MainScreen:

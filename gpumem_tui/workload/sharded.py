@@ -11,6 +11,7 @@ from torch import nn
 from gpumem_tui.formula.precision import PRECISION_RECORDS
 from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.formula.sharding import has_own_precision, stage_of
+from gpumem_tui.workload.adapters import trained
 from gpumem_tui.workload.optimizers import OptimizerFactory
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ def _replicated(
         return make_optimizer(parameters)
 
     optimizer_class = cast("type[torch.optim.Optimizer]", local_optimizer)
-    return model, ZeroRedundancyOptimizer(model.parameters(), optimizer_class=optimizer_class)
+    return model, ZeroRedundancyOptimizer(trained(model), optimizer_class=optimizer_class)
 
 
 def _fully_sharded(
@@ -64,7 +65,7 @@ def _fully_sharded(
         fully_shard(block, mesh=mesh, reshard_after_forward=reshard, mp_policy=policy)
     fully_shard(model, mesh=mesh, reshard_after_forward=reshard, mp_policy=policy)
     model.to_empty(device=device)
-    return model, make_optimizer(model.parameters())
+    return model, make_optimizer(trained(model))
 
 
 def _policy(recipe: Recipe) -> MixedPrecisionPolicy:

@@ -289,7 +289,7 @@ def test_an_axis_of_counts_has_whole_numbers_only(most: int) -> None:
 def test_where_nothing_fits_one_line_says_so_in_place_of_a_chart() -> None:
     whole = replace(LLAMA, recipe=Recipe(gpus=4))
     by_length, _, by_gpu, activations = curves(whole)
-    assert said(open_curve(by_length, ROOMY)) == ["nothing fits at any sequence length from 128 upward", ""]
+    assert said(open_curve(by_length, ROOMY)) == ["by formula, nothing fits at any sequence length from 128 upward", ""]
     assert any("┤" in line for line in said(open_curve(by_gpu, ROOMY)))
     assert any("┤" in line for line in said(open_curve(activations, ROOMY)))
 

@@ -1,0 +1,1 @@
+"""Other machines, watched over the user's own ssh."""

@@ -1,0 +1,346 @@
+"""One host over ssh: a thread that reads its lines, says how it stands, and connects again after a while.
+
+Bounded whatever the host does: a line, what ssh says, how many lines are taken in a second. Nothing is written there;
+what is called is the user's own ssh with the user's own configuration, so agent, jump hosts and ControlMaster work.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import shlex
+import subprocess
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from enum import Enum
+
+from gpumem_tui.monitor.newest import Newest
+from gpumem_tui.monitor.snapshot import Snapshot
+from gpumem_tui.remote.decode import HostReport, NoReading, OtherSchema, decoded
+from gpumem_tui.remote.explain import explained
+from gpumem_tui.remote.hosts import RemoteHost
+from gpumem_tui.text import shortened
+
+_LONGEST_LINE = 4 << 20
+"""Bytes: 64 GPUs with a hundred processes each need half of it."""
+_CHUNK = 1 << 16
+_MOST_BANNER = 64 << 10
+"""Bytes that a host's shell may print before the first reading."""
+_KEPT_ERRORS = 20
+_LONGEST_ERROR = 4096
+_MOST_LINES = 40
+"""Readings in one second beyond which a host floods: the shortest interval asks for five."""
+_FIRST_ANSWER_S = 45.0
+"""For ssh to connect and the program there to start."""
+_LEAST_SILENCE_S = 15.0
+_SILENT_INTERVALS = 10
+_POLL_S = 0.5
+_BACK_OFF_S = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
+_REFUSED_BACK_OFF_S = 60.0
+"""Between two tries of a host that refuses the key or is refused itself: nothing changes there by itself."""
+_END_S = 1.0
+
+
+class Phase(Enum):
+    """How a connection stands."""
+
+    CONNECTING = "connecting"
+    LIVE = "live"
+    AWAY = "away"
+
+
+@dataclass(frozen=True)
+class SshOptions:
+    """How hosts are reached.
+
+    Attributes:
+        remote_command: what is called there, as its shell takes it.
+        interval_s: between two readings.
+        ssh: the program that connects.
+    """
+
+    remote_command: str = "gpumem-tui"
+    interval_s: float = 1.0
+    ssh: str = "ssh"
+
+    def command(self, host: RemoteHost) -> list[str]:
+        """The words of the process: `BatchMode` so that no question waits for an answer (ssh_config(5))."""
+        port = [] if host.port is None else ["-p", str(host.port)]
+        there = f"{self.remote_command} monitor --json --interval {self.interval_s:g}"
+        return [*shlex.split(self.ssh), "-T", "-o", "BatchMode=yes", *port, "--", host.destination, there]
+
+
+@dataclass(frozen=True)
+class HostStatus:
+    """One host at one moment.
+
+    Attributes:
+        report: the last reading; None before the first.
+        received_s: when it came (`time.monotonic`).
+        problem: one line on why it is away; empty otherwise.
+        note: one line on what is odd of a host that answers.
+        retry_s: when it is tried again (`time.monotonic`); None while it is connected.
+    """
+
+    host: RemoteHost
+    phase: Phase = Phase.CONNECTING
+    report: HostReport | None = None
+    received_s: float | None = None
+    problem: str = ""
+    note: str = ""
+    retry_s: float | None = None
+
+    def age_s(self, now_s: float) -> float | None:
+        """Seconds since its last reading; None before the first."""
+        return None if self.received_s is None else max(0.0, now_s - self.received_s)
+
+
+class _Broken(Exception):
+    """The connection is of no use any more; one line says why."""
+
+
+class Connection:
+    """A host, connected to again and again until it is stopped.
+
+    It is a source of snapshots too (`monitor.snapshot.Source`), for a Monitor of this host alone.
+    """
+
+    def __init__(self, host: RemoteHost, options: SshOptions) -> None:
+        self.host = host
+        self._options = options
+        self._status: Newest[HostStatus] = Newest()
+        self._status.put(HostStatus(host))
+        self._stopped = threading.Event()
+        self._again = threading.Event()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._thread = threading.Thread(target=self._run, name=f"ssh {host.name}", daemon=True)
+
+    @property
+    def status(self) -> HostStatus:
+        """How it stands now."""
+        assert self._status.value is not None
+        return self._status.value
+
+    @property
+    def notice(self) -> str:
+        """The host's name, and why it is away if it is."""
+        status = self.status
+        return f"{self.host.name} away: {status.problem}" if status.phase is Phase.AWAY else self.host.name
+
+    def start(self) -> None:
+        """Begin, unless it has begun; returns at once."""
+        if self._thread.ident is None:
+            self._thread.start()
+
+    def latest(self) -> Snapshot | None:
+        """The newest snapshot, None before the first."""
+        report = self.status.report
+        return None if report is None else report.snapshot
+
+    def wait(self, after: Snapshot | None, timeout_s: float) -> Snapshot | None:
+        """The first snapshot that is not `after`, or None if there is none in time."""
+        deadline_s = time.monotonic() + timeout_s
+        status = self._status.value
+        while self.latest() is after and (left_s := deadline_s - time.monotonic()) > 0:
+            status = self._status.wait(status, left_s) or status
+        return None if self.latest() is after else self.latest()
+
+    def subscribe(self, tell: Callable[[], None]) -> None:
+        """Have this called whenever the status changes, from another thread; it must not wait."""
+        self._status.subscribe(tell)
+
+    def connect_now(self) -> None:
+        """Do not wait any longer before the next try."""
+        self._again.set()
+
+    def stop(self) -> None:
+        """End; returns at once."""
+        self._stopped.set()
+        self._again.set()
+        process = self._process
+        if process is not None:
+            _end(process, 0.0)
+
+    # In its thread
+
+    def _run(self) -> None:
+        tries = 0
+        while not self._stopped.is_set():
+            self._say(replace(self.status, phase=Phase.CONNECTING, retry_s=None, note=""))
+            self._again.clear()
+            problem, is_refused, answered = self._attempt()
+            if self._stopped.is_set():
+                return
+            tries = 0 if answered else tries + 1
+            wait_s = _REFUSED_BACK_OFF_S if is_refused else _BACK_OFF_S[min(tries, len(_BACK_OFF_S) - 1)]
+            retry_s = time.monotonic() + wait_s
+            self._say(replace(self.status, phase=Phase.AWAY, problem=problem, note="", retry_s=retry_s))
+            self._again.wait(wait_s)
+
+    def _attempt(self) -> tuple[str, bool, bool]:
+        """Connect and read to the end: why it ended, whether a person has to see to it, whether it had answered."""
+        try:
+            process = subprocess.Popen(
+                self._options.command(self.host), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE, bufsize=0, start_new_session=True,
+            )  # fmt: skip
+        except OSError as error:
+            return f"{shlex.split(self._options.ssh)[0]} cannot be started: {error.strerror}", True, False
+        self._process = process
+        if self._stopped.is_set():
+            _end(process, 0.0)
+        reading = _Reading(process, self._options.interval_s, self._take)
+        try:
+            reading.to_the_end(self._stopped)
+            problem, is_refused = explained(_exit_code(process), reading.errors, self.host, self._options)
+        except _Broken as broken:
+            problem, is_refused = str(broken), False
+        finally:
+            _end(process, _END_S)
+            self._process = None
+        return problem, is_refused, reading.answered
+
+    def _take(self, report: HostReport, note: str) -> None:
+        self._say(
+            replace(
+                self.status, phase=Phase.LIVE, report=report, received_s=time.monotonic(), problem="", note=note,
+                retry_s=None,
+            )
+        )  # fmt: skip
+
+    def _say(self, status: HostStatus) -> None:
+        self._status.put(status)
+
+
+class _Reading:
+    """What a process writes, taken apart into readings.
+
+    Attributes:
+        errors: the last lines of its stderr.
+        answered: a reading came.
+    """
+
+    def __init__(self, process: subprocess.Popen[bytes], interval_s: float, take: Callable[[HostReport, str], None]):
+        self.errors: deque[str] = deque(maxlen=_KEPT_ERRORS)
+        self.answered = False
+        self._process = process
+        self._take = take
+        self._silence_s = max(_LEAST_SILENCE_S, _SILENT_INTERVALS * interval_s)
+        self._out = b""
+        self._error = b""
+        self._banner = 0
+        self._first_line = ""
+        self._second, self._lines = 0, 0
+
+    def to_the_end(self, stopped: threading.Event) -> None:
+        """Until stdout ends.
+
+        Raises:
+            _Broken: silence, a flood, or what is no reading.
+        """
+        assert self._process.stdout is not None
+        assert self._process.stderr is not None
+        out, error = self._process.stdout.fileno(), self._process.stderr.fileno()
+        heard_s = time.monotonic()
+        with selectors.DefaultSelector() as selector:
+            selector.register(out, selectors.EVENT_READ)
+            selector.register(error, selectors.EVENT_READ)
+            while not stopped.is_set():
+                ready = [key.fd for key, _ in selector.select(_POLL_S)]
+                if error in ready and not self._hear(os.read(error, _CHUNK)):
+                    selector.unregister(error)
+                if out in ready:
+                    data = os.read(out, _CHUNK)
+                    if not data:
+                        self._last_words(selector, error)
+                        return
+                    heard_s = time.monotonic()
+                    self._read(data)
+                self._check_silence(time.monotonic() - heard_s)
+
+    def _check_silence(self, silent_s: float) -> None:
+        patience_s = self._silence_s if self.answered else _FIRST_ANSWER_S
+        if silent_s > patience_s:
+            raise _Broken(f"silent for {silent_s:.0f} s" if self.answered else f"no answer within {silent_s:.0f} s")
+
+    def _last_words(self, selector: selectors.BaseSelector, error: int) -> None:
+        """What stderr still holds. It need not end: with ControlPersist ssh's master keeps it open."""
+        until_s = time.monotonic() + _END_S
+        while error in selector.get_map() and time.monotonic() < until_s:
+            ready = {key.fd for key, _ in selector.select(_POLL_S)}
+            if error in ready:
+                if not self._hear(os.read(error, _CHUNK)):
+                    return
+            elif self._process.poll() is not None:
+                return
+
+    def _hear(self, data: bytes) -> bool:
+        """Keep the last lines of stderr; False at its end."""
+        *lines, rest = (self._error + data).split(b"\n")
+        self._error = rest[-_LONGEST_ERROR:]
+        lines += [] if data else [self._error]
+        said = (shortened(line[:_LONGEST_ERROR].decode("utf-8", "replace").strip(), 300) for line in lines)
+        self.errors.extend(line for line in said if line)
+        return bool(data)
+
+    def _read(self, data: bytes) -> None:
+        *lines, self._out = (self._out + data).split(b"\n")
+        if len(self._out) > _LONGEST_LINE:
+            raise _Broken(f"prints a line of more than {_LONGEST_LINE >> 20} MiB, which is no reading")
+        for line in lines:
+            self._count()
+            self._line(line)
+
+    def _count(self) -> None:
+        second = int(time.monotonic())
+        self._second, self._lines = second, self._lines + 1 if second == self._second else 1
+        if self.answered and self._lines > _MOST_LINES:
+            raise _Broken(f"prints more than {_MOST_LINES} lines a second, which are no readings")
+
+    def _line(self, line: bytes) -> None:
+        if not line.lstrip().startswith(b"{"):
+            self._pass_over(line)
+            return
+        try:
+            report = decoded(line)
+        except OtherSchema as error:
+            raise _Broken(f"its gpumem-tui is of another version: install the same one there ({error})") from error
+        except NoReading:
+            self._pass_over(line)
+            return
+        self.answered, self._banner = True, 0
+        note = f"its shell prints “{self._first_line}”: passed over" if self._first_line else ""
+        self._take(report, note)
+
+    def _pass_over(self, line: bytes) -> None:
+        """A shell's greeting before the first reading; more than that is no host to be read."""
+        self._banner += len(line) + 1
+        text = shortened(line[:200].decode("utf-8", "replace").strip(), 40)
+        self._first_line = self._first_line or ("" if self.answered else text)
+        if self._banner > _MOST_BANNER:
+            raise _Broken(f"prints “{text}”, which is no reading; does its shell write to stdout?")
+
+
+def _exit_code(process: subprocess.Popen[bytes]) -> int | None:
+    try:
+        return process.wait(_END_S)
+    except subprocess.TimeoutExpired:
+        return None
+
+
+def _end(process: subprocess.Popen[bytes], patience_s: float) -> None:
+    """End ssh; what runs on the host ends when it writes next."""
+    if process.poll() is None:
+        process.terminate()
+    if patience_s:
+        try:
+            process.wait(patience_s)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        for pipe in (process.stdout, process.stderr):
+            if pipe is not None:
+                pipe.close()

@@ -1,0 +1,48 @@
+"""Why a connection ended, in one line: from ssh's exit status and words (OpenSSH's ssh(1), ssh.c, sshconnect*.c)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from gpumem_tui.remote.hosts import RemoteHost
+from gpumem_tui.text import shortened
+
+if TYPE_CHECKING:
+    from gpumem_tui.remote.connection import SshOptions
+
+_SSH_FAILED = 255
+_NOT_FOUND = 127
+_NOT_EXECUTABLE = 126
+_NOISE = ("Warning: Permanently added", "Connection to ", "Killed by signal", "debug1:", "Pseudo-terminal")
+
+
+def explained(code: int | None, errors: Sequence[str], host: RemoteHost, options: SshOptions) -> tuple[str, bool]:
+    """One line with the remedy where there is one, and whether a person has to see to it.
+
+    Args:
+        code: of the ssh process; negative for a signal; None where it had not ended.
+        errors: the last lines that it wrote.
+    """
+    said = "\n".join(errors)
+    by_hand = f"`ssh {'' if host.port is None else f'-p {host.port} '}{host.destination}`"
+    if code == _SSH_FAILED:
+        if "IDENTIFICATION HAS CHANGED" in said:
+            return f"its host key has changed: {by_hand} shows it; remove the old one if that is right", True
+        if "Host key verification failed" in said:
+            return f"its host key is not known: {by_hand} once shows it and asks", True
+        if "Permission denied (" in said:
+            return f"no key is accepted, and a password cannot be asked for: see that {by_hand} asks for none", True
+    last = next((line for line in reversed(errors) if not line.startswith(_NOISE)), "")
+    command = shortened(options.remote_command, 30)
+    if code == _NOT_FOUND:
+        return f"{command} is not in its PATH: install it there, or say where with --remote-command", True
+    if code == _NOT_EXECUTABLE:
+        return f"{command} cannot be executed there: {last}", True
+    if code == _SSH_FAILED:
+        return shortened(last.removeprefix("ssh: "), 160) or "ssh failed without a word", False
+    if code is None or code < 0:
+        return "ssh was ended" if code else "the connection was closed", False
+    if "No such option" in said or "No such command" in said or "invalid choice" in said:
+        return f"its gpumem-tui is of another version: {shortened(last, 120)}", True
+    return shortened(last.removeprefix("gpumem-tui: "), 160) or f"{command} ended with code {code}", False

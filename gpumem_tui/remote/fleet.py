@@ -1,0 +1,44 @@
+"""All hosts together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from gpumem_tui.remote.connection import Connection, HostStatus, SshOptions
+from gpumem_tui.remote.hosts import RemoteHost
+
+
+class Fleet:
+    """A connection a host, none of which waits for another.
+
+    Attributes:
+        connections: by the host's name, in the order in which they were named.
+    """
+
+    def __init__(self, hosts: Iterable[RemoteHost], options: SshOptions) -> None:
+        self.connections = {host.name: Connection(host, options) for host in hosts}
+
+    @property
+    def statuses(self) -> tuple[HostStatus, ...]:
+        """How each host stands now."""
+        return tuple(each.status for each in self.connections.values())
+
+    def start(self) -> None:
+        """Connect to all of them; returns at once."""
+        for each in self.connections.values():
+            each.start()
+
+    def subscribe(self, tell: Callable[[], None]) -> None:
+        """Have this called whenever a status changes, from another thread; it must not wait."""
+        for each in self.connections.values():
+            each.subscribe(tell)
+
+    def connect_now(self) -> None:
+        """Try all that are away at once."""
+        for each in self.connections.values():
+            each.connect_now()
+
+    def stop(self) -> None:
+        """End all connections; returns at once, from any thread."""
+        for each in self.connections.values():
+            each.stop()

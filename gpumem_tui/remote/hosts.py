@@ -1,0 +1,156 @@
+"""Which hosts are meant: what was typed, a file, groups of the settings, the nodes of a Slurm job."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpumem_tui.errors import OptionError
+from gpumem_tui.text import shortened
+
+MOST_HOSTS = 1024
+_SLURM_S = 20.0
+_RANGES = re.compile(r"\[([^\[\]]*)\]")
+_BRACES = re.compile(r"\{([^{}]*)\}")
+_SPAN = re.compile(r"(\d+)(?:-|\.\.)(\d+)")
+_NAME = re.compile(r"[\w.@%+:\[\]-]+")
+_PORT = re.compile(r"(?P<host>\[[0-9A-Fa-f:.%\w]+\]|[^:]+):(?P<port>\d+)")
+
+
+@dataclass(frozen=True)
+class RemoteHost:
+    """A host as ssh is called for it.
+
+    Attributes:
+        name: as the user wrote it, which is how the screen calls it.
+        destination: ``[user@]hostname``, or an alias of the user's ssh configuration.
+        port: None for the one that ssh would take.
+    """
+
+    name: str
+    destination: str
+    port: int | None = None
+
+
+def hosts_of(
+    written: Iterable[str],
+    *,
+    file: Path | None = None,
+    groups: Mapping[str, Sequence[str]] | None = None,
+    slurm_job: str = "",
+) -> tuple[RemoteHost, ...]:
+    """Every host once, in the order in which they were named.
+
+    Args:
+        written: as on the command line: a host, a list such as ``node[01-16,20]`` or ``{a,b}.lan``, or a group's name.
+        file: a host or a list a line; what follows a # is a comment.
+        groups: lists of hosts by name.
+        slurm_job: the nodes of this job too, asked of Slurm's own commands.
+
+    Raises:
+        OptionError: no host at all or too many, a name that is none, a file that cannot be read, Slurm says no.
+    """
+    groups = groups or {}
+    words = [each for word in written for each in groups.get(word, (word,))]
+    words += _of_file(file) if file is not None else []
+    words += slurm_nodes(slurm_job) if slurm_job else []
+    names = list(dict.fromkeys(name for word in words for name in expanded(word)))
+    if not names:
+        raise OptionError(f"{file}: no host stands in it" if file is not None else "no host is named")
+    if len(names) > MOST_HOSTS:
+        raise OptionError(f"{len(names)} hosts: at most {MOST_HOSTS} can be watched at once")
+    return tuple(map(parse_host, names))
+
+
+def parse_host(word: str) -> RemoteHost:
+    """A single host: ``a``, ``user@b:2222``, ``[2001:db8::7]:22``.
+
+    Raises:
+        OptionError: it is none; ssh would take it for an option, for instance.
+    """
+    if word.startswith("-") or "@-" in word or not _NAME.fullmatch(word):
+        raise OptionError(f"{shortened(word)!r} is no host; write HOST, USER@HOST or USER@HOST:PORT")
+    user, at, rest = word.rpartition("@")
+    found = _PORT.fullmatch(rest)
+    host = found["host"] if found else rest
+    port = int(found["port"]) if found else None
+    if port is not None and not 0 < port < 65536:
+        raise OptionError(f"{word!r}: a port is 1 to 65535")
+    if not host.strip("[]") or (at and not user):
+        raise OptionError(f"{word!r} is no host; write HOST, USER@HOST or USER@HOST:PORT")
+    return RemoteHost(word, f"{user}{at}{host.strip('[]')}", port)
+
+
+def expanded(word: str) -> list[str]:
+    """The hosts of a list as Slurm and shells write it: ``node[01-03,7]``, ``{a,b}.lan``, ``gpu{1..4}``.
+
+    Raises:
+        OptionError: a bracket without its other half, a range that runs backward or is too long.
+    """
+    if word.startswith("["):  # an IPv6 address
+        return [word]
+    found = next((match for match in (_BRACES.search(word), _RANGES.search(word)) if match), None)
+    if found is None or (found[0].startswith("[") and ":" in found[1]):
+        if any(mark in word for mark in "{}") or (word.count("[") != word.count("]")):
+            raise OptionError(f"{word!r}: a bracket without its other half; write node[01-16] or {{a,b}}.lan")
+        return [word]
+    listed: list[str] = []
+    for part in found[1].split(","):
+        for one in _span(part.strip(), word):
+            listed += expanded(f"{word[: found.start()]}{one}{word[found.end() :]}")
+            if len(listed) > MOST_HOSTS:
+                raise OptionError(f"{word!r}: more than {MOST_HOSTS} hosts")
+    return listed
+
+
+def _span(part: str, word: str) -> list[str]:
+    """``01-03`` as its numbers, as wide as the first one is written; anything else is itself."""
+    if not part:
+        raise OptionError(f"{word!r}: nothing between two commas or brackets")
+    found = _SPAN.fullmatch(part)
+    if found is None:
+        return [part]
+    first, last = int(found[1]), int(found[2])
+    if last < first or last - first >= MOST_HOSTS:
+        raise OptionError(f"{word!r}: {part} is no range of at most {MOST_HOSTS} hosts")
+    return [str(number).zfill(len(found[1])) for number in range(first, last + 1)]
+
+
+def _of_file(path: Path) -> list[str]:
+    try:
+        text = path.read_text("utf-8")
+    except OSError as error:
+        raise OptionError(f"{path}: cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise OptionError(f"{path}: cannot be read: not UTF-8") from error
+    return [word for line in text.splitlines() for word in line.partition("#")[0].split()]
+
+
+def slurm_nodes(job: str) -> list[str]:
+    """The nodes of a Slurm job, by ``squeue --format=%N`` and ``scontrol show hostnames`` (Slurm's manual pages).
+
+    Raises:
+        OptionError: Slurm's commands are not here, or do not know the job, or it has no node yet.
+    """
+    if not re.fullmatch(r"[0-9][0-9_+]*", job):
+        raise OptionError(f"{shortened(job)!r} is no Slurm job; give its number, as `squeue` lists it")
+    listed = _asked(["squeue", "--noheader", f"--jobs={job}", "--format=%N"]).split()
+    if not listed:
+        raise OptionError(f"Slurm job {job} has no node: it waits, or it has ended")
+    return [node for each in listed for node in _asked(["scontrol", "show", "hostnames", each]).split()]
+
+
+def _asked(command: list[str]) -> str:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_SLURM_S, check=False)
+    except FileNotFoundError as error:
+        raise OptionError(f"--slurm: there is no `{command[0]}` in PATH; run it where Slurm's commands are") from error
+    except subprocess.TimeoutExpired as error:
+        raise OptionError(f"--slurm: `{' '.join(command)}` has not answered for {_SLURM_S:.0f} s") from error
+    if done.returncode:
+        said = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+        raise OptionError(f"--slurm: `{' '.join(command)}`: {shortened(said[-1], 120)}")
+    return done.stdout

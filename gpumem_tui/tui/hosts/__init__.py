@@ -1,0 +1,1 @@
+"""Several hosts at once."""

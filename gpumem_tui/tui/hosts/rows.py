@@ -1,0 +1,281 @@
+"""The lines of the screen of hosts: the sum, a line a host, its GPUs below it, and the processes of all of them."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from gpumem_tui.memory import GIB, Unknown
+from gpumem_tui.monitor.alerts import Severity
+from gpumem_tui.monitor.snapshot import DeviceState, GpuReading, Memory
+from gpumem_tui.remote.connection import HostStatus, Phase
+from gpumem_tui.tui.hosts.state import HostsSort, HostsState, RemoteProcess, gpus_of, worst_alert
+from gpumem_tui.tui.kit.figures import ABSENT, MUTED, ListRow, Row, Span, age, fit, fit_right, header_line
+from gpumem_tui.tui.kit.glyphs import PROGRAM
+
+_STALE_S = 5.0
+"""A live host whose last reading is older than this shows its age."""
+_BAR = 16
+_BAR_FROM = 110
+"""Cells of width from which a host's memory is drawn too."""
+_LONGEST_NAME = 28
+_CHOSEN_LINES = 2
+
+
+@dataclass(frozen=True)
+class _Sum:
+    """The memory of several GPUs; `is_whole`: of all of them."""
+
+    used_bytes: int
+    total_bytes: int
+    is_whole: bool
+
+    @property
+    def text(self) -> str:
+        if not self.total_bytes:
+            return ABSENT
+        return f"{'' if self.is_whole else '≥'}{self.used_bytes / GIB:.1f}/{self.total_bytes / GIB:.1f}"
+
+    @property
+    def free_text(self) -> str:
+        if not self.total_bytes:
+            return ABSENT
+        return f"{'' if self.is_whole else '≥'}{(self.total_bytes - self.used_bytes) / GIB:.1f}"
+
+
+def _sum(gpus: Iterable[GpuReading]) -> _Sum:
+    read = [gpu.visible_memory for gpu in gpus]
+    known = [memory for memory in read if isinstance(memory, Memory)]
+    used_bytes = sum(memory.total_bytes - memory.free_bytes for memory in known)
+    return _Sum(used_bytes, sum(memory.total_bytes for memory in known), len(known) == len(read))
+
+
+def hosts_header(state: HostsState, width: int, right: Row) -> Row:
+    """How many there are, how many answer, and the sum of what they hold as far as it is known."""
+    live = [status for status in state.statuses if status.phase is Phase.LIVE]
+    gpus = [gpu for status in live for gpu in gpus_of(status)]
+    held = _sum(gpus)
+    facts: list[Span] = [(_count(len(state.statuses), "host"), "bold")]
+    away = sum(status.phase is Phase.AWAY for status in state.statuses)
+    facts += [(f"{len(live)} live", MUTED)]
+    facts += [(f"{away} away", "bold $warning")] if away else []
+    facts += [(f"{_count(len(gpus), 'GPU')}", MUTED)] if gpus else []
+    facts += [(f"{held.text} GiB used, {held.free_text} free", MUTED)] if gpus else []
+    return header_line(PROGRAM, facts, right, width)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def _name_width(state: HostsState, width: int) -> int:
+    longest = max((len(status.host.name) for status in state.statuses), default=4)
+    return max(6, min(longest, _LONGEST_NAME if width >= _BAR_FROM else 18))
+
+
+def hosts_heading(state: HostsState, width: int) -> Row:
+    """The heads of the columns of the hosts."""
+    name = _name_width(state, width)
+    bar = f" {'':<{_BAR}}" if width >= _BAR_FROM else ""
+    text = f"  {fit('HOST', name)} {'GPUS':>4}{bar} {'USED/TOTAL GiB':>15} {'FREE':>7} {'UTIL':>5} {'AGE':>5}  STATE"
+    return [(fit(text, width), f"bold {MUTED}")]
+
+
+def hosts_rows(state: HostsState) -> Callable[[int, str], list[ListRow]]:
+    """A line a host, and below those that are opened a line a GPU. The key is the host's name."""
+
+    def rows(width: int, selected: str) -> list[ListRow]:
+        listed: list[ListRow] = []
+        for status in state.statuses:
+            is_open = status.host.name in state.opened
+            listed.append(_host_row(state, status, width, is_open=is_open))
+            for gpu in gpus_of(status) if is_open else ():
+                listed.append(_gpu_row(state, gpu, width, is_live=status.phase is Phase.LIVE))
+        return listed
+
+    return rows
+
+
+def _host_row(state: HostsState, status: HostStatus, width: int, *, is_open: bool) -> ListRow:
+    gpus, is_live = gpus_of(status), status.phase is Phase.LIVE
+    style = "" if is_live else MUTED
+    name = fit(status.host.name, _name_width(state, width))
+    mark = "▾" if is_open else "▸" if gpus else " "
+    if status.report is None:  # no figures: their place is for why
+        text, said = standing(state, status)
+        room = max(0, width - len(name) - 3)
+        return ListRow(((f"{mark} ", MUTED), (name, MUTED), (f" {fit(text, room)}", said)), status.host.name)
+    numbers = _numbers(gpus, width, is_live=is_live)
+    seen_s = status.age_s(state.now_s)
+    seen = ABSENT if seen_s is None else age(seen_s) if not is_live or seen_s >= _STALE_S else ""
+    spans: list[Span] = [(f"{mark} ", MUTED), (name, "bold" if is_live else MUTED)]
+    spans += [(f" {len(gpus):>4}", style), *numbers]
+    spans += [(f" {seen:>5}  ", "bold $warning" if seen and seen_s is not None else MUTED)]
+    room = width - sum(len(text) for text, _ in spans)
+    text, said = standing(state, status)
+    return ListRow((*spans, (fit(text, max(0, room)), said)), status.host.name)
+
+
+def _numbers(gpus: tuple[GpuReading, ...], width: int, *, is_live: bool) -> list[Span]:
+    """Memory as a bar and as figures, and how busy the GPUs are on average."""
+    held = _sum(gpus)
+    spans: list[Span] = []
+    if width >= _BAR_FROM:
+        filled = round(_BAR * held.used_bytes / held.total_bytes) if held.total_bytes else 0
+        filled = min(_BAR, max(0, filled))
+        spans += [(" ", ""), ("█" * filled, "$primary" if is_live else MUTED), ("░" * (_BAR - filled), MUTED)]
+    busy = [gpu.utilization_percent for gpu in gpus if isinstance(gpu.utilization_percent, int)]
+    util = f"{sum(busy) / len(busy):.0f}%" if busy else ABSENT
+    spans.append((f" {held.text:>15} {held.free_text:>7} {util:>5}", "" if is_live else MUTED))
+    return spans
+
+
+def standing(state: HostsState, status: HostStatus) -> Span:
+    """What is the matter with a host, in one line and its style."""
+    if status.phase is Phase.AWAY:
+        left_s = 0.0 if status.retry_s is None else max(0.0, status.retry_s - state.now_s)
+        return f"{status.problem} · again in {age(left_s)}", "$error"
+    if status.phase is Phase.CONNECTING:
+        before = f", after: {status.problem}" if status.problem else ""
+        return f"connecting{before}", MUTED
+    alert = worst_alert(status)
+    if alert is not None:
+        more = 0 if status.report is None else len(status.report.alerts) - 1
+        mark, style = ("▲", "bold $error") if alert.severity is Severity.CRITICAL else ("△", "bold $warning")
+        return f"{mark} {alert.message}{f' (+{more})' if more else ''}", style
+    return status.note or "ok", MUTED
+
+
+def _gpu_row(state: HostsState, gpu: GpuReading, width: int, *, is_live: bool) -> ListRow:
+    name = fit(f"GPU {gpu.index}", _name_width(state, width) + 3)
+    spans: list[Span] = [("  ", ""), (f"  {name}", MUTED), *_numbers((gpu,), width, is_live=is_live)]
+    heat = "" if isinstance(gpu.temperature_c, Unknown) else f"{gpu.temperature_c} °C"
+    power = "" if isinstance(gpu.power_w, Unknown) else f"{gpu.power_w:.0f} W"
+    name_of = gpu.name.removeprefix("NVIDIA ")
+    facts = [heat, power, name_of] if gpu.state is DeviceState.OK else [f"{gpu.state.value}: {gpu.state_reason}"]
+    room = max(0, width - sum(len(text) for text, _ in spans))
+    said = fit("        " + "  ".join(fact for fact in facts if fact), room)
+    return ListRow((*spans, (said, MUTED if gpu.state is DeviceState.OK else "$warning")))
+
+
+# Processes
+
+
+@dataclass(frozen=True)
+class _Column:
+    """A column `width` cells wide, there from `needs` cells of table upward; `of_probes`: only where a probe is."""
+
+    title: str
+    width: int
+    write: Callable[[RemoteProcess], str]
+    right: bool = True
+    needs: int = 0
+    of_probes: bool = False
+
+
+def _rank(each: RemoteProcess) -> str:
+    rank, size = each.count("rank"), each.count("world_size")
+    return "" if rank is None else f"{rank}/{size}" if size is not None else str(rank)
+
+
+def _bytes(size_bytes: object) -> str:
+    return f"{size_bytes / GIB:.2f}" if isinstance(size_bytes, int) else ABSENT
+
+
+def _of_probe(each: RemoteProcess, key: str, write: Callable[[int], str]) -> str:
+    value = each.count(key)
+    return write(value) if value is not None else "" if not each.probe else ABSENT
+
+
+def _columns(state: HostsState, width: int, *, probed: bool) -> list[_Column]:
+    name = _name_width(state, width) + 1
+    columns = [
+        _Column("HOST", name, lambda each: each.host_name, right=False),
+        _Column("GPU", 5, lambda each: each.place),
+        _Column("PID", 8, lambda each: str(each.process.pid)),
+        _Column("USER", 10, lambda each: ABSENT if each.known is None else each.known.user, right=False, needs=72),
+        _Column("GPU MEM", 9, lambda each: _bytes(each.process.used_bytes)),
+        _Column("RANK", 8, _rank, of_probes=True),
+        _Column("STEP", 9, lambda each: _of_probe(each, "step", lambda n: f"{n:,}"), of_probes=True, needs=76),
+        _Column("PEAK", 8, lambda each: _of_probe(each, "peak_allocated_bytes", _bytes), of_probes=True, needs=76),
+        _Column(
+            "SM%", 6, lambda each: ABSENT if isinstance(each.process.sm_percent, Unknown)
+            else str(each.process.sm_percent), needs=96 if probed else 60,
+        ),
+    ]  # fmt: skip
+    columns = [column for column in columns if column.needs <= width and (probed or not column.of_probes)]
+    left = max(8, width - 1 - sum(column.width for column in columns))
+    return [*columns, _Column("COMMAND", left, _command, right=False)]
+
+
+def _command(each: RemoteProcess) -> str:
+    host = each.process.host
+    return host.reason if isinstance(host, Unknown) else host.command or host.name
+
+
+def _cells(columns: Iterable[_Column], write: Callable[[_Column], str]) -> str:
+    texts = ((column, write(column)) for column in columns)
+    return "".join(
+        fit_right(text, column.width) if column.right else fit(f" {text}", column.width) for column, text in texts
+    )
+
+
+def processes_heading(state: HostsState, listed: list[RemoteProcess], width: int) -> Row:
+    """The heads of the columns of the processes; the one that they are sorted by has a mark."""
+    mark = "▾" if (state.sort in (HostsSort.MEMORY, HostsSort.SM)) != state.reverse else "▴"
+    columns = _columns(state, width, probed=any(each.probe for each in listed))
+    text = _cells(columns, lambda column: f"{mark if column.title == state.sort.value else ''}{column.title}")
+    return [(text, f"bold {MUTED}")]
+
+
+def processes_rows(state: HostsState, listed: list[RemoteProcess]) -> Callable[[int, str], list[ListRow]]:
+    """A line a process. The key names host, GPU, MIG instance and pid."""
+    away = {status.host.name for status in state.statuses if status.phase is not Phase.LIVE}
+
+    def rows(width: int, selected: str) -> list[ListRow]:
+        if not listed:
+            return [ListRow(((f"  {_why_none(state)}", MUTED),))]
+        columns = _columns(state, width, probed=any(each.probe for each in listed))
+        return [
+            ListRow(
+                ((_cells(columns, lambda column, each=each: column.write(each)),  # type: ignore[misc]
+                  MUTED if each.host_name in away else ""),),
+                process_key(each),
+            )
+            for each in listed
+        ]  # fmt: skip
+
+    return rows
+
+
+def process_key(each: RemoteProcess) -> str:
+    """What names a process among those of all hosts."""
+    return "\t".join((each.host_name, each.gpu.uuid, each.process.instance, str(each.process.pid)))
+
+
+def _why_none(state: HostsState) -> str:
+    if state.filter:
+        return f"no process matches “{state.filter}” · esc for all"
+    if not any(status.report is not None for status in state.statuses):
+        return "no host has answered yet"
+    return f"no process on a GPU of {state.only or 'any host that answers'}"
+
+
+def processes_title(state: HostsState, listed: list[RemoteProcess]) -> str:
+    """What the list of processes is of."""
+    which = [f"on {state.only}"] if state.only else []
+    which += [f"matching “{state.filter}”"] if state.filter else []
+    count = "1 process" if len(listed) == 1 else f"{len(listed)} processes"
+    return " ".join([count, *which])
+
+
+def chosen_rows(state: HostsState, name: str, width: int) -> list[Row]:
+    """The host under the cursor in full: how it stands, however long that is to say."""
+    status = next((each for each in state.statuses if each.host.name == name), None)
+    if status is None:
+        return [[]]
+    text, style = standing(state, status)
+    lines = textwrap.wrap(text, max(8, width - len(name) - 2))[:_CHOSEN_LINES] or [""]
+    blank = " " * len(name)
+    return [[(f"{blank if number else name}  ", "bold"), (line, style)] for number, line in enumerate(lines)]

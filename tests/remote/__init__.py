@@ -1,0 +1,1 @@
+"""Other hosts, played by stand-ins for ssh."""

@@ -1,0 +1,67 @@
+"""An `ssh` that runs a script of its own for each host instead of connecting anywhere."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from gpumem_tui.monitor.report import snapshot_json
+from gpumem_tui.monitor.snapshot import Snapshot
+from gpumem_tui.remote.connection import SshOptions
+from tests.monitor.snapshots import gpu, machine
+
+_SSH = """#!/bin/sh
+echo "$@" >> {folder}/called
+while [ "$1" != -- ]; do shift; done
+exec sh "{folder}/$2" "$3"
+"""
+UNKNOWN_KEY = "Host key verification failed."
+DENIED = "me@a: Permission denied (publickey,password)."
+STAYS = "exec sleep 1000"
+
+
+class Ssh:
+    """Hosts in a folder; `program` is the stand-in."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.program = folder / "ssh"
+        self.program.write_text(_SSH.format(folder=shlex.quote(str(folder))))
+        self.program.chmod(0o755)
+
+    def host(self, name: str, *script: str) -> None:
+        """What happens there, as lines of a shell's script."""
+        scratch = self.folder / f"{name}.new"
+        scratch.write_text("\n".join(script) + "\n")
+        os.replace(scratch, self.folder / name)
+
+    def prints(self, name: str, snapshots: Sequence[Snapshot], *, then: str = STAYS, before: str = "") -> None:
+        """A host that prints these readings."""
+        lines = self.folder / f"{name}.lines"
+        lines.write_bytes(b"".join(line_of(each) + b"\n" for each in snapshots))
+        self.host(name, before, f"cat {shlex.quote(str(lines))}", then)
+
+    @property
+    def called(self) -> list[str]:
+        """The words of each call so far."""
+        path = self.folder / "called"
+        return path.read_text().splitlines() if path.exists() else []
+
+    @property
+    def options(self) -> SshOptions:
+        """Connections through the stand-in."""
+        return SshOptions(ssh=str(self.program))
+
+
+def line_of(snapshot: Snapshot, **changes: Any) -> bytes:
+    """A line as `monitor --json` prints it."""
+    return json.dumps({**snapshot_json(snapshot), **changes}).encode()
+
+
+def reading(gpus: int = 1, *, after_s: float = 0.0) -> Snapshot:
+    """What a host with so many GPUs says."""
+    return machine([gpu(index) for index in range(gpus)], after_s=after_s)

@@ -1,0 +1,164 @@
+"""A connection: what a host prints, says and fails to say becomes readings or one line; the next try comes later."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from gpumem_tui.remote import connection as module
+from gpumem_tui.remote.connection import Connection, HostStatus, Phase
+from gpumem_tui.remote.fleet import Fleet
+from gpumem_tui.remote.hosts import parse_host
+from tests.remote.standins import DENIED, STAYS, UNKNOWN_KEY, Ssh, line_of, reading
+from tests.waiting import wait_until
+
+Connect = Callable[[str], Connection]
+
+
+@pytest.fixture
+def ssh(tmp_path: Path) -> Ssh:
+    return Ssh(tmp_path)
+
+
+@pytest.fixture
+def connect(ssh: Ssh) -> Iterator[Connect]:
+    made: list[Connection] = []
+
+    def connect(name: str) -> Connection:
+        made.append(Connection(parse_host(name), ssh.options))
+        made[-1].start()
+        return made[-1]
+
+    yield connect
+    for each in made:
+        each.stop()
+
+
+def becomes(connection: Connection, phase: Phase) -> HostStatus:
+    wait_until(lambda: connection.status.phase is phase)
+    return connection.status
+
+
+def test_readings_arrive_as_they_are_printed(ssh: Ssh, connect: Connect) -> None:
+    ssh.prints("a", [reading(2), reading(2, after_s=1.0)])
+    a = connect("a")
+    wait_until(lambda: a.latest() is not None and a.latest() == decoded_second())
+    assert a.status.phase is Phase.LIVE
+    assert a.status.problem == ""
+    assert a.notice == "a"
+
+
+def decoded_second() -> object:
+    from gpumem_tui.remote.decode import decoded
+
+    return decoded(line_of(reading(2, after_s=1.0))).snapshot
+
+
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        (f"echo '{UNKNOWN_KEY}' >&2; exit 255", "its host key is not known: `ssh -p 2222 me@a` once"),
+        (f"echo '{DENIED}' >&2; exit 255", "no key is accepted, and a password cannot be asked for"),
+        ("echo 'WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED!' >&2; exit 255", "its host key has changed"),
+        ("echo 'ssh: connect to host a port 22: Connection refused' >&2; exit 255", "connect to host a port 22: Conn"),
+        ("echo 'sh: 1: gpumem-tui: not found' >&2; exit 127", "gpumem-tui is not in its PATH"),
+        ("echo 'gpumem-tui: settings.toml:1: unknown key' >&2; exit 2", "settings.toml:1: unknown key"),
+        ("echo 'gpumem-tui: No such option: --json' >&2; exit 2", "its gpumem-tui is of another version"),
+        ("exit 3", "gpumem-tui ended with code 3"),
+        ("exit 0", "gpumem-tui ended with code 0"),
+        ("exec yes garbage", "prints “garbage”, which is no reading"),
+        ("exec tr '\\0' x < /dev/zero", "prints a line of more than 4 MiB"),
+    ],
+)
+def test_one_line_says_why_a_host_is_away(ssh: Ssh, connect: Connect, script: str, said: str) -> None:
+    ssh.host("me@a", script)
+    status = becomes(connect("me@a:2222"), Phase.AWAY)
+    assert said in status.problem
+    assert "\n" not in status.problem
+    assert status.report is None
+
+
+def test_a_greeting_before_the_readings_is_passed_over_and_named(ssh: Ssh, connect: Connect) -> None:
+    ssh.prints("a", [reading()], before="echo 'Welcome to a!'; echo '{not json'")
+    status = becomes(connect("a"), Phase.LIVE)
+    assert "Welcome to a!" in status.note
+    assert status.report is not None
+
+
+def test_another_schema_is_another_version(ssh: Ssh, connect: Connect) -> None:
+    (ssh.folder / "line").write_bytes(line_of(reading(), schema=2) + b"\n")
+    ssh.host("a", f"cat {ssh.folder / 'line'}", STAYS)
+    assert "another version" in becomes(connect("a"), Phase.AWAY).problem
+
+
+def test_readings_that_never_end_are_a_flood(ssh: Ssh, connect: Connect) -> None:
+    ssh.prints("a", [reading()] * 20, then='exec sh "$0"')
+    status = becomes(connect("a"), Phase.AWAY)
+    assert "lines a second" in status.problem
+    assert status.report is not None, "what was read stays"
+
+
+def test_a_silent_host_is_away_and_keeps_its_last_reading(
+    ssh: Ssh, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_LEAST_SILENCE_S", 0.0)
+    monkeypatch.setattr(module, "_SILENT_INTERVALS", 1)
+    ssh.prints("a", [reading()])
+    a = connect("a")
+    wait_until(lambda: a.status.phase is Phase.AWAY)
+    assert a.status.problem.startswith("silent for ")
+    assert a.status.age_s(1e9) is not None
+    assert "away: silent" in a.notice
+
+
+def test_no_first_answer_ends_the_try(ssh: Ssh, connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_FIRST_ANSWER_S", 0.5)
+    ssh.host("a", STAYS)
+    assert becomes(connect("a"), Phase.AWAY).problem.startswith("no answer within")
+
+
+def test_it_connects_again_by_itself_and_at_once_when_asked(ssh: Ssh, connect: Connect) -> None:
+    ssh.host("a", "exit 127")
+    a = connect("a")
+    becomes(a, Phase.AWAY)
+    ssh.prints("a", [reading()], then="exit 1")
+    a.connect_now()
+    wait_until(lambda: a.latest() is not None)
+    ssh.prints("a", [reading(3)])  # the next try comes by itself, a second later
+    wait_until(lambda: a.latest() is not None and len(a.latest().gpus) == 3)  # type: ignore[union-attr]
+    assert len(ssh.called) == 3
+
+
+def test_each_try_that_fails_waits_longer_for_the_next(ssh: Ssh, connect: Connect) -> None:
+    ssh.host("a", "exit 1")
+    a = connect("a")
+    waits = []
+    for tries in range(1, 4):
+        wait_until(lambda tries=tries: len(ssh.called) == tries and a.status.phase is Phase.AWAY)  # type: ignore[misc]
+        assert a.status.retry_s is not None
+        waits.append(a.status.retry_s)
+        a.connect_now()
+    assert waits == sorted(waits)
+    assert list(module._BACK_OFF_S) == sorted(module._BACK_OFF_S)
+
+
+def test_a_fleet_ends_every_process(ssh: Ssh) -> None:
+    for name in ("a", "b"):
+        ssh.prints(name, [reading()])
+    fleet = Fleet([parse_host("a"), parse_host("b")], ssh.options)
+    fleet.start()
+    wait_until(lambda: all(status.phase is Phase.LIVE for status in fleet.statuses))
+    threads = [each._thread for each in fleet.connections.values()]
+    fleet.stop()
+    wait_until(lambda: not any(thread.is_alive() for thread in threads))
+
+
+def test_a_host_that_floods_does_not_hold_up_another(ssh: Ssh, connect: Connect) -> None:
+    ssh.host("flood", "exec yes garbage")
+    ssh.prints("a", [reading()])
+    flood, a = connect("flood"), connect("a")
+    becomes(a, Phase.LIVE)
+    assert "no reading" in becomes(flood, Phase.AWAY).problem
+    assert a.status.phase is Phase.LIVE

@@ -1,0 +1,100 @@
+"""A line of `monitor --json` is the snapshot that it was made of."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from gpumem_tui.memory import GIB, Unknown
+from gpumem_tui.monitor.alerts import Alerts
+from gpumem_tui.monitor.codec import Plain, to_plain
+from gpumem_tui.monitor.ledger import device_ledger
+from gpumem_tui.monitor.report import snapshot_json
+from gpumem_tui.monitor.snapshot import DeviceState, GpuReading, Instance, Snapshot
+from gpumem_tui.remote.decode import NoReading, OtherSchema, decoded
+from gpumem_tui.text import cleaned
+from gpumem_tui.watch.report import probe_report
+from tests.monitor.snapshots import anything, gpu, machine, memory, process
+from tests.remote.standins import line_of, reading
+from tests.tui.watch_scene import published, record, watched
+
+
+def _compared(plain: Plain) -> Plain:
+    """Without what the JSON does not carry (ledgers row by row, calls), rounds (ages) or has once (a process's pid)."""
+    if isinstance(plain, dict):
+        left_out = {"ledger", "calls", "age_s"} | ({"pid"} if "parent_pid" in plain else set())
+        return {key: _compared(value) for key, value in plain.items() if key not in left_out}
+    return [_compared(value) for value in plain] if isinstance(plain, list) else plain
+
+
+@settings(suppress_health_check=[HealthCheck.data_too_large, HealthCheck.too_slow], deadline=None)
+@given(snapshot=anything(Snapshot))
+def test_any_snapshot_comes_back(snapshot: Snapshot) -> None:
+    back = decoded(line_of(snapshot)).snapshot
+    assert _compared(to_plain(back)) == _compared(cleaned(to_plain(snapshot)))
+
+
+def with_ledgers(one: GpuReading) -> GpuReading:
+    instances = tuple(replace(each, ledger=device_ledger(each.memory, each.processes)) for each in one.instances)
+    return replace(one, ledger=device_ledger(one.memory, one.processes), instances=instances)
+
+
+def test_ledgers_alerts_and_states_come_back() -> None:
+    lost = Unknown("GPU is lost")
+    part = Instance(1, "MIG-1", "1g.10gb", memory(GIB, 10 * GIB), (process(7, GIB, instance="MIG-1"),), lost)
+    gpus = [
+        with_ledgers(gpu(0, used_bytes=79 * GIB)),
+        with_ledgers(gpu(1, mig=True, instances=(part,))),
+        gpu(2, state=DeviceState.LOST, state_reason="gone", memory=lost, ledger=lost, processes=lost),
+        with_ledgers(gpu(3, processes=(process(9, Unknown("no"), host=Unknown("no such process here")),))),
+    ]
+    snapshot = machine(gpus, problem="")
+    alerts = Alerts().update(snapshot)
+    report = decoded(json.dumps(snapshot_json(snapshot, alerts)).encode())
+    assert report.snapshot == snapshot
+    assert alerts
+    assert report.alerts == alerts
+
+
+def test_what_a_probe_says_is_found_by_gpu_and_pid() -> None:
+    probes = probe_report(published(watched(4000, (record(), gpu(0).uuid))))
+    body = snapshot_json(reading(), (), probes)
+    (said,) = decoded(json.dumps(body).encode()).probes.items()
+    assert said[0] == (gpu(0).uuid, 4000)
+    assert said[1]["step"] == record().step
+
+
+@pytest.mark.parametrize("line", [b"", b"Welcome!", b"[1]", b'{"a": 1}', b'{"schema": 1, "x": NaN}', b"[" * 100_000])
+def test_what_is_no_reading_is_refused(line: bytes) -> None:
+    with pytest.raises(NoReading):
+        decoded(line)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"schema": 2}, {"gpus": 3}, {"host": None}, {"time_s": 1e300}, {"alerts": [{}]}, {"gpus": [{}]}, {"problem": 1}],
+)
+def test_what_another_version_or_nonsense_says_is_named_as_such(changes: dict[str, Any]) -> None:
+    with pytest.raises(OtherSchema):
+        decoded(line_of(reading(), **changes))
+
+
+def test_a_number_that_nothing_could_show_is_refused() -> None:
+    line = line_of(reading()).replace(b'"total_bytes": 85899345920', b'"total_bytes": ' + b"9" * 400)
+    with pytest.raises(NoReading):
+        decoded(line)
+
+
+def test_no_text_moves_the_cursor() -> None:
+    snapshot = machine([gpu(0, processes=(process(1, GIB, host=replace(_host(), command="a\x1b[2Jb")),))])
+    (shown,) = decoded(line_of(snapshot)).snapshot.gpus
+    assert isinstance(shown.processes, tuple)
+    assert getattr(shown.processes[0].host, "command", "") == "a [2Jb"
+
+
+def _host() -> Any:
+    return process(1, GIB).host

@@ -1,0 +1,213 @@
+"""The screen of hosts: connections to stand-ins for ssh, drawn by the real screen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from textual.pilot import Pilot
+
+from gpumem_tui.memory import GIB, Unknown
+from gpumem_tui.monitor.snapshot import DeviceState
+from gpumem_tui.remote.connection import HostStatus, Phase
+from gpumem_tui.remote.decode import HostReport
+from gpumem_tui.remote.fleet import Fleet
+from gpumem_tui.remote.hosts import parse_host
+from gpumem_tui.settings import Settings
+from gpumem_tui.tui.app import GpuMemApp
+from gpumem_tui.tui.hosts.one import HostMonitor
+from gpumem_tui.tui.hosts.rows import chosen_rows, hosts_header, hosts_heading, hosts_rows, processes_rows
+from gpumem_tui.tui.hosts.screen import HostsScreen
+from gpumem_tui.tui.hosts.state import HostsSort, HostsState, listed_processes
+from gpumem_tui.tui.kit.figures import said, span_width
+from gpumem_tui.tui.kit.row_list import RowList
+from gpumem_tui.tui.start import hosts_screen
+from tests.monitor.snapshots import gpu, machine, memory, process
+from tests.remote.standins import UNKNOWN_KEY, Ssh, reading
+from tests.tui.pictures import until
+
+# What is drawn
+
+
+def live(name: str, *gpus: int, probes: dict[tuple[str, int], dict[str, object]] | None = None) -> HostStatus:
+    """A host that answers, with GPUs that use so many GiB."""
+    snapshot = machine([gpu(index, used_bytes=used * GIB) for index, used in enumerate(gpus)])
+    report = HostReport(snapshot, (), probes or {})
+    return HostStatus(parse_host(name), Phase.LIVE, report, received_s=100.0)
+
+
+def away(status: HostStatus, problem: str) -> HostStatus:
+    return replace(status, phase=Phase.AWAY, problem=problem, retry_s=130.0)
+
+
+STATE = HostsState((live("a", 10, 70), live("b", 40), away(live("c", 20), "silent for 20 s")), now_s=100.5)
+
+
+def lines(state: HostsState, width: int = 78) -> list[str]:
+    return said(hosts_rows(state)(width, ""))
+
+
+def test_a_line_a_host_with_its_sum() -> None:
+    a, b, c = lines(STATE, 98)
+    assert a.split()[:4] == ["▸", "a", "2", "81.2/160.0"]
+    assert "78.8" in a
+    assert b.split()[2:4] == ["1", "40.6/80.0"]
+    assert "silent for 20 s · again in 29s" in c
+    header = "".join(text for text, _ in hosts_header(STATE, 118, []))
+    assert "3 hosts · 2 live · 1 away · 3 GPUs · 121.8/240.0 GiB used, 118.2 free" in header
+
+
+def test_a_host_that_is_away_stays_with_its_age() -> None:
+    state = replace(STATE, now_s=100.0 + 300)
+    assert " 5m " in lines(state)[2]
+
+
+def test_a_gpu_that_does_not_say_makes_the_sum_a_lower_bound() -> None:
+    lost = Unknown("GPU is lost")
+    gone = gpu(1, state=DeviceState.LOST, state_reason="GPU is lost", memory=lost, ledger=lost, processes=lost)
+    report = HostReport(machine([gpu(0), gone]))
+    state = HostsState((HostStatus(parse_host("a"), Phase.LIVE, report, 100.0),), 100.0, frozenset({"a"}))
+    host, _, second = lines(state)
+    assert "≥10.6/80.0" in host
+    assert "lost: GPU is lost" in second
+    assert "≥" not in second
+
+
+def test_a_host_that_has_never_answered_says_why_and_has_no_figures() -> None:
+    status = away(HostStatus(parse_host("x")), "its host key is not known: `ssh x` once shows it and asks")
+    (line,) = lines(HostsState((status,), 100.0), 100)
+    assert "host key is not known: `ssh x` once shows it and asks · again in 30s" in line
+    assert "–" not in line
+    row = chosen_rows(HostsState((status,), 100.0), "x", 40)
+    assert "host key is not known" in "".join(text for text, _ in row[0])
+
+
+@pytest.mark.parametrize("width", [58, 78, 118, 200])
+def test_nothing_is_wider_than_the_list(width: int) -> None:
+    state = replace(STATE, opened=frozenset({"a", "b", "c"}))
+    listed = listed_processes(state)
+    drawn = [*hosts_rows(state)(width, ""), *processes_rows(state, listed)(width, "")]
+    assert max(span_width(list(row.spans)) for row in drawn) <= width
+    assert span_width(hosts_heading(state, width)) <= width
+
+
+def test_processes_of_all_hosts_in_one_order() -> None:
+    assert [each.host_name for each in listed_processes(STATE)] == ["a", "b", "c", "a"]
+    by_host = replace(STATE, sort=HostsSort.HOST)
+    assert [each.host_name for each in listed_processes(by_host)] == ["a", "a", "b", "c"]
+    assert [each.host_name for each in listed_processes(replace(by_host, reverse=True))] == ["c", "b", "a", "a"]
+    assert [each.host_name for each in listed_processes(replace(STATE, only="b"))] == ["b"]
+    matching = listed_processes(replace(STATE, filter="gpu1 train.py"))
+    assert [(each.host_name, each.gpu.index) for each in matching] == [("a", 1)]
+
+
+def test_what_is_unknown_comes_last() -> None:
+    hidden = process(7, Unknown("not permitted"))
+    report = HostReport(machine([gpu(0, memory=memory(GIB), processes=(hidden, process(8, GIB)))]))
+    state = HostsState((HostStatus(parse_host("a"), Phase.LIVE, report, 100.0),), 100.0)
+    assert [each.process.pid for each in listed_processes(state)] == [8, 7]
+
+
+def rank(number: int, step: int, peak_gib: int) -> dict[str, object]:
+    return {"rank": number, "world_size": 2, "step": step, "peak_allocated_bytes": peak_gib * GIB}
+
+
+def test_ranks_of_a_job_stand_together_across_hosts() -> None:
+    one = live("a", 10, 20, probes={(gpu(0).uuid, 4000): rank(1, 41, 8)})
+    other = live("b", 40, probes={(gpu(0).uuid, 4000): rank(0, 42, 39)})
+    state = HostsState((one, other), 100.0, sort=HostsSort.RANK)
+    listed = listed_processes(state)
+    assert [(each.host_name, each.count("rank")) for each in listed] == [("b", 0), ("a", 1), ("a", None)]
+    first, second, _ = said(processes_rows(state, listed)(118, ""))
+    assert "0/2" in first
+    assert "39.00" in first
+    assert "1/2" in second
+    assert "41" in second
+
+
+# What is done
+
+
+@pytest.fixture
+def ssh(tmp_path: Path) -> Ssh:
+    made = Ssh(tmp_path)
+    made.prints("a", [reading(2)])
+    made.prints("b", [reading(1)])
+    made.host("c", f"echo '{UNKNOWN_KEY}' >&2; exit 255")
+    return made
+
+
+@pytest.fixture
+def fleet(ssh: Ssh) -> Iterator[Fleet]:
+    fleet = Fleet([parse_host(name) for name in ("a", "b", "c")], ssh.options)
+    fleet.start()
+    yield fleet
+    fleet.stop()
+
+
+def app(fleet: Fleet) -> GpuMemApp:
+    return GpuMemApp({"monitor": lambda: hosts_screen(fleet, Settings())}, "monitor")
+
+
+def screen_of(pilot: Pilot[int]) -> HostsScreen:
+    screen = pilot.app.screen_stack[0]
+    assert isinstance(screen, HostsScreen)
+    return screen
+
+
+def shown(pilot: Pilot[int], name: str) -> str:
+    return "\n".join(said(screen_of(pilot).query_one(name, RowList).rows))
+
+
+async def answered(pilot: Pilot[int]) -> None:
+    """Wait until each host has said what it will say."""
+    await until(pilot, lambda: "not known" in shown(pilot, "#hosts"))
+    await until(pilot, lambda: len(listed_processes(screen_of(pilot).state)) == 3)
+
+
+async def test_into_a_hosts_monitor_and_back(fleet: Fleet) -> None:
+    async with app(fleet).run_test(size=(80, 24)) as pilot:
+        await answered(pilot)
+        await pilot.press("down", "enter")
+        await until(pilot, lambda: isinstance(pilot.app.screen, HostMonitor))
+        monitor = pilot.app.screen
+        assert isinstance(monitor, HostMonitor)
+        await until(pilot, lambda: len(monitor.state.gpus) == 1)
+        assert monitor.read_only
+        await pilot.press("escape")
+        await until(pilot, lambda: pilot.app.screen is screen_of(pilot))
+        await pilot.press("enter")  # the connection goes on after its Monitor was left
+        await until(pilot, lambda: isinstance(pilot.app.screen, HostMonitor))
+        assert fleet.connections["b"].status.phase is Phase.LIVE
+
+
+async def test_a_host_that_has_not_answered_has_no_monitor_but_a_reason(fleet: Fleet) -> None:
+    async with app(fleet).run_test(size=(80, 24)) as pilot:
+        await answered(pilot)
+        await pilot.press("end", "enter")
+        await until(pilot, lambda: any("host key" in note.message for note in pilot.app._notifications))
+        assert pilot.app.screen is screen_of(pilot)
+
+
+async def test_gpus_filter_and_one_hosts_processes(fleet: Fleet) -> None:
+    async with app(fleet).run_test(size=(120, 40)) as pilot:
+        await answered(pilot)
+        await pilot.press("x")
+        await until(pilot, lambda: "GPU 1" in shown(pilot, "#hosts"))
+        await pilot.press("x")
+        await until(pilot, lambda: "GPU 1" not in shown(pilot, "#hosts"))
+        await pilot.press("f")
+        await until(pilot, lambda: len(shown(pilot, "#hosts-processes").splitlines()) == 2)
+        await pilot.press("escape", "slash", *"gpu1", "enter")
+        await until(pilot, lambda: len(shown(pilot, "#hosts-processes").splitlines()) == 1)
+        await pilot.press("escape")
+        await until(pilot, lambda: len(shown(pilot, "#hosts-processes").splitlines()) == 3)
+
+
+async def test_a_tiny_terminal_says_what_it_needs(fleet: Fleet) -> None:
+    async with app(fleet).run_test(size=(40, 8)) as pilot:
+        await until(pilot, lambda: screen_of(pilot).has_class("-tiny"))
+        await pilot.resize_terminal(80, 24)
+        await until(pilot, lambda: "not known" in shown(pilot, "#hosts"))
