@@ -77,6 +77,8 @@ class ModelShape:
         image_size, patch_size: pixels a side. `classes`: outputs of a classifier. `inputs`: MLP input features.
         dropout: probability of every dropout layer the published configuration has; 0 for none.
         stages: ResNet blocks per stage; `bottleneck`: 1×1-3×3-1×1 blocks rather than two 3×3.
+        part: which stage of a pipeline it is, with the `layers` of that stage: only the first has the embedding, only
+            the last what follows the blocks.
         published_parameters: the count its authors (or the reference implementation) give; None once overridden.
     """
 
@@ -102,11 +104,22 @@ class ModelShape:
     bottleneck: bool = False
     published_parameters: int | None = None
     source: str = ""
+    part: Literal["whole", "first", "middle", "last"] = "whole"
 
     @property
     def record(self) -> FamilyRecord:
         """What its family is like."""
         return FAMILIES[self.family]
+
+    @property
+    def has_embedding(self) -> bool:
+        """Whether this part of the network has what precedes the blocks."""
+        return self.part in ("whole", "first")
+
+    @property
+    def has_head(self) -> bool:
+        """Whether this part of the network has what follows the blocks, and the loss."""
+        return self.part in ("whole", "last")
 
     @property
     def has_patches(self) -> bool:

@@ -42,7 +42,7 @@ def search(as_json: bool, plain: bool, quiet: bool, **values: Any) -> int:
     from gpumem_tui.options.configuration import check_searchable
 
     options, config = configured(values)
-    check_searchable(config.workload)
+    check_searchable(config)
     _need_batch(config)
     if not as_json and not plain and is_terminal():
         from gpumem_tui.tui.start import open_search

@@ -18,6 +18,8 @@ from gpumem_tui.formula.recipe import (
     OPTIMIZERS,
     PRECISIONS,
     RECOMPUTES,
+    SCHEDULES,
+    SHARDING_ALIASES,
     SHARDINGS,
 )
 from gpumem_tui.options.typed import rows_from, size_from
@@ -130,9 +132,35 @@ WORKLOAD_OPTIONS = [
     choice("--optimizer", OPTIMIZERS, "Whose state is kept for every parameter."),
     choice("--recompute", RECOMPUTES, "Activation checkpointing: of attention, or of whole layers."),
     choice("--attention", ATTENTIONS, "Kernel of scaled_dot_product_attention; auto: what torch picks."),
-    choice("--sharding", SHARDINGS, "What is divided over the GPUs: optimizer state, gradients too, parameters too."),
+    click.option(
+        "--sharding",
+        type=click.Choice((*SHARDINGS, *SHARDING_ALIASES)),
+        default="none",
+        show_default=True,
+        callback=lambda _, __, name: SHARDING_ALIASES.get(name, name),
+        help="What is divided over the GPUs, by name of who does it: optimizer state (zero1), gradients, parameters "
+        "too. zero2, zero3: FSDP2 under autocast; fsdp2: with its own mixed precision.",
+    ),
     click.option(
         "--gpus", type=AT_LEAST_ONE, default=1, show_default=True, help="GPUs to shard over; of a command, its ranks."
+    ),
+    click.option("--tensor-parallel", type=AT_LEAST_ONE, default=1, help="GPUs over which each block is cut."),
+    click.option("--sequence-parallel", is_flag=True, help="Cut what tensor parallel leaves whole as well."),
+    click.option("--context-parallel", type=AT_LEAST_ONE, default=1, help="GPUs over which each sequence is cut."),
+    click.option("--pipeline-parallel", type=AT_LEAST_ONE, default=1, help="Stages over which the blocks are laid."),
+    choice("--schedule", SCHEDULES, "Of the pipeline: whose activations wait for backward."),
+    click.option(
+        "--micro-batches",
+        type=click.IntRange(min=0),
+        default=0,
+        help="Of a step, of --batch-size samples each (default: as many as there are stages).",
+    ),
+    click.option(
+        "--virtual-stages",
+        type=click.IntRange(min=2),
+        default=2,
+        show_default=True,
+        help="Pieces of the network on each GPU of an interleaved pipeline.",
     ),
     choice("--adapter", ADAPTERS, "lora: freeze the weights, and train low-rank matrices beside them."),
     click.option(

@@ -15,6 +15,7 @@ from gpumem_tui.formula.extras import NO_EXTRAS, Extra, Extras, why_not
 from gpumem_tui.formula.optimizers import OPTIMIZER_TECHNIQUES
 from gpumem_tui.formula.price import ONE_MORE_FORWARD, Price, selective_recompute_percent
 from gpumem_tui.formula.recipe import Recipe, Sharding
+from gpumem_tui.formula.sharding import has_own_precision, stage_of
 from gpumem_tui.formula.transformer import fused
 
 Axis = Literal[
@@ -74,8 +75,10 @@ class Change:
 
 def conflict(recipe: Recipe) -> str | None:
     """Why the parts of a recipe do not go together, though the formula has an answer; None if they do."""
-    if recipe.optimizer == "adafactor" and recipe.gpus > 1 and recipe.sharding in ("zero2", "zero3"):
+    if recipe.optimizer == "adafactor" and recipe.gpus > 1 and recipe.sharding in ("zero2", "zero3", "fsdp2"):
         return "PyTorch's Adafactor does not run on parameters that FSDP shards (torch 2.13)"
+    if recipe.has_adapters and (recipe.model_parallel > 1 or has_own_precision(recipe)):
+        return "under adapters a network is counted uncut, with --sharding none, zero1, zero2 or zero3"
     return None
 
 
@@ -304,8 +307,8 @@ _ADAPTER_SOURCES: Mapping[str, str] = MappingProxyType({"lora": "Hu et al. 2021"
 def _shardings(recipe: Recipe) -> Iterator[Change | NotApplicable]:
     """Each stage over the GPUs there are, or over a server's where there is one; then over twice as many."""
     gpus = recipe.gpus if recipe.gpus > 1 else SHARED_BY_DEFAULT
-    for stage in STAGES:
-        if recipe.gpus > 1 and stage <= recipe.sharding != "none":
+    for number, stage in enumerate(STAGES, 1):
+        if recipe.gpus > 1 and number <= stage_of(recipe):
             reason = f"the plan shards by {recipe.sharding} already"
             yield NotApplicable(stage, f"ZeRO-{stage[-1]} over {gpus} GPUs", reason)
         else:

@@ -15,6 +15,7 @@ from gpumem_tui.catalog.speeds import GpuSpeed
 from gpumem_tui.formula.parameters import count_parameters
 from gpumem_tui.formula.precision import PRECISION_RECORDS
 from gpumem_tui.formula.recipe import Recipe
+from gpumem_tui.formula.sharding import stage_of
 from gpumem_tui.memory import Unknown
 
 GPUS_OF_A_NODE = 8
@@ -68,7 +69,7 @@ def sent_bytes(shape: ModelShape, recipe: Recipe, gpus: int) -> float:
     """What each of so many GPUs sends for one optimizer step of one pass."""
     stored = PRECISION_RECORDS[recipe.precision]
     gradients = count_parameters(shape) * stored.gradient_bytes
-    if recipe.sharding != "zero3":
+    if stage_of(recipe) != 3:
         return 2 * (gpus - 1) / gpus * gradients
     gathered = count_parameters(shape) * min(stored.parameter_bytes, stored.compute_bytes)
     return (gpus - 1) / gpus * (gradients + 2 * gathered)
@@ -85,7 +86,7 @@ def efficiency(
     """
     if gpus == 1:
         return 1.0, 1.0
-    times = passes if recipe.sharding == "zero3" else 1
+    times = passes if stage_of(recipe) == 3 else 1
     communication_s = times * sent_bytes(shape, recipe, gpus) / (link.gigabytes_per_s * _GIGA)
     exposed_s = max(0.0, communication_s - times * _BACKWARD_SHARE * step_s / passes)
     return step_s / (step_s + communication_s), step_s / (step_s + exposed_s)

@@ -70,11 +70,13 @@ def block_parameters(shape: ModelShape) -> int:
 
 def head_parameters(shape: ModelShape) -> int:
     """The weight of a language model's vocabulary projection, tied or not; 0 for a classifier, whose own is small."""
-    return shape.vocab * shape.hidden if shape.record.predicts_tokens else 0
+    return shape.vocab * shape.hidden if shape.record.predicts_tokens and shape.has_head else 0
 
 
 def embedding_parameters(shape: ModelShape) -> int:
     """The tables that nothing multiplies with: of tokens unless the head is tied to them, and of positions."""
+    if not shape.has_embedding:
+        return 0
     if shape.family == "vit":
         return shape.tokens * shape.hidden
     if shape.record.inputs != "tokens":
@@ -107,8 +109,9 @@ def _linear(
 
 def _encoder_blocks(shape: ModelShape) -> Iterator[ParameterTensor]:
     """The blocks that GPT-2, BERT and ViT share: 4h² + 4h of attention, the MLP, two LayerNorms."""
-    yield from _linear(3 * shape.hidden, shape.hidden, shape.layers, "qkv")
-    yield from _linear(shape.hidden, shape.hidden, shape.layers, "proj")
+    queries = shape.heads * shape.attention_width
+    yield from _linear(3 * queries, shape.hidden, shape.layers, "qkv")
+    yield from _linear(shape.hidden, queries, shape.layers, "proj")
     yield from _linear(shape.ffn, shape.hidden, shape.layers, "fc1")
     yield from _linear(shape.hidden, shape.ffn, shape.layers, "fc2")
     yield from _layer_norm(shape, 2 * shape.layers)
@@ -118,19 +121,27 @@ def _layer_norm(shape: ModelShape, copies: int = 1) -> Iterator[ParameterTensor]
     yield ParameterTensor((shape.hidden,), 2 * copies)
 
 
-def _gpt2(shape: ModelShape) -> Iterator[ParameterTensor]:
-    yield ParameterTensor((shape.vocab, shape.hidden))
-    yield ParameterTensor((shape.max_seq_len, shape.hidden))
-    yield from _encoder_blocks(shape)
-    yield from _layer_norm(shape)
-    if not shape.tied_head:
+def _vocabulary(shape: ModelShape) -> Iterator[ParameterTensor]:
+    """The head's own weight. Tied, it is the embedding's, of which the last stage of a pipeline has a copy."""
+    if not shape.tied_head or not shape.has_embedding:
         yield from _linear(shape.vocab, shape.hidden, bias=False)
+
+
+def _gpt2(shape: ModelShape) -> Iterator[ParameterTensor]:
+    if shape.has_embedding:
+        yield ParameterTensor((shape.vocab, shape.hidden))
+        yield ParameterTensor((shape.max_seq_len, shape.hidden))
+    yield from _encoder_blocks(shape)
+    if shape.has_head:
+        yield from _layer_norm(shape)
+        yield from _vocabulary(shape)
 
 
 def _llama(shape: ModelShape) -> Iterator[ParameterTensor]:
     queries = shape.heads * shape.attention_width
     keys = shape.kv_heads * shape.attention_width
-    yield ParameterTensor((shape.vocab, shape.hidden))
+    if shape.has_embedding:
+        yield ParameterTensor((shape.vocab, shape.hidden))
     yield from _linear(queries, shape.hidden, shape.layers, "q_proj", bias=shape.qkv_bias)
     yield from _linear(keys, shape.hidden, shape.layers, "k_proj", bias=shape.qkv_bias)
     yield from _linear(keys, shape.hidden, shape.layers, "v_proj", bias=shape.qkv_bias)
@@ -138,29 +149,34 @@ def _llama(shape: ModelShape) -> Iterator[ParameterTensor]:
     yield from _linear(shape.ffn, shape.hidden, shape.layers, "gate_proj", bias=False)
     yield from _linear(shape.ffn, shape.hidden, shape.layers, "up_proj", bias=False)
     yield from _linear(shape.hidden, shape.ffn, shape.layers, "down_proj", bias=False)
-    yield ParameterTensor((shape.hidden,), 2 * shape.layers + 1)  # RMSNorm: a weight and no bias
-    if not shape.tied_head:
-        yield from _linear(shape.vocab, shape.hidden, bias=False)
+    # RMSNorm: a weight and no bias
+    yield ParameterTensor((shape.hidden,), 2 * shape.layers + shape.has_head)
+    if shape.has_head:
+        yield from _vocabulary(shape)
 
 
 def _bert(shape: ModelShape) -> Iterator[ParameterTensor]:
-    yield ParameterTensor((shape.vocab, shape.hidden))
-    yield ParameterTensor((shape.max_seq_len, shape.hidden))
-    yield ParameterTensor((_TOKEN_TYPES, shape.hidden))
-    yield from _layer_norm(shape)
+    if shape.has_embedding:
+        yield ParameterTensor((shape.vocab, shape.hidden))
+        yield ParameterTensor((shape.max_seq_len, shape.hidden))
+        yield ParameterTensor((_TOKEN_TYPES, shape.hidden))
+        yield from _layer_norm(shape)
     yield from _encoder_blocks(shape)
-    yield from _linear(shape.hidden, shape.hidden)  # pooler
-    yield from _linear(shape.classes, shape.hidden)
+    if shape.has_head:
+        yield from _linear(shape.hidden, shape.hidden)  # pooler
+        yield from _linear(shape.classes, shape.hidden)
 
 
 def _vit(shape: ModelShape) -> Iterator[ParameterTensor]:
-    yield ParameterTensor((shape.hidden, _COLOURS, shape.patch_size, shape.patch_size))
-    yield ParameterTensor((shape.hidden,))
-    yield ParameterTensor((1, 1, shape.hidden))  # class token
-    yield ParameterTensor((1, shape.tokens, shape.hidden))  # positions
+    if shape.has_embedding:
+        yield ParameterTensor((shape.hidden, _COLOURS, shape.patch_size, shape.patch_size))
+        yield ParameterTensor((shape.hidden,))
+        yield ParameterTensor((1, 1, shape.hidden))  # class token
+        yield ParameterTensor((1, shape.tokens, shape.hidden))  # positions
     yield from _encoder_blocks(shape)
-    yield from _layer_norm(shape)
-    yield from _linear(shape.classes, shape.hidden)
+    if shape.has_head:
+        yield from _layer_norm(shape)
+        yield from _linear(shape.classes, shape.hidden)
 
 
 def _resnet(shape: ModelShape) -> Iterator[ParameterTensor]:

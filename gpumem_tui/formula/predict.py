@@ -10,9 +10,11 @@ from functools import cached_property, lru_cache
 from gpumem_tui.catalog.shapes import ModelShape
 from gpumem_tui.formula import adapters, convnet, mlp, transformer
 from gpumem_tui.formula.cache import left_copies_bytes, pieces_bytes, reserved_bytes
+from gpumem_tui.formula.engines import engine_rows
 from gpumem_tui.formula.extras import NO_EXTRAS, Extras
 from gpumem_tui.formula.head import head_rows
 from gpumem_tui.formula.optimizers import offloaded_row, optimizer_row, scratch_row
+from gpumem_tui.formula.parallel import Stage, parallel_assumptions, stages
 from gpumem_tui.formula.parameters import (
     ParameterTensor,
     block_parameters,
@@ -23,7 +25,7 @@ from gpumem_tui.formula.parameters import (
 from gpumem_tui.formula.precision import PRECISION_RECORDS
 from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.formula.rows import FORWARD_ENDS, IN_A_BLOCK, TEXTBOOK, FormulaRow, Moment, batch_row, fixed_row, there
-from gpumem_tui.formula.sharding import shard, shard_scratch
+from gpumem_tui.formula.sharding import as_run, has_own_precision, shard, shard_scratch, stage_of
 from gpumem_tui.memory import Breakdown, Bucket, format_bytes
 
 DEFAULT_HEADROOM = 0.1
@@ -92,8 +94,7 @@ def predict(shape: ModelShape, recipe: Recipe, batch_size: int, extras: Extras =
     rows = terms(shape, recipe, batch_size, extras)
     sums = {moment: sum(row.size_bytes for row in at_moment(rows, moment)) for moment in Moment}
     moment = max(Moment, key=lambda one: sums[one])
-    moments = by_moment(shape, recipe, extras).values()
-    needed = max(one.fixed_bytes + batch_size * one.sample_bytes for one in moments)
+    needed = max(_needed_bytes(moments, batch_size) for moments in by_stage(shape, recipe, extras))
     assumptions = tuple(_assumptions(shape, recipe, extras))
     return FormulaPrediction(batch_size, at_moment(rows, moment), moment, needed - sums[moment], assumptions)
 
@@ -114,12 +115,9 @@ def terms(shape: ModelShape, recipe: Recipe, batch_size: int, extras: Extras = N
     if recipe.gpus < 1:
         raise ValueError(f"there must be at least 1 GPU, not {recipe.gpus}")
     order = list(Bucket)
-    rows = [
-        *_fixed_rows(shape, recipe, extras),
-        *_activation_rows(shape, recipe, batch_size, extras),
-        *head_rows(shape, recipe, batch_size, chunked="chunked-loss" in extras),
-        *_batch_data_rows(shape, recipe, batch_size),
-    ]
+    needed = [_needed_bytes(moments, batch_size) for moments in by_stage(shape, recipe, extras)]
+    fullest = stages(shape, recipe)[needed.index(max(needed))]
+    rows = _stage_rows(fullest, recipe, batch_size, extras)
     rows.sort(key=lambda row: order.index(row.bucket))
     return tuple(rows)
 
@@ -133,17 +131,45 @@ class MomentBytes:
 
 
 @lru_cache(4096)
+def by_stage(shape: ModelShape, recipe: Recipe, extras: Extras = NO_EXTRAS) -> tuple[dict[Moment, MomentBytes], ...]:
+    """The bytes of every moment, on a GPU of each stage that can need the most; one but for pipelines."""
+    return tuple(_moments(stage, recipe, extras) for stage in stages(shape, recipe))
+
+
 def by_moment(shape: ModelShape, recipe: Recipe, extras: Extras = NO_EXTRAS) -> dict[Moment, MomentBytes]:
-    """The bytes of every moment."""
-    rows = terms(shape, recipe, 1, extras)
+    """The bytes of every moment; of a pipeline, on its stage that needs the most for one sample."""
+    return max(by_stage(shape, recipe, extras), key=lambda moments: _needed_bytes(moments, 1))
+
+
+def _needed_bytes(moments: dict[Moment, MomentBytes], batch_size: int) -> int:
+    return max(one.fixed_bytes + batch_size * one.sample_bytes for one in moments.values())
+
+
+def _moments(stage: Stage, recipe: Recipe, extras: Extras) -> dict[Moment, MomentBytes]:
+    rows, run = _stage_rows(stage, recipe, 1, extras), as_run(recipe)
     found = {}
     for moment in Moment:
         fixed = sum(row.size_bytes for row in rows if moment in row.moments and not row.grows_with_batch)
         growing = sum(row.size_bytes for row in rows if moment in row.moments and row.grows_with_batch)
-        fixed += left_copies_bytes(shape, recipe, moment)
-        growing += 0 if "chunked-loss" in extras else pieces_bytes(shape, recipe, 1, moment)
-        found[moment] = MomentBytes(reserved_bytes(fixed, recipe, moment), reserved_bytes(growing, recipe, moment))
+        fixed += left_copies_bytes(stage.shape, run, moment)
+        if "chunked-loss" not in extras and stage.shape.has_head:
+            growing += pieces_bytes(stage.shape, run, 1, moment)
+        found[moment] = MomentBytes(reserved_bytes(fixed, run, moment), reserved_bytes(growing, run, moment))
     return found
+
+
+def _stage_rows(stage: Stage, recipe: Recipe, batch_size: int, extras: Extras) -> list[FormulaRow]:
+    return stage.rows(batch_size, lambda part: _rows(part, recipe, batch_size, extras))
+
+
+def _rows(shape: ModelShape, recipe: Recipe, batch_size: int, extras: Extras) -> list[FormulaRow]:
+    run = as_run(recipe)
+    return [
+        *_fixed_rows(shape, recipe, extras),
+        *_activation_rows(shape, run, batch_size, extras),
+        *(head_rows(shape, run, batch_size, chunked="chunked-loss" in extras) if shape.has_head else []),
+        *_batch_data_rows(shape, run, batch_size),
+    ]
 
 
 def usable_bytes(total_bytes: int, headroom: float = DEFAULT_HEADROOM) -> int:
@@ -178,7 +204,7 @@ def max_batch_size(
         ValueError: a headroom that is no share of the card.
     """
     usable = usable_bytes(total_bytes, headroom) - beside_bytes
-    moments = by_moment(shape, recipe, extras).values()
+    moments = [one for stage in by_stage(shape, recipe, extras) for one in stage.values()]
     return max(0, min((usable - one.fixed_bytes) // one.sample_bytes for one in moments))
 
 
@@ -213,6 +239,8 @@ def _fewest_exceeding(sizes: Sequence[tuple[Bucket, int]], capacity_bytes: int) 
 
 
 def _fixed_rows(shape: ModelShape, recipe: Recipe, extras: Extras) -> list[FormulaRow]:
+    if has_own_precision(recipe):
+        return engine_rows(shape, recipe, offloaded="offload-optimizer" in extras)
     weights = adapters.weights(shape, recipe)
     trained = _values(weights.trained)
     storage = PRECISION_RECORDS[recipe.precision]
@@ -238,7 +266,7 @@ def _fixed_rows(shape: ModelShape, recipe: Recipe, extras: Extras) -> list[Formu
         rows += there({Moment.LAST_BLOCK}, [gradient])
     if "offload-optimizer" not in extras and (scratch := scratch_row(recipe, weights.trained)) is not None:
         rows.append(shard_scratch(scratch, recipe))
-    if recipe.sharding == "zero3" and recipe.gpus > 1:
+    if stage_of(recipe) == 3 and recipe.sharded_over > 1:
         rows.append(_gathered_row(shape, recipe))
     if (unpacked := adapters.dequantization_row(shape, recipe)) is not None:
         rows += there(IN_A_BLOCK, [unpacked])
@@ -336,10 +364,11 @@ def _assumptions(shape: ModelShape, recipe: Recipe, extras: Extras) -> list[str]
         assumed.append("Selective recompute drops attention scores; this network has none.")
     if recipe.precision == "fp32":
         assumed.append("The activation forms are for 16-bit values; in fp32 all but dropout masks count twice.")
-    if recipe.gpus > 1 and recipe.sharding == "none":
+    if recipe.data_parallel > 1 and recipe.sharding == "none":
         assumed.append("Data parallel: each GPU holds everything; communication buckets are not counted.")
-    elif recipe.gpus > 1:
+    elif recipe.sharded_over > 1 and recipe.sharding != "none":
         assumed.append("Sharded: communication buffers and gradients on their way are not counted.")
+    assumed += parallel_assumptions(recipe)
     if recipe.has_adapters:
         assumed.append("No dropout before the adapters; the network's own weights are frozen, and have no gradient.")
     if extras:

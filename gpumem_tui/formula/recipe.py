@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Literal, get_args
 
 Precision = Literal["fp32", "amp-bf16", "amp-fp16", "bf16"]
@@ -11,7 +13,8 @@ Optimizer = Literal[
 ]
 Recompute = Literal["none", "selective", "full"]
 Attention = Literal["auto", "flash", "efficient", "math"]
-Sharding = Literal["none", "zero1", "zero2", "zero3"]
+Sharding = Literal["none", "zero1", "zero2", "zero3", "fsdp2", "deepspeed-zero1", "deepspeed-zero2", "deepspeed-zero3"]
+Schedule = Literal["1f1b", "gpipe", "interleaved"]
 Adapter = Literal["none", "lora"]
 BaseQuantization = Literal["none", "nf4-dq", "nf4", "int8", "fp8"]
 
@@ -20,6 +23,9 @@ OPTIMIZERS: tuple[Optimizer, ...] = get_args(Optimizer)
 RECOMPUTES: tuple[Recompute, ...] = get_args(Recompute)
 ATTENTIONS: tuple[Attention, ...] = get_args(Attention)
 SHARDINGS: tuple[Sharding, ...] = get_args(Sharding)
+SHARDING_ALIASES: Mapping[str, Sharding] = MappingProxyType({"fsdp2-autocast": "zero3"})
+"""Other names of the same, as they may be typed."""
+SCHEDULES: tuple[Schedule, ...] = get_args(Schedule)
 ADAPTERS: tuple[Adapter, ...] = get_args(Adapter)
 BASE_QUANTIZATIONS: tuple[BaseQuantization, ...] = get_args(BaseQuantization)
 
@@ -39,7 +45,14 @@ class Recipe:
             GradScaler); ``bf16``: weights, gradients and optimizer state all in bfloat16.
         recompute: what is recomputed in backward: nothing, the attention core, or every block.
         attention: the scaled-dot-product kernel; ``auto`` is PyTorch's own choice for device, dtype and shape.
-        sharding: ZeRO stage over `gpus` GPUs: optimizer state, + gradients, + parameters.
+        sharding: ZeRO stage over the GPUs that hold the same part: optimizer state, + gradients, + parameters; by name
+            of who does it, see `sharding.SHARDING_RECORDS`.
+        gpus: all GPUs of the job.
+        tensor_parallel: GPUs over which every block's matrices are cut; `sequence_parallel`: and what lies between.
+        context_parallel: GPUs over which each sequence is cut.
+        pipeline_parallel: GPUs over which the blocks are laid one after another, by `schedule`, and `micro_batches` of
+            a step (0 for as many as there are stages); `virtual_stages`: pieces of the network that a GPU has in turn
+            when interleaved.
         adapter: what is trained: every weight, or low-rank matrices beside frozen weights (LoRA).
         lora_rank: their inner width. `lora_targets`: the linear layers that have them, by name with commas between, or
             `ALL_LINEAR`.
@@ -53,10 +66,33 @@ class Recipe:
     attention: Attention = "auto"
     sharding: Sharding = "none"
     gpus: int = 1
+    tensor_parallel: int = 1
+    sequence_parallel: bool = False
+    context_parallel: int = 1
+    pipeline_parallel: int = 1
+    schedule: Schedule = "1f1b"
+    micro_batches: int = 0
+    virtual_stages: int = 2
     adapter: Adapter = "none"
     lora_rank: int = DEFAULT_LORA_RANK
     lora_targets: str = ALL_LINEAR
     base_quantization: BaseQuantization = "none"
+
+    @property
+    def model_parallel(self) -> int:
+        """GPUs that hold one copy of the network together."""
+        return self.tensor_parallel * self.context_parallel * self.pipeline_parallel
+
+    @property
+    def data_parallel(self) -> int:
+        """Groups of GPUs, each with samples of its own."""
+        return max(1, self.gpus // self.model_parallel)
+
+    @property
+    def sharded_over(self) -> int:
+        """GPUs that hold the same part of the network, over which sharding spreads it: with different samples, or
+        different parts of the same ones (torchtitan and Megatron-LM shard over both)."""
+        return self.data_parallel * self.context_parallel
 
     @property
     def has_adapters(self) -> bool:

@@ -186,5 +186,5 @@ def update_seconds(shape: ModelShape, recipe: Recipe, gpu: Gpu) -> float | Unkno
     state_bytes = optimizer_row(recipe, tensors).size_bytes if OPTIMIZER_RECORDS[recipe.optimizer].states != 0 else 0
     parameters = count_parameters(shape)
     moved = parameters * (2 * storage.parameter_bytes + storage.gradient_bytes) + 2 * state_bytes
-    sharded = recipe.gpus if recipe.sharding != "none" else 1
+    sharded = recipe.sharded_over if recipe.sharding != "none" else 1
     return moved / sharded / (gpu.speed.memory * GIGA)

@@ -156,7 +156,8 @@ def activation_rows(shape: ModelShape, recipe: Recipe, batch_size: int, *, offlo
         offloaded: what the blocks keep lies in host memory, but for the block that runs and the one on its way.
     """
     blocks = min(shape.layers, OFFLOADED_BLOCKS) if offloaded else shape.layers
-    kept = [*block_rows(shape, recipe, batch_size, blocks), _outside_row(shape, recipe, batch_size)]
+    outside = [_outside_row(shape, recipe, batch_size)] if shape.has_head else []
+    kept = [*block_rows(shape, recipe, batch_size, blocks), *outside]
     return [*kept, *_first_block_rows(shape, recipe, batch_size), _gradients_row(shape, recipe, batch_size)]
 
 

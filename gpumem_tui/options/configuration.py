@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 
 from gpumem_tui.catalog.loader import models
 from gpumem_tui.errors import OptionError
+from gpumem_tui.formula.parallel import why_formula_only
 from gpumem_tui.formula.predict import DEFAULT_HEADROOM
 from gpumem_tui.memory import Unknown, format_bytes
 from gpumem_tui.monitor.devices import list_gpus
@@ -125,18 +126,22 @@ def _check_limit(limit_bytes: int | None, total_bytes: int) -> None:
         raise OptionError(f"--limit: the device has only {format_bytes(total_bytes)}")
 
 
-def check_searchable(workload: WorkloadSpec) -> None:
+def check_searchable(config: SearchConfig) -> None:
     """Whether a search can run the step.
 
     Raises:
-        OptionError: it is one of several GPUs, which only a prediction covers, or the GPUs have nothing to do.
+        OptionError: a GPU of this machine would run one of several ranks alone, which only a simulated one can; only
+            the formula knows the recipe; or the GPUs have nothing to do.
     """
-    recipe = workload.recipe
-    if recipe.sharding != "none":
+    recipe = config.workload.recipe
+    if config.workload.shape is not None and (reason := why_formula_only(recipe)):
+        raise OptionError(f"{reason}; `gpumem-tui predict` answers")
+    if recipe.sharding != "none" and not config.device.simulated:
         raise OptionError(
-            f"--sharding {recipe.sharding}: a search runs the step of one GPU; `gpumem-tui predict` covers sharding"
+            f"--sharding {recipe.sharding}: a search on a GPU of this machine runs the step of one GPU; with "
+            "--gpu sim:NAME it runs one rank of several, and `gpumem-tui predict` covers sharding"
         )
-    check_gpus_are_used(workload)
+    check_gpus_are_used(config.workload)
 
 
 def check_gpus_are_used(workload: WorkloadSpec) -> None:
@@ -146,7 +151,8 @@ def check_gpus_are_used(workload: WorkloadSpec) -> None:
         OptionError: they have not.
     """
     recipe = workload.recipe
-    if recipe.gpus > 1 and recipe.sharding == "none" and workload.command is None:
+    alone = recipe.sharding == "none" and recipe.model_parallel == 1
+    if recipe.gpus > 1 and alone and workload.command is None:
         raise OptionError(f"--gpus {recipe.gpus}: is how many to shard over; add --sharding zero1, zero2 or zero3")
 
 

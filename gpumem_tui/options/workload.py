@@ -21,6 +21,7 @@ from gpumem_tui.catalog.shapes import CatalogError, ModelShape, ShapeError
 from gpumem_tui.errors import OptionError
 from gpumem_tui.formula.adapters import AdapterError, check_adapters, check_recipe
 from gpumem_tui.formula.optimizers import OPTIMIZER_RECORDS
+from gpumem_tui.formula.parallel import fault
 from gpumem_tui.formula.recipe import (
     ALL_LINEAR,
     DEFAULT_LORA_RANK,
@@ -31,6 +32,7 @@ from gpumem_tui.formula.recipe import (
     Precision,
     Recipe,
     Recompute,
+    Schedule,
     Sharding,
 )
 from gpumem_tui.memory import MIB, Unknown, format_bytes
@@ -89,6 +91,13 @@ class WorkloadOptions:
     attention: Attention = "auto"
     sharding: Sharding = "none"
     gpus: int = 1
+    tensor_parallel: int = 1
+    sequence_parallel: bool = False
+    context_parallel: int = 1
+    pipeline_parallel: int = 1
+    schedule: Schedule = "1f1b"
+    micro_batches: int = 0
+    virtual_stages: int = 2
     adapter: Adapter = "none"
     lora_rank: int = DEFAULT_LORA_RANK
     lora_targets: str = ALL_LINEAR
@@ -125,11 +134,12 @@ class WorkloadOptions:
                 raise OptionError(f"--{name.replace('_', '-')}: must be at most {_LIMITS[name]:,}")
         if self.command:
             return replace(self._command_spec(), assumed_rows=self.assumed_rows)
-        if self.sharding != "none" and self.gpus == 1:
-            raise OptionError(
-                f"--sharding {self.sharding}: needs more than one GPU to shard over; add --gpus 2 or more"
-            )
         recipe = self._recipe()
+        if self.sharding != "none" and recipe.sharded_over == 1:
+            gpus = 2 * recipe.gpus
+            raise OptionError(
+                f"--sharding {self.sharding}: needs more than one GPU to shard over; add --gpus {gpus} or more"
+            )
         if self.workload is not None:
             return replace(self._file_spec(recipe), assumed_rows=self.assumed_rows)
         if self.assumed_rows:
@@ -142,15 +152,19 @@ class WorkloadOptions:
             raise OptionError(f"--model: {error}") from error
 
     def _recipe(self) -> Recipe:
-        return Recipe(**{field.name: getattr(self, field.name) for field in fields(Recipe)})
+        """With as many GPUs as one copy of the network takes, where their number is not said."""
+        recipe = Recipe(**{field.name: getattr(self, field.name) for field in fields(Recipe)})
+        return replace(recipe, gpus=recipe.model_parallel) if self.gpus == 1 else recipe
 
     def _shape_spec(self, shape: ModelShape, recipe: Recipe) -> WorkloadSpec:
         try:
-            changed = shape.overridden(**self.changes.given())
-            check_adapters(changed, recipe)
-            return WorkloadSpec(recipe, shape=changed)
+            shape = shape.overridden(**self.changes.given())
+            check_adapters(shape, recipe)
         except (ShapeError, AdapterError) as error:
             raise OptionError(str(error)) from error
+        if wrong := fault(shape, recipe):
+            raise OptionError(": ".join(wrong))
+        return WorkloadSpec(recipe, shape=shape)
 
     def _config_spec(self, path: str, recipe: Recipe, python: str) -> WorkloadSpec:
         """By closed form where there is one, else as transformers builds it."""
@@ -208,7 +222,7 @@ class WorkloadOptions:
             option = next(iter(self.changes.given())).replace("_", "-")
             raise OptionError(f"--{option}: a command builds its own model; change it there")
         recipe = Recipe(gpus=self.gpus)
-        if self._recipe() != recipe:
+        if self._recipe() != replace(recipe, gpus=self._recipe().gpus):
             raise OptionError(
                 "-- COMMAND: it decides precision, optimizer and the rest itself; leave those options out"
             )

@@ -103,7 +103,7 @@ def _unsearchable(plan: Plan, was: Recipe) -> str:
     if plan.extras:
         return "; by the formula only: a search does not run it"
     if recipe.sharding != "none" and was.sharding == "none":
-        return "; predicted only: a search runs the step of one GPU"
+        return "; for further GPUs beside the one that is searched"
     if OPTIMIZER_RECORDS[recipe.optimizer].elsewhere and recipe.optimizer != was.optimizer:
         return "; by the formula only: PyTorch has none, so a search takes it in a workload file"
     return ""

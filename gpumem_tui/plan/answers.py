@@ -168,7 +168,7 @@ def with_setup(plan: Plan, setup: Setup) -> Plan:
     """`plan` with other things trained, or otherwise; a target below one pass of more GPUs becomes that pass."""
     target = plan.target_batch
     if target is not None:
-        target = max(target, plan.batch_size * setup.recipe.gpus)
+        target = max(target, plan.batch_size * setup.recipe.data_parallel)
     return replace(plan, shape=setup.shape, recipe=setup.recipe, extras=setup.extras, target_batch=target)
 
 
@@ -215,7 +215,7 @@ def usable_of(plan: Plan) -> int:
 
 def target_of(plan: Plan) -> int:
     """Samples per optimizer step over all GPUs: the wanted ones, else those of one pass."""
-    return plan.target_batch or plan.batch_size * plan.recipe.gpus
+    return plan.target_batch or plan.batch_size * plan.recipe.data_parallel
 
 
 def samples(count: int) -> str:
@@ -235,7 +235,7 @@ def answer(plan: Plan) -> Answer:
     """
     prediction = predicted(plan)
     usable = usable_of(plan)
-    steps = accumulation(target_of(plan), plan.batch_size, plan.recipe.gpus)
+    steps = accumulation(target_of(plan), plan.batch_size, plan.recipe.data_parallel)
     return Answer(
         plan=plan,
         prediction=prediction,

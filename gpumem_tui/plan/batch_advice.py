@@ -38,7 +38,7 @@ class Reference:
 
 def global_batch(plan: Plan) -> int:
     """Samples of an optimizer step over all GPUs."""
-    return accumulation(target_of(plan), plan.batch_size, plan.recipe.gpus).global_batch_size
+    return accumulation(target_of(plan), plan.batch_size, plan.recipe.data_parallel).global_batch_size
 
 
 def kaplan_critical_tokens(loss: float) -> float:

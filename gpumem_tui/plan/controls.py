@@ -16,9 +16,11 @@ from gpumem_tui.errors import OptionError
 from gpumem_tui.formula.adapters import AdapterError, check_adapters
 from gpumem_tui.formula.extras import Extras, why_not
 from gpumem_tui.formula.optimizers import OPTIMIZER_RECORDS
+from gpumem_tui.formula.parallel import fault
 from gpumem_tui.formula.parameters import count_parameters
 from gpumem_tui.formula.precision import PRECISION_RECORDS
-from gpumem_tui.formula.recipe import ATTENTIONS, OPTIMIZERS, PRECISIONS, RECOMPUTES, SHARDINGS, Recipe
+from gpumem_tui.formula.recipe import ATTENTIONS, OPTIMIZERS, PRECISIONS, RECOMPUTES, SCHEDULES, SHARDINGS, Recipe
+from gpumem_tui.formula.sharding import SHARDING_RECORDS
 from gpumem_tui.memory import GIB, format_count
 from gpumem_tui.plan.draft import MOST_GPUS, SHAPE_LIMITS, Draft, draft_of, has_field
 from gpumem_tui.plan.plan import Plan
@@ -42,6 +44,9 @@ class PlanError(ValueError):
     def __init__(self, control: str, message: str) -> None:
         super().__init__(message)
         self.control = control
+
+
+_MODEL, _BATCH, _TRAINING, _HARDWARE = "Model", "Batch", "Training", "Hardware"
 
 
 @dataclass(frozen=True)
@@ -129,7 +134,21 @@ Control = Choice | Number
 
 def controls(draft: Draft) -> tuple[Control, ...]:
     """The controls of a draft, from top to bottom; those that its model has nothing to set for are left out."""
-    return tuple(c for c in _CONTROLS if c.key not in SHAPE_LIMITS or has_field(draft.base, c.key))
+    return tuple(c for c in _CONTROLS if _has(draft, c.key))
+
+
+def _has(draft: Draft, key: str) -> bool:
+    """Whether there is something to set: a field of the shape, or of how a transformer is cut over several GPUs."""
+    recipe = draft.recipe
+    if key in SHAPE_LIMITS:
+        return has_field(draft.base, key)
+    if key in _CUTS:
+        return draft.base.record.has_attention and (recipe.gpus > 1 or getattr(recipe, key) != getattr(Recipe(), key))
+    if key == "sequence_parallel":
+        return recipe.tensor_parallel > 1 or recipe.sequence_parallel
+    if key in ("schedule", "micro_batches"):
+        return recipe.pipeline_parallel > 1
+    return key != "virtual_stages" or (recipe.pipeline_parallel > 1 and recipe.schedule == "interleaved")
 
 
 def control_of(draft: Draft, key: str) -> Control:
@@ -182,6 +201,9 @@ def plan_of(draft: Draft) -> Plan:
             "target_batch", f"{target:,} is less than one pass of {samples:,} ({draft.batch_size:,} × {gpus})"
         )
     recipe, extras, goals = draft.recipe, draft.extras, draft.goals
+    if wrong := fault(shape, recipe):
+        option, says = wrong
+        raise PlanError(option.removeprefix("--").replace("-", "_"), says)
     return Plan(shape, recipe, draft.gpu, draft.batch_size, draft.headroom, target, extras, goals)
 
 
@@ -199,7 +221,7 @@ def remarks(plan: Plan) -> Iterator[tuple[str, str]]:
     for extra in sorted(plan.extras):
         control = "loss" if extra == "chunked-loss" else "offload"
         yield control, why_not(extra, shape, recipe) or "formula only: cannot be traced or searched"
-    if recipe.sharding == "none" and recipe.gpus > 1:
+    if recipe.sharding == "none" and recipe.gpus > recipe.model_parallel == 1:
         yield "gpus", "without sharding each GPU holds everything"
 
 
@@ -219,6 +241,13 @@ def _recipe_choice(name: str, group: str, hint: str, notes: Mapping[str, str], v
         name, name, group, hint, lambda draft: options,
         lambda draft: cast(str, getattr(draft.recipe, name)),
         lambda draft, value: replace(draft, recipe=_with(draft.recipe, name, value)),
+    )  # fmt: skip
+
+
+def _recipe_number(name: str, label: str, hint: str, least: int = 1) -> Number:
+    return Number(
+        name, label, _HARDWARE, hint, MOST_GPUS, by(1), power, lambda draft: cast(int, getattr(draft.recipe, name)),
+        lambda draft, value: replace(draft, recipe=_with(draft.recipe, name, value or 0)), least,
     )  # fmt: skip
 
 
@@ -282,6 +311,8 @@ def _show_percent(draft: Draft) -> str:
     return f"{draft.headroom * 100:g} %"
 
 
+_SEQUENCE_PARALLEL = (Option("off", "whole between the cut matrices"), Option("on", "cut there, too"))
+_CUTS = ("tensor_parallel", "context_parallel", "pipeline_parallel")
 _LOSSES = (Option("whole", "all logits at once"), Option("chunked", "the sequence in pieces; formula only"))
 _OFFLOAD_OPTIONS = (
     Option("none", "everything stays on the GPU"),
@@ -289,7 +320,6 @@ _OFFLOAD_OPTIONS = (
     Option("activations", "activations in host memory; formula only"),
     Option("both", "optimizer state and activations; formula only"),
 )
-_MODEL, _BATCH, _TRAINING, _HARDWARE = "Model", "Batch", "Training", "Hardware"
 
 _CONTROLS: tuple[Control, ...] = (
     Choice("model", "model", _MODEL, "Enter picks from the catalog", _model_options, lambda d: d.base.name, _put_model),
@@ -329,9 +359,20 @@ _CONTROLS: tuple[Control, ...] = (
     Number("gpus", "GPU count", _HARDWARE, "GPUs that train together", MOST_GPUS, by(1), power,
            lambda d: d.recipe.gpus, lambda d, v: replace(d, recipe=replace(d.recipe, gpus=v or 0))),
     _recipe_choice("sharding", _HARDWARE, "What is spread over the GPUs (ZeRO)", {
-        "none": "each GPU holds everything", "zero1": "optimizer state", "zero2": "+ gradients",
-        "zero3": "+ parameters (FSDP)",
+        key: record.keeps for key, record in SHARDING_RECORDS.items()
     }, SHARDINGS),
+    _recipe_number("tensor_parallel", "tensor parallel", "GPUs over which every block's matrices are cut"),
+    Choice("sequence_parallel", "sequence parallel", _HARDWARE, "Cuts what tensor parallel leaves whole",
+           lambda d: _SEQUENCE_PARALLEL, lambda d: "on" if d.recipe.sequence_parallel else "off",
+           lambda d, v: replace(d, recipe=replace(d.recipe, sequence_parallel=v == "on"))),
+    _recipe_number("context_parallel", "context parallel", "GPUs over which each sequence is cut"),
+    _recipe_number("pipeline_parallel", "pipeline stages", "GPUs over which the blocks are laid one after another"),
+    _recipe_choice("schedule", _HARDWARE, "Whose activations wait for backward in a pipeline", {
+        "1f1b": "at most one micro-batch a stage", "gpipe": "every micro-batch",
+        "interleaved": "1f1b, each GPU with pieces of the network",
+    }, SCHEDULES),
+    _recipe_number("micro_batches", "micro-batches", "Of a pipeline's step; 0 for as many as stages", 0),
+    _recipe_number("virtual_stages", "virtual stages", "Pieces on each GPU of an interleaved pipeline", 2),
     Number("headroom", "headroom", _HARDWARE, "Share of the GPU that the formula leaves free", 99, by(1),
            multiple(lambda d: 5), _percent, lambda d, v: replace(d, headroom=(v or 0) / 100), least=0,
            show=_show_percent),

@@ -48,7 +48,7 @@ class Draft:
     @property
     def pass_samples(self) -> int:
         """Samples of one forward and backward over all GPUs."""
-        return self.batch_size * self.recipe.gpus
+        return self.batch_size * self.recipe.data_parallel
 
     def shape_value(self, name: str) -> int:
         """A field of the shape as the controls have it, followed through from the others where they go together."""

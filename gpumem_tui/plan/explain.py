@@ -110,6 +110,11 @@ _ROWS: Mapping[str, tuple[str, str]] = MappingProxyType(
             "N · values · w (Adafactor: of the largest tensor alone)",
             "`fused=True` or `foreach=False` have none; / D under every ZeRO stage",
         ),
+        "fp32 master weights": ("N · 4 / D", "DeepSpeed has them whatever the network runs in"),
+        "fp32 gradients for the update": ("N · 4 / D, of 1e9 weights at most under ZeRO-3", "gone after the update"),
+        "gradients being summed": ("5e8 · w", "`reduce_bucket_size` of DeepSpeed's configuration"),
+        "gradients being reduced": ("N outside the blocks · (w + 4)", "of FSDP2's last group, as backward ends"),
+        "keys and values on their way": ("2 · b · S/c · 2 · keys · w", "of ring attention; gathering all needs more"),
         "frozen parameters": (
             "N · w, under quantization of what is no linear layer of a block",
             "no gradient, no state",

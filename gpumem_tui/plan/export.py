@@ -64,7 +64,8 @@ def _goal_words(goals: Goals) -> list[str]:
 
 
 def _options(values: Iterable[tuple[str, object]]) -> list[str]:
-    return [word for name, value in values for word in (f"--{name.replace('_', '-')}", str(value))]
+    given = ((f"--{name.replace('_', '-')}", value) for name, value in values)
+    return [word for option, value in given for word in ([option] if value is True else [option, str(value)])]
 
 
 def device_option(plan: Plan) -> str | Unknown:

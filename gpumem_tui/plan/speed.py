@@ -87,7 +87,7 @@ def step_seconds(plan: Plan, share: float) -> float | Unknown:
 
 
 def _passes(plan: Plan) -> int:
-    return accumulation(target_of(plan), plan.batch_size, plan.recipe.gpus).steps
+    return accumulation(target_of(plan), plan.batch_size, plan.recipe.data_parallel).steps
 
 
 # The saturation curve

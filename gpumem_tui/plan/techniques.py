@@ -22,8 +22,9 @@ from gpumem_tui.formula.changes import (
     smaller_sample,
 )
 from gpumem_tui.formula.optimizers import OPTIMIZER_RECORDS
-from gpumem_tui.formula.predict import by_moment
+from gpumem_tui.formula.predict import by_stage
 from gpumem_tui.formula.price import Price
+from gpumem_tui.formula.sharding import stage_of
 from gpumem_tui.formula.transformer import as_run_on
 from gpumem_tui.memory import Unknown, format_bytes
 from gpumem_tui.plan.answers import largest_batch, predicted, setup_of, target_of, usable_of, with_setup
@@ -174,7 +175,7 @@ def _batch_changes(plan: Plan, now: _Memory) -> Iterator[Technique | NotApplicab
         for key, name in (("gradient-accumulation", "gradient accumulation"), ("smaller-batch", "smaller micro-batch")):
             yield NotApplicable(key, name, "the micro-batch is 1 already")
         return
-    target, gpus = target_of(plan), plan.recipe.gpus
+    target, gpus = target_of(plan), plan.recipe.data_parallel
     most = now.max_batch_size if 0 < now.max_batch_size < plan.batch_size else plan.batch_size // 2
     micro = _even_micro_batch(-(-target // gpus), most)
     steps = accumulation(target, micro, gpus)
@@ -295,8 +296,8 @@ def _by_axis(plan: Plan, gpus: int, *, traceable: bool) -> dict[str, list[Change
             found[change.axis].append(change)
     further = gpus - plan.recipe.gpus
     if gpus > 1:
-        held = plan.recipe.sharding
-        stages = [sharded(stage, gpus, further) for stage in STAGES if further or stage > held]
+        held = stage_of(plan.recipe)
+        stages = [sharded(stage, gpus, further) for number, stage in enumerate(STAGES, 1) if further or number > held]
         found["sharding"].extend(stages)
     return found
 
@@ -317,7 +318,8 @@ def _all_applied(setup: Setup, chosen: tuple[Change, ...]) -> Setup:
 @lru_cache(4096)
 def _one_sample(setup: Setup, gpu: Gpu) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Fixed bytes at each moment, and bytes of each sample."""
-    moments = by_moment(setup.shape, as_run_on(setup.recipe, gpu), setup.extras).values()
+    stages = by_stage(setup.shape, as_run_on(setup.recipe, gpu), setup.extras)
+    moments = [one for stage in stages for one in stage.values()]
     return tuple(one.fixed_bytes for one in moments), tuple(one.sample_bytes for one in moments)
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Generic, Protocol, TypeVar
 
 from gpumem_tui.catalog.shapes import ModelShape
+from gpumem_tui.formula.parallel import why_formula_only
 from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.memory import Unknown
 from gpumem_tui.plan.answers import TracedAnswer, traced_answer
@@ -86,6 +87,8 @@ def trace_key(plan: Plan) -> TraceKey | Unknown:
     """What `plan` needs a trace of, or why it cannot be traced. Unsharded, every GPU runs the step of a single one."""
     if plan.extras:
         return Unknown(f"formula only: the workload cannot run {' and '.join(sorted(plan.extras))}")
+    if reason := why_formula_only(plan.recipe):
+        return Unknown(reason)
     recipe = plan.recipe if plan.recipe.sharding != "none" else replace(plan.recipe, gpus=1)
     return TraceKey(plan.shape, recipe, plan.gpu.compute_capability)
 

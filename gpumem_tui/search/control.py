@@ -109,7 +109,7 @@ def _command_process(command: Command, request: Request, config: SearchConfig) -
     A trace accumulates twice at most: a third micro-batch holds what the second held.
     """
     size = request.batch_size or 1
-    accumulation = command.accumulation(size, config.target_batch, config.workload.recipe.gpus)
+    accumulation = command.accumulation(size, config.target_batch, config.workload.recipe.data_parallel)
     if isinstance(request, TraceRequest):
         accumulation = min(accumulation, _TRACED_ACCUMULATION)
     real = isinstance(request, TrialRequest) and not request.simulated

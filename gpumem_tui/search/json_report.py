@@ -45,7 +45,7 @@ def workload_json(workload: WorkloadSpec, batch_size: int | None = None) -> dict
         body["shape"] = {
             key: value
             for key, value in asdict(workload.shape).items()
-            if value and key not in ("name", "source", "published_parameters")
+            if value and key not in ("name", "source", "published_parameters", "part")
         }
         body.update(asdict(workload.recipe))
     return body
@@ -215,7 +215,7 @@ def wanted_accumulation(config: SearchConfig, batch_size: int) -> Accumulation |
     """How a micro-batch reaches the wanted global batch; None if none is wanted, or not one sample fits."""
     if config.target_batch is None or not batch_size:
         return None
-    return accumulation(config.target_batch, batch_size, config.workload.recipe.gpus)
+    return accumulation(config.target_batch, batch_size, config.workload.recipe.data_parallel)
 
 
 def accumulation_json(steps: Accumulation) -> dict[str, int]:

@@ -6,6 +6,7 @@ import re
 from collections import Counter
 
 from gpumem_tui.formula.accumulation import Accumulation, tokens_per_global_batch
+from gpumem_tui.formula.parallel import cuts
 from gpumem_tui.formula.parameters import count_parameters
 from gpumem_tui.formula.predict import FormulaPrediction
 from gpumem_tui.formula.recipe import Recipe, Sharding
@@ -27,6 +28,7 @@ _COMPOSITION_LINES = 20
 _SHARDING_NOTES: dict[Sharding, str] = {
     "zero1": "ZeRO-1: ZeroRedundancyOptimizer hands out whole parameters, so rank 0 can hold more than its share",
     "zero2": "ZeRO-2: FSDP2 without resharding after forward, so between steps parameters are sharded too",
+    "fsdp2": "FSDP2 with its own mixed precision: MixedPrecisionPolicy(param_dtype=16 bits, reduce_dtype=float32)",
 }
 PHASE_WORDS = {
     Phase.BUILD: "while the model is built",
@@ -65,7 +67,8 @@ def workload_line(workload: WorkloadSpec, parameters: int = 0) -> str:
     parts += [recipe.adapter_words] * recipe.has_adapters
     parts += [recipe.precision, recipe.optimizer, f"recompute {recipe.recompute}", f"attention {recipe.attention}"]
     if recipe.sharding != "none" or recipe.gpus > 1:
-        parts.append(f"sharding {recipe.sharding} over {recipe.gpus} GPUs")
+        parts.append(f"sharding {recipe.sharding} over {recipe.sharded_over} GPUs")
+    parts += cuts(recipe)
     return " · ".join(parts)
 
 
@@ -169,7 +172,7 @@ def headroom_line(found: WithHeadroom) -> str:
 
 def accumulation_line(workload: WorkloadSpec, steps: Accumulation) -> str:
     """How the micro-batches reach the wanted global batch, or the next larger one and what smaller ones would do."""
-    shape, gpus = workload.shape, workload.recipe.gpus
+    shape, gpus = workload.shape, workload.recipe.data_parallel
     passes, wanted = steps.steps * gpus, f"{steps.target_batch:,}"
     one = steps.steps == 1
     line = f"{steps.steps:,} accumulation step{'' if one else 's'} of batch {steps.global_batch_size // passes:,}"

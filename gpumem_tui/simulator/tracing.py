@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from gpumem_tui.catalog.shapes import Gpu
@@ -17,7 +17,7 @@ from gpumem_tui.simulator.replay import CHECKED_BATCH_SIZE, TRACED_BATCH_SIZES, 
 from gpumem_tui.simulator.shaped import AssumedRows
 from gpumem_tui.simulator.timeline import Timeline
 from gpumem_tui.simulator.untraceable import Untraceable
-from gpumem_tui.simulator.world import rank_zero_of
+from gpumem_tui.simulator.world import world_of
 from gpumem_tui.step.run import StepRun
 from gpumem_tui.step.workload import Workload, WorkloadError
 from gpumem_tui.workload.errors import located
@@ -105,8 +105,7 @@ class Tracer:
             self.gpu, self.profile, unlimited=True, on_backward_error=self.on_backward_error,
             assumed_rows=self.assumed_rows, notes=self.assumed_rows.used,
         )  # fmt: skip
-        ranks = rank_zero_of(self.recipe.gpus) if self.recipe.sharding != "none" else nullcontext()
-        with ranks, device_for(gpu, user_code=self.user_code) as device, _no_collection():
+        with world_of(self.recipe), device_for(gpu, user_code=self.user_code) as device, _no_collection():
             try:
                 StepRun(self.load(), batch_size, device, gpu).run(self.steps)
             except (WorkloadError, Untraceable):

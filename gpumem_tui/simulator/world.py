@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
 from typing import Any
 from urllib.parse import parse_qs, urlparse
@@ -17,6 +17,7 @@ from urllib.parse import parse_qs, urlparse
 import torch
 import torch.distributed as dist
 
+from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.importing import after_import
 from gpumem_tui.simulator.collectives import OF_OBJECTS, OF_TENSORS, among_equals
 from gpumem_tui.simulator.device import backend
@@ -42,6 +43,11 @@ def rank_zero_of(ranks: int) -> Iterator[None]:
         yield
     finally:
         dist.destroy_process_group()
+
+
+def world_of(recipe: Recipe) -> AbstractContextManager[None]:
+    """The world that the recipe's step lives in: of its ranks where they share what they hold, else none."""
+    return nullcontext() if recipe.sharding == "none" else rank_zero_of(recipe.gpus)
 
 
 def answer_alone() -> None:

@@ -180,12 +180,14 @@ def _simulated_trial(
 ) -> ChildEvent:
     from gpumem_tui.simulator.cuda import device_for
     from gpumem_tui.simulator.device import SimulatedGpu
+    from gpumem_tui.simulator.world import world_of
 
     gpu = SimulatedGpu(
         request.gpu, profile, request.limit_bytes, on_backward_error=_leaving(report), assumed_rows=rows,
         notes=rows.used,
     )  # fmt: skip
-    with device_for(gpu, user_code=request.workload.file is not None) as device:
+    user_code = request.workload.file is not None
+    with world_of(request.workload.recipe), device_for(gpu, user_code=user_code) as device:
         return _trial(request, request.workload.load(), device, gpu, profile, report, may_run)
 
 

@@ -8,10 +8,11 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from gpumem_tui.catalog.shapes import Gpu, ModelShape
+from gpumem_tui.formula.changes import STAGES
 from gpumem_tui.formula.optimizers import OPTIMIZER_RECORDS
 from gpumem_tui.formula.precision import PRECISION_RECORDS
 from gpumem_tui.formula.predict import DEFAULT_HEADROOM, FormulaPrediction, at_moment, max_batch_size, predict, terms
-from gpumem_tui.formula.recipe import SHARDINGS, Optimizer, Precision, Recipe
+from gpumem_tui.formula.recipe import Optimizer, Precision, Recipe, Sharding
 from gpumem_tui.formula.remedies import Remedy, remedies
 from gpumem_tui.formula.rows import Moment, fixed_row
 from gpumem_tui.memory import Bucket, Unknown, format_bytes
@@ -25,6 +26,7 @@ FIXED = (Bucket.PARAMETERS, Bucket.GRADIENTS, Bucket.OPTIMIZER)
 _OPTIMIZERS: Mapping[str, Optimizer] = MappingProxyType(
     {name: key for key, record in OPTIMIZER_RECORDS.items() for name in record.class_names}
 )
+_SHARDINGS: tuple[Sharding, ...] = ("none", *STAGES)
 _PRECISIONS: Mapping[str, Precision] = MappingProxyType(
     {record.weights: key for key, record in PRECISION_RECORDS.items() if not record.is_mixed}
 )
@@ -135,4 +137,4 @@ def _sharded(shape: ModelShape, recipe: Recipe, found: Mapping[Bucket, int]) -> 
         buckets = predict(shape, candidate, 0).breakdown
         return sum(abs(buckets[bucket] - found[bucket]) for bucket in FIXED if bucket in found)
 
-    return min((replace(recipe, sharding=sharding) for sharding in SHARDINGS), key=distance)
+    return min((replace(recipe, sharding=sharding) for sharding in _SHARDINGS), key=distance)

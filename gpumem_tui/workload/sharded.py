@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import nn
 
+from gpumem_tui.formula.precision import PRECISION_RECORDS
 from gpumem_tui.formula.recipe import Recipe
+from gpumem_tui.formula.sharding import has_own_precision, stage_of
 from gpumem_tui.workload.adapters import trained
 from gpumem_tui.workload.optimizers import OptimizerFactory
+
+if TYPE_CHECKING:
+    from torch.distributed.fsdp import MixedPrecisionPolicy
 
 MakeModel = Callable[[], nn.Module]
 
@@ -22,11 +27,11 @@ def build_sharded(
 
     ZeRO-1 is `DistributedDataParallel` with `ZeroRedundancyOptimizer`; ZeRO-3 is FSDP2 (`fully_shard`) by block, and
     ZeRO-2 the same without resharding after forward, which is what FSDP2 has for it: between steps parameters are
-    sharded too.
+    sharded too. Under ``fsdp2`` its own mixed precision takes the place of autocast.
     """
     if recipe.sharding == "zero1":
         return _replicated(make_model, make_optimizer, device)
-    return _fully_sharded(make_model, make_optimizer, device, reshard=recipe.sharding == "zero3", ranks=recipe.gpus)
+    return _fully_sharded(make_model, make_optimizer, device, recipe)
 
 
 def _replicated(
@@ -46,17 +51,28 @@ def _replicated(
 
 
 def _fully_sharded(
-    make_model: MakeModel, make_optimizer: OptimizerFactory, device: torch.device, *, reshard: bool, ranks: int
+    make_model: MakeModel, make_optimizer: OptimizerFactory, device: torch.device, recipe: Recipe
 ) -> tuple[nn.Module, torch.optim.Optimizer]:
     """Made without memory, sharded, then given memory: no rank ever holds the whole model."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
-    mesh = init_device_mesh(device.type, (ranks,))
+    reshard, policy = stage_of(recipe) == 3, _policy(recipe)
+    mesh = init_device_mesh(device.type, (recipe.gpus,))
     with torch.device("meta"):
         model = make_model()
     for block in cast("nn.ModuleList", model.blocks):
-        fully_shard(block, mesh=mesh, reshard_after_forward=reshard)
-    fully_shard(model, mesh=mesh, reshard_after_forward=reshard)
+        fully_shard(block, mesh=mesh, reshard_after_forward=reshard, mp_policy=policy)
+    fully_shard(model, mesh=mesh, reshard_after_forward=reshard, mp_policy=policy)
     model.to_empty(device=device)
     return model, make_optimizer(trained(model))
+
+
+def _policy(recipe: Recipe) -> MixedPrecisionPolicy:
+    """What FSDP2 casts: weights as they are gathered, and gradients back to fp32 as they are reduced."""
+    from torch.distributed.fsdp import MixedPrecisionPolicy
+
+    if not has_own_precision(recipe):
+        return MixedPrecisionPolicy()
+    computes_in = getattr(torch, PRECISION_RECORDS[recipe.precision].computes_in)
+    return MixedPrecisionPolicy(param_dtype=computes_in, reduce_dtype=torch.float32)

@@ -11,8 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gpumem_tui.catalog.shapes import ModelShape
+from gpumem_tui.formula.parallel import why_formula_only
 from gpumem_tui.formula.precision import PRECISION_RECORDS
 from gpumem_tui.formula.recipe import Recipe
+from gpumem_tui.formula.sharding import has_own_precision
 from gpumem_tui.step.workload import WorkloadError
 from gpumem_tui.workload.adapters import adapt_blocks, trained
 from gpumem_tui.workload.models import build_model
@@ -35,6 +37,8 @@ class CatalogWorkload:
 
     def __init__(self, shape: ModelShape, recipe: Recipe) -> None:
         check_recompute(shape, recipe)
+        if reason := why_formula_only(recipe):
+            raise WorkloadError(reason)
         self.name = shape.name
         self.shape = shape
         self.recipe = recipe
@@ -74,7 +78,7 @@ class CatalogWorkload:
         if ranks != self.recipe.gpus:
             raise WorkloadError(
                 f"--sharding {self.recipe.sharding}: this process is one of {ranks} ranks, not of {self.recipe.gpus}; "
-                "a search runs one GPU's step, `predict` traces sharding"
+                "a search with --gpu sim:NAME and `predict` trace sharding"
             )
 
     def make_batch(self, batch_size: int, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -102,7 +106,7 @@ class CatalogWorkload:
         """
         assert optimizer is not None, "build() made one"
         inputs, targets = cast("tuple[Tensor, Tensor]", batch)
-        name = self._precision.autocast
+        name = "" if has_own_precision(self.recipe) else self._precision.autocast
         autocast: torch.dtype | None = getattr(torch, name) if name else None
         with torch.autocast(inputs.device.type, dtype=autocast, enabled=autocast is not None):
             logits = model(inputs)

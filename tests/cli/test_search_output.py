@@ -187,7 +187,7 @@ def test_nothing_fits(program: Program) -> None:
     assert "optimizer state alone needs 27.33 GiB of the card's 23.99 GiB" in done.out
     assert "--precision bf16: saves" in done.out
     assert "--precision bf16 --optimizer adafactor: batch 1 fits; " in done.out
-    assert "predicted only: a search runs the step of one GPU" in done.out
+    assert "for further GPUs beside the one that is searched" in done.out
 
 
 def test_the_ramp_shows_its_trials_in_plain_lines(program: Program) -> None:

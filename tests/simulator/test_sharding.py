@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import pytest
 import torch
 
 from gpumem_tui.catalog.loader import find_gpu, find_model
-from gpumem_tui.formula.parameters import count_parameters
-from gpumem_tui.formula.recipe import Recipe
+from gpumem_tui.formula.parameters import block_parameters, count_parameters
+from gpumem_tui.formula.recipe import Precision, Recipe, Sharding
 from gpumem_tui.memory import ALLOCATED_BUCKETS, Bucket
 from gpumem_tui.simulator.profile import profile_for
 from gpumem_tui.simulator.replay import Replay, replay
@@ -23,9 +21,9 @@ GPUS = 8
 SHAPE = find_model("gpt2").overridden(layers=4, hidden=512, heads=8, vocab=8192, seq_len=64)
 
 
-def _traced(sharding: Literal["none", "zero1", "zero2", "zero3"]) -> Timeline:
+def _traced(sharding: Sharding, precision: Precision = "fp32") -> Timeline:
     gpu = find_gpu("a100-80gb")
-    recipe = Recipe(sharding=sharding, gpus=1 if sharding == "none" else GPUS)
+    recipe = Recipe(precision, sharding=sharding, gpus=1 if sharding == "none" else GPUS)
     request = TraceRequest(WorkloadSpec(recipe, shape=SHAPE), gpu, steps=3)
     done = trace(request, profile_for(torch.__version__, gpu), report=lambda _: None)
     assert isinstance(done, TraceDone), done
@@ -40,6 +38,12 @@ def timelines() -> dict[str, Timeline]:
 @pytest.fixture(scope="module")
 def stages(timelines: dict[str, Timeline]) -> dict[str, Replay]:
     return {name: replay(timeline) for name, timeline in timelines.items()}
+
+
+@pytest.fixture(scope="module")
+def mixed() -> dict[str, Timeline]:
+    """FSDP2 by its own mixed precision, and under autocast."""
+    return {name: _traced(name, "amp-bf16") for name in ("zero3", "fsdp2")}
 
 
 def _most(timeline: Timeline, bucket: Bucket) -> int:
@@ -84,3 +88,20 @@ def test_gathered_weights_are_temporary_not_activations(timelines: dict[str, Tim
     assert _most(timelines["zero2"], Bucket.ACTIVATIONS) == pytest.approx(alone, rel=0.01)
     assert _most(timelines["zero3"], Bucket.ACTIVATIONS) == pytest.approx(alone, rel=0.01)
     assert _most(timelines["zero2"], Bucket.TEMPORARY) > 0.9 * 4 * count_parameters(SHAPE)
+
+
+def test_fsdp2_keeps_its_shards_in_fp32_and_gathers_in_16_bits(mixed: dict[str, Timeline]) -> None:
+    whole = count_parameters(SHAPE)
+    own = mixed["fsdp2"]
+    assert _most(own, Bucket.PARAMETERS) == pytest.approx(4 * whole / GPUS, rel=0.02)
+    assert _most(own, Bucket.GRADIENTS) == pytest.approx(4 * whole / GPUS, rel=0.02)
+    assert _most(own, Bucket.OPTIMIZER) == pytest.approx(8 * whole / GPUS, rel=0.02)
+    # What lies outside the blocks is reduced last: 16-bit gradients, and the fp32 copy that is sent.
+    outside = whole - 4 * block_parameters(SHAPE)
+    assert _most(own, Bucket.TEMPORARY) >= (2 + 4) * outside
+
+
+def test_autocast_keeps_16_bit_copies_that_fsdp2s_own_precision_does_not(mixed: dict[str, Timeline]) -> None:
+    multiplied = 4 * block_parameters(SHAPE)
+    difference = _most(mixed["zero3"], Bucket.ACTIVATIONS) - _most(mixed["fsdp2"], Bucket.ACTIVATIONS)
+    assert difference > 2 * multiplied * 0.9

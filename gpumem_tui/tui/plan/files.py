@@ -8,6 +8,8 @@ from functools import partial
 
 from textual.app import App
 
+from gpumem_tui.catalog.loader import gpus
+from gpumem_tui.formula.parallel import why_formula_only
 from gpumem_tui.memory import Unknown
 from gpumem_tui.plan.controls import Option
 from gpumem_tui.plan.export import command_line, plan_json
@@ -134,8 +136,10 @@ class PlanFiles:
 
 def why_no_search(plan: Plan) -> str:
     """Why a search cannot have a plan's settings; "" if it can."""
-    if plan.recipe.sharding != "none":
-        return "a search runs the step of one GPU: set sharding to none"
+    if reason := why_formula_only(plan.recipe):
+        return reason
+    if plan.recipe.sharding != "none" and plan.gpu.name not in gpus():
+        return "a search on a GPU of this machine runs the step of one GPU: set sharding to none"
     if plan.extras:
         return "a search cannot run what only the formula knows: set loss to whole and offload to none"
     return ""

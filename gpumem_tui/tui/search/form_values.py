@@ -172,7 +172,7 @@ class FormValues:
             steps=self._count("steps", 1, 10_000) or _DEFAULTS.steps,
             timeout_s=self._number("timeout", _DEFAULTS.timeout_s, 1, 1e6),
         )
-        check_searchable(config.workload)
+        check_searchable(config)
         return Edited(options, config)
 
     def _read_python(self) -> str:
