@@ -9,7 +9,17 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from gpumem_tui.cli.numbers import Finite
-from gpumem_tui.formula.recipe import ATTENTIONS, OPTIMIZERS, PRECISIONS, RECOMPUTES, SHARDINGS
+from gpumem_tui.formula.recipe import (
+    ADAPTERS,
+    ALL_LINEAR,
+    ATTENTIONS,
+    BASE_QUANTIZATIONS,
+    DEFAULT_LORA_RANK,
+    OPTIMIZERS,
+    PRECISIONS,
+    RECOMPUTES,
+    SHARDINGS,
+)
 from gpumem_tui.options.typed import rows_from, size_from
 
 if TYPE_CHECKING:
@@ -124,6 +134,18 @@ WORKLOAD_OPTIONS = [
     click.option(
         "--gpus", type=AT_LEAST_ONE, default=1, show_default=True, help="GPUs to shard over; of a command, its ranks."
     ),
+    choice("--adapter", ADAPTERS, "lora: freeze the weights, and train low-rank matrices beside them."),
+    click.option(
+        "--lora-rank", type=AT_LEAST_ONE, default=DEFAULT_LORA_RANK, show_default=True, help="Width of an adapter."
+    ),
+    click.option(
+        "--lora-targets",
+        default=ALL_LINEAR,
+        show_default=True,
+        metavar="NAMES",
+        help="Linear layers that have adapters, e.g. q_proj,v_proj.",
+    ),
+    choice("--base-quantization", BASE_QUANTIZATIONS, "Of the frozen weights under adapters (QLoRA: nf4-dq)."),
     click.option(
         "--assume-rows",
         "assumed_rows",

@@ -40,7 +40,7 @@ def pieces_bytes(shape: ModelShape, recipe: Recipe, batch_size: int, moment: Mom
 
 def left_copies_bytes(shape: ModelShape, recipe: Recipe, moment: Moment) -> int:
     """Under autocast with full recompute: where the 16-bit weights lay that forward made, between the kept inputs."""
-    if recipe.recompute != "full" or moment in (Moment.LOSS, Moment.UPDATE):
+    if recipe.has_adapters or recipe.recompute != "full" or moment in (Moment.LOSS, Moment.UPDATE):
         return 0
     copied = count_parameters(shape) - embedding_parameters(shape)
     return copied * PRECISION_RECORDS[recipe.precision].working_copy_bytes

@@ -17,7 +17,9 @@ from gpumem_tui.formula.price import ONE_MORE_FORWARD, Price, selective_recomput
 from gpumem_tui.formula.recipe import Recipe, Sharding
 from gpumem_tui.formula.transformer import fused
 
-Axis = Literal["precision", "recompute", "attention", "optimizer", "loss", "sample", "sharding", "state", "blocks"]
+Axis = Literal[
+    "weights", "precision", "recompute", "attention", "optimizer", "loss", "sample", "sharding", "state", "blocks"
+]
 """What a change is about: of one axis only one change can be made."""
 
 SHARED_BY_DEFAULT = 8
@@ -97,6 +99,7 @@ def changes(setup: Setup, gpu: Gpu | None = None) -> list[Change | NotApplicable
         *_recomputes(setup),
         _attention(setup),
         *_optimizers(setup.recipe),
+        *_adapters(setup),
         _extra(setup, "chunked-loss"),
         smaller_sample(setup.shape),
         *_shardings(setup.recipe),
@@ -264,6 +267,38 @@ def _optimizers(recipe: Recipe) -> Iterator[Change | NotApplicable]:
                 technique.price,
                 recipe={"optimizer": key},
             )
+
+
+def _adapters(setup: Setup) -> Iterator[Change | NotApplicable]:
+    """Adapters in the place of training every weight, alone and over a quantized base."""
+    recipe = setup.recipe
+    names = {"lora": "LoRA", "qlora": "QLoRA"}
+    for key, quantization in (("lora", recipe.base_quantization), ("qlora", "nf4-dq")):
+        if not setup.shape.record.predicts_tokens:
+            yield NotApplicable(key, names[key], "adapters are counted for language models only")
+        elif recipe.has_adapters and recipe.base_quantization == quantization:
+            yield NotApplicable(key, names[key], "the plan trains adapters already")
+        else:
+            option = "" if key == "lora" else f" --base-quantization {quantization}"
+            yield Change(
+                key,
+                "weights",
+                names[key],
+                f"--adapter lora{option}",
+                _ADAPTER_COSTS[key],
+                _ADAPTER_SOURCES[key],
+                Price(retuned=1, risk=1, changes=1),
+                recipe={"adapter": "lora", "base_quantization": quantization},
+            )
+
+
+_ADAPTER_COSTS: Mapping[str, str] = MappingProxyType(
+    {
+        "lora": "the weights are frozen: what is learned has a low rank, and another learning rate",
+        "qlora": "as LoRA; weights rounded to 4 bits, unpacked for every product: slower",
+    }
+)
+_ADAPTER_SOURCES: Mapping[str, str] = MappingProxyType({"lora": "Hu et al. 2021", "qlora": "Dettmers et al. 2023"})
 
 
 def _shardings(recipe: Recipe) -> Iterator[Change | NotApplicable]:

@@ -20,10 +20,15 @@ _COLOURS = 3
 
 @dataclass(frozen=True, slots=True)
 class ParameterTensor:
-    """`copies` weight tensors of the same dimensions."""
+    """`copies` weight tensors of the same dimensions.
+
+    Attributes:
+        linear: of a weight matrix [outputs, inputs] of the blocks, what its layer is called; empty for all others.
+    """
 
     dims: tuple[int, ...]
     copies: int = 1
+    linear: str = ""
 
     @property
     def values(self) -> int:
@@ -92,18 +97,20 @@ def textbook_parameters(layers: int, hidden: int, vocab: int) -> int:
     return vocab * hidden + layers * (12 * hidden**2 + 13 * hidden) + 2 * hidden
 
 
-def _linear(outputs: int, inputs: int, copies: int = 1, *, bias: bool = True) -> Iterator[ParameterTensor]:
-    yield ParameterTensor((outputs, inputs), copies)
+def _linear(
+    outputs: int, inputs: int, copies: int = 1, name: str = "", *, bias: bool = True
+) -> Iterator[ParameterTensor]:
+    yield ParameterTensor((outputs, inputs), copies, name)
     if bias:
         yield ParameterTensor((outputs,), copies)
 
 
 def _encoder_blocks(shape: ModelShape) -> Iterator[ParameterTensor]:
     """The blocks that GPT-2, BERT and ViT share: 4h² + 4h of attention, the MLP, two LayerNorms."""
-    yield from _linear(3 * shape.hidden, shape.hidden, shape.layers)
-    yield from _linear(shape.hidden, shape.hidden, shape.layers)
-    yield from _linear(shape.ffn, shape.hidden, shape.layers)
-    yield from _linear(shape.hidden, shape.ffn, shape.layers)
+    yield from _linear(3 * shape.hidden, shape.hidden, shape.layers, "qkv")
+    yield from _linear(shape.hidden, shape.hidden, shape.layers, "proj")
+    yield from _linear(shape.ffn, shape.hidden, shape.layers, "fc1")
+    yield from _linear(shape.hidden, shape.ffn, shape.layers, "fc2")
     yield from _layer_norm(shape, 2 * shape.layers)
 
 
@@ -124,11 +131,13 @@ def _llama(shape: ModelShape) -> Iterator[ParameterTensor]:
     queries = shape.heads * shape.attention_width
     keys = shape.kv_heads * shape.attention_width
     yield ParameterTensor((shape.vocab, shape.hidden))
-    yield from _linear(queries, shape.hidden, shape.layers, bias=shape.qkv_bias)
-    yield from _linear(keys, shape.hidden, 2 * shape.layers, bias=shape.qkv_bias)
-    yield from _linear(shape.hidden, queries, shape.layers, bias=False)
-    yield from _linear(shape.ffn, shape.hidden, 2 * shape.layers, bias=False)
-    yield from _linear(shape.hidden, shape.ffn, shape.layers, bias=False)
+    yield from _linear(queries, shape.hidden, shape.layers, "q_proj", bias=shape.qkv_bias)
+    yield from _linear(keys, shape.hidden, shape.layers, "k_proj", bias=shape.qkv_bias)
+    yield from _linear(keys, shape.hidden, shape.layers, "v_proj", bias=shape.qkv_bias)
+    yield from _linear(shape.hidden, queries, shape.layers, "o_proj", bias=False)
+    yield from _linear(shape.ffn, shape.hidden, shape.layers, "gate_proj", bias=False)
+    yield from _linear(shape.ffn, shape.hidden, shape.layers, "up_proj", bias=False)
+    yield from _linear(shape.hidden, shape.ffn, shape.layers, "down_proj", bias=False)
     yield ParameterTensor((shape.hidden,), 2 * shape.layers + 1)  # RMSNorm: a weight and no bias
     if not shape.tied_head:
         yield from _linear(shape.vocab, shape.hidden, bias=False)

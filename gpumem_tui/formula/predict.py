@@ -8,17 +8,17 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 from gpumem_tui.catalog.shapes import ModelShape
-from gpumem_tui.formula import convnet, mlp, transformer
+from gpumem_tui.formula import adapters, convnet, mlp, transformer
 from gpumem_tui.formula.cache import left_copies_bytes, pieces_bytes, reserved_bytes
 from gpumem_tui.formula.extras import NO_EXTRAS, Extras
 from gpumem_tui.formula.head import head_rows
 from gpumem_tui.formula.optimizers import offloaded_row, optimizer_row, scratch_row
 from gpumem_tui.formula.parameters import (
+    ParameterTensor,
     block_parameters,
     embedding_parameters,
     gathered_parameters,
     head_parameters,
-    parameter_tensors,
 )
 from gpumem_tui.formula.precision import PRECISION_RECORDS
 from gpumem_tui.formula.recipe import Recipe
@@ -87,7 +87,7 @@ def predict(shape: ModelShape, recipe: Recipe, batch_size: int, extras: Extras =
         extras: techniques beyond the recipe; those that mean nothing for this network change nothing.
 
     Raises:
-        ValueError: a negative batch size, or fewer than one GPU.
+        ValueError: a negative batch size, fewer than one GPU, or adapters that this network cannot have.
     """
     rows = terms(shape, recipe, batch_size, extras)
     sums = {moment: sum(row.size_bytes for row in at_moment(rows, moment)) for moment in Moment}
@@ -213,26 +213,20 @@ def _fewest_exceeding(sizes: Sequence[tuple[Bucket, int]], capacity_bytes: int) 
 
 
 def _fixed_rows(shape: ModelShape, recipe: Recipe, extras: Extras) -> list[FormulaRow]:
-    tensors = parameter_tensors(shape)
-    parameters = sum(tensor.values for tensor in tensors)
+    weights = adapters.weights(shape, recipe)
+    trained = _values(weights.trained)
     storage = PRECISION_RECORDS[recipe.precision]
     gradients = fixed_row(
-        Bucket.GRADIENTS, "gradients", (parameters, storage.gradient_bytes), storage.source, storage.note
+        Bucket.GRADIENTS, "gradients", (trained, storage.gradient_bytes), storage.source, storage.note
     )
     rows = [
-        fixed_row(
-            Bucket.PARAMETERS,
-            "parameters",
-            (parameters, storage.parameter_bytes),
-            storage.source,
-            "counted from the architecture",
-        ),
+        *_parameter_rows(shape, recipe),
         *there({Moment.FIRST_BLOCK, Moment.UPDATE}, [gradients]),
-        offloaded_row(recipe) if "offload-optimizer" in extras else optimizer_row(recipe, tensors),
+        offloaded_row(recipe) if "offload-optimizer" in extras else optimizer_row(recipe, weights.trained),
     ]
     rows = [shard(row, recipe) for row in rows]
-    rows += _working_copies(shape, recipe, parameters)
-    head = head_parameters(shape)
+    rows += _working_copies(shape, recipe)
+    head = 0 if recipe.has_adapters else head_parameters(shape)
     if head:
         gradient = fixed_row(
             Bucket.GRADIENTS,
@@ -242,26 +236,45 @@ def _fixed_rows(shape: ModelShape, recipe: Recipe, extras: Extras) -> list[Formu
             "the first that backward makes, and often the largest",
         )
         rows += there({Moment.LAST_BLOCK}, [gradient])
-    if "offload-optimizer" not in extras and (scratch := scratch_row(recipe, tensors)) is not None:
+    if "offload-optimizer" not in extras and (scratch := scratch_row(recipe, weights.trained)) is not None:
         rows.append(shard_scratch(scratch, recipe))
     if recipe.sharding == "zero3" and recipe.gpus > 1:
-        gathered = fixed_row(
-            Bucket.TEMPORARY,
-            "gathered parameters",
-            (gathered_parameters(shape), storage.parameter_bytes),
-            "PyTorch FSDP2",
-            "whole on every GPU while needed: all outside the blocks, the block that runs and the one fetched ahead",
-        )
-        rows.append(gathered)
+        rows.append(_gathered_row(shape, recipe))
+    if (unpacked := adapters.dequantization_row(shape, recipe)) is not None:
+        rows += there(IN_A_BLOCK, [unpacked])
     return rows
 
 
-def _working_copies(shape: ModelShape, recipe: Recipe, parameters: int) -> list[FormulaRow]:
+def _parameter_rows(shape: ModelShape, recipe: Recipe) -> list[FormulaRow]:
+    if recipe.has_adapters:
+        return adapters.parameter_rows(shape, recipe)
+    storage = PRECISION_RECORDS[recipe.precision]
+    factors = adapters.trained_parameters(shape, recipe), storage.parameter_bytes
+    return [fixed_row(Bucket.PARAMETERS, "parameters", factors, storage.source, "counted from the architecture")]
+
+
+def _gathered_row(shape: ModelShape, recipe: Recipe) -> FormulaRow:
+    width = PRECISION_RECORDS[recipe.precision].parameter_bytes
+    return fixed_row(
+        Bucket.TEMPORARY,
+        "gathered parameters",
+        (adapters.gathered_bytes(shape, recipe),) if recipe.has_adapters else (gathered_parameters(shape), width),
+        "PyTorch FSDP2",
+        "whole on every GPU while needed: all outside the blocks, the block that runs and the one fetched ahead",
+    )
+
+
+def _values(tensors: Sequence[ParameterTensor]) -> int:
+    return sum(tensor.values for tensor in tensors)
+
+
+def _working_copies(shape: ModelShape, recipe: Recipe) -> list[FormulaRow]:
     """The 16-bit weights that autocast makes: cached until the loss is computed, kept by what backward reads."""
     storage = PRECISION_RECORDS[recipe.precision]
     if not storage.working_copy_bytes:
         return []
-    copied = parameters - embedding_parameters(shape)
+    copied = adapters.unquantized_parameters(shape, recipe) - embedding_parameters(shape)
+    in_block = adapters.unquantized_in_block(shape, recipe) if recipe.has_adapters else block_parameters(shape)
     row = fixed_row(
         Bucket.ACTIVATIONS,
         "16-bit working copy of the parameters",
@@ -275,10 +288,12 @@ def _working_copies(shape: ModelShape, recipe: Recipe, parameters: int) -> list[
     again = fixed_row(
         Bucket.ACTIVATIONS,
         "16-bit working copy, one block while recomputed",
-        (block_parameters(shape), storage.working_copy_bytes),
+        (in_block, storage.working_copy_bytes),
         storage.source,
         "with full recompute the cache goes with the loss, and backward copies a block's weights once more",
     )
+    if recipe.has_adapters:  # the cache is for weights that have a gradient
+        return there(IN_A_BLOCK, [again])
     return [*there({Moment.LOSS}, [row]), *there(IN_A_BLOCK, [again])]
 
 
@@ -325,6 +340,8 @@ def _assumptions(shape: ModelShape, recipe: Recipe, extras: Extras) -> list[str]
         assumed.append("Data parallel: each GPU holds everything; communication buckets are not counted.")
     elif recipe.gpus > 1:
         assumed.append("Sharded: communication buffers and gradients on their way are not counted.")
+    if recipe.has_adapters:
+        assumed.append("No dropout before the adapters; the network's own weights are frozen, and have no gradient.")
     if extras:
         assumed.append(f"Formula only, never traced: {', '.join(sorted(extras))}.")
     return assumed

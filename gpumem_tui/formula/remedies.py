@@ -11,9 +11,15 @@ from gpumem_tui.formula.predict import DEFAULT_HEADROOM, max_batch_size, predict
 from gpumem_tui.formula.recipe import Recipe
 
 _LEFT_TO_THE_PLAN = frozenset(
-    {"zero1", "zero2", *(key for key, technique in OPTIMIZER_TECHNIQUES.items() if not technique.is_remedy)}
+    {
+        "zero1",
+        "zero2",
+        "lora",
+        "qlora",
+        *(key for key, technique in OPTIMIZER_TECHNIQUES.items() if not technique.is_remedy),
+    }
 )
-"""Sharding less than all, and optimizers that are rarely the first thought."""
+"""Sharding less than all, another training altogether, and optimizers that are rarely the first thought."""
 
 _WORTHWHILE = 0.01
 """Share of the step that a remedy must save to be worth naming, unless it raises the batch size."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from gpumem_tui.catalog.shapes import Gpu, ModelShape
+from gpumem_tui.formula.adapters import targets
 from gpumem_tui.formula.extras import OFFLOADED_BLOCKS
 from gpumem_tui.formula.precision import MASK_BYTES, PRECISION_RECORDS
 from gpumem_tui.formula.recipe import Recipe
@@ -43,6 +44,7 @@ class BlockBytes:
         masks: the dropout masks after attention and feed-forward.
         scores: what unfused attention saves per head and per position attended to; fused kernels save none.
         logsumexp: what fused attention saves per head instead.
+        adapters: the values between the two matrices of each adapter.
     """
 
     attention: int
@@ -54,6 +56,7 @@ class BlockBytes:
     masks: int
     scores: int
     logsumexp: int
+    adapters: int = 0
 
 
 def fused(recipe: Recipe) -> bool:
@@ -82,6 +85,7 @@ def block_bytes(shape: ModelShape, recipe: Recipe) -> BlockBytes:
     keys = shape.kv_heads * shape.attention_width
     # GELU: its input and output. SwiGLU: gate, SiLU of the gate, up, and their product, each an operand.
     inner = (4 if shape.record.is_gated else 2) * shape.ffn
+    unkept = _frozen(shape, recipe)
     dropout = shape.dropout > 0
     llama = shape.record.is_gated
     # RMSNorm squares in fp32: it keeps that and the normalized values, where LayerNorm keeps its input only.
@@ -90,8 +94,8 @@ def block_bytes(shape: ModelShape, recipe: Recipe) -> BlockBytes:
     # Dropout turns one saved tensor, the softmax, into three: softmax, mask and what attention multiplies.
     scores = 2 * width + MASK_BYTES if dropout else width
     return BlockBytes(
-        attention=(shape.hidden + queries + 2 * keys + queries) * width,
-        feed_forward=(shape.hidden + inner) * width,
+        attention=(shape.hidden + queries + 2 * keys + queries - unkept.attention) * width,
+        feed_forward=(shape.hidden + inner - unkept.feed_forward) * width,
         normalization=2 * shape.hidden * width,
         residual=norms - 2 * shape.hidden * width,
         casts=inputs_cast * shape.hidden * width,
@@ -99,6 +103,40 @@ def block_bytes(shape: ModelShape, recipe: Recipe) -> BlockBytes:
         masks=2 * shape.hidden * MASK_BYTES if dropout else 0,
         scores=0 if fused(recipe) else scores,
         logsumexp=_LOGSUMEXP_BYTES if fused(recipe) else 0,
+        adapters=unkept.adapters * width,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Frozen:
+    """What frozen weights and adapters change of what a block keeps, in values per token.
+
+    Attributes:
+        attention, feed_forward: inputs of linear layers that are not kept, as nothing there is trained.
+        adapters: what is kept between each adapter's two matrices.
+    """
+
+    attention: int = 0
+    feed_forward: int = 0
+    adapters: int = 0
+
+
+def _frozen(shape: ModelShape, recipe: Recipe) -> _Frozen:
+    """A linear layer keeps its input for the gradient of its weight, or of the adapter beside it.
+
+    The input of the attention's output projection stays all the same: fused attention keeps it as its output.
+    """
+    if not recipe.has_adapters:
+        return _Frozen()
+    at = targets(shape, recipe)
+    into_attention = at & {"qkv", "q_proj", "k_proj", "v_proj"}
+    out_of_attention = fused(recipe) or at & {"proj", "o_proj"}
+    into_feed_forward, out_of_feed_forward = at & {"fc1", "gate_proj", "up_proj"}, at & {"fc2", "down_proj"}
+    return _Frozen(
+        attention=(0 if into_attention else shape.hidden)
+        + (0 if out_of_attention else shape.heads * shape.attention_width),
+        feed_forward=(0 if into_feed_forward else shape.hidden) + (0 if out_of_feed_forward else shape.ffn),
+        adapters=len(at) * recipe.lora_rank,
     )
 
 
@@ -179,6 +217,7 @@ _NOTES: Mapping[str, str] = MappingProxyType(
         "inputs cast again": "autocast keeps a 16-bit copy of the input for each projection that reads it",
         "repeated keys and values": "grouped ones, expanded to every query head before attention",
         "dropout masks": "one byte an element in every precision",
+        "adapters' inner values": "what each adapter keeps between its two matrices",
         "inputs of the blocks": "all that full recompute keeps of a block",
     }
 )
@@ -205,6 +244,7 @@ def _linear_rows(
         "inputs cast again": saved.casts,
         "repeated keys and values": saved.repeated,
         "dropout masks": saved.masks,
+        "adapters' inner values": saved.adapters,
     }
     return [_row(shape, name, per_token, batch_size, blocks, suffix) for name, per_token in groups.items() if per_token]
 
@@ -254,7 +294,7 @@ def _core_rows(
 def _outside_row(shape: ModelShape, recipe: Recipe, batch_size: int) -> FormulaRow:
     """What the embedding, the last (BERT: first) normalization and a language model's head save."""
     width = PRECISION_RECORDS[recipe.precision].compute_bytes
-    head = width if shape.record.predicts_tokens else 0
+    head = width if shape.record.predicts_tokens and not recipe.has_adapters else 0  # a frozen one keeps no input
     mask = MASK_BYTES if shape.dropout > 0 else 0
     norm = residual_bytes(recipe) + (_FP32_BYTES if shape.record.is_gated else 0)
     row = batch_row(

@@ -19,8 +19,20 @@ from gpumem_tui.catalog.loader import (
 from gpumem_tui.catalog.quantization import quantization_of
 from gpumem_tui.catalog.shapes import CatalogError, ModelShape, ShapeError
 from gpumem_tui.errors import OptionError
+from gpumem_tui.formula.adapters import AdapterError, check_adapters
 from gpumem_tui.formula.optimizers import OPTIMIZER_RECORDS
-from gpumem_tui.formula.recipe import Attention, Optimizer, Precision, Recipe, Recompute, Sharding
+from gpumem_tui.formula.recipe import (
+    ALL_LINEAR,
+    DEFAULT_LORA_RANK,
+    Adapter,
+    Attention,
+    BaseQuantization,
+    Optimizer,
+    Precision,
+    Recipe,
+    Recompute,
+    Sharding,
+)
 from gpumem_tui.memory import MIB, Unknown, format_bytes
 from gpumem_tui.monitor.devices import RealGpu
 from gpumem_tui.monitor.visible import Candidate, visible_devices
@@ -77,6 +89,10 @@ class WorkloadOptions:
     attention: Attention = "auto"
     sharding: Sharding = "none"
     gpus: int = 1
+    adapter: Adapter = "none"
+    lora_rank: int = DEFAULT_LORA_RANK
+    lora_targets: str = ALL_LINEAR
+    base_quantization: BaseQuantization = "none"
     assumed_rows: tuple[tuple[str, float], ...] = ()
     dequantize: bool = False
 
@@ -113,7 +129,7 @@ class WorkloadOptions:
             raise OptionError(
                 f"--sharding {self.sharding}: needs more than one GPU to shard over; add --gpus 2 or more"
             )
-        recipe = Recipe(self.precision, self.optimizer, self.recompute, self.attention, self.sharding, self.gpus)
+        recipe = self._recipe()
         if self.workload is not None:
             return replace(self._file_spec(recipe), assumed_rows=self.assumed_rows)
         if self.assumed_rows:
@@ -125,10 +141,15 @@ class WorkloadOptions:
         except CatalogError as error:
             raise OptionError(f"--model: {error}") from error
 
+    def _recipe(self) -> Recipe:
+        return Recipe(**{field.name: getattr(self, field.name) for field in fields(Recipe)})
+
     def _shape_spec(self, shape: ModelShape, recipe: Recipe) -> WorkloadSpec:
         try:
-            return WorkloadSpec(recipe, shape=shape.overridden(**self.changes.given()))
-        except ShapeError as error:
+            changed = shape.overridden(**self.changes.given())
+            check_adapters(changed, recipe)
+            return WorkloadSpec(recipe, shape=changed)
+        except (ShapeError, AdapterError) as error:
             raise OptionError(str(error)) from error
 
     def _config_spec(self, path: str, recipe: Recipe, python: str) -> WorkloadSpec:
@@ -180,9 +201,7 @@ class WorkloadOptions:
             option = next(iter(self.changes.given())).replace("_", "-")
             raise OptionError(f"--{option}: a command builds its own model; change it there")
         recipe = Recipe(gpus=self.gpus)
-        if replace(recipe, gpus=1) != Recipe(
-            self.precision, self.optimizer, self.recompute, self.attention, self.sharding
-        ):
+        if self._recipe() != recipe:
             raise OptionError(
                 "-- COMMAND: it decides precision, optimizer and the rest itself; leave those options out"
             )

@@ -11,6 +11,7 @@ from gpumem_tui.formula.predict import largest_obstacle, predict
 from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.memory import Unknown, format_bytes
 from gpumem_tui.search.config import SearchConfig
+from gpumem_tui.simulator.profile import beside_allocator_bytes
 
 if TYPE_CHECKING:
     from gpumem_tui.plan.plan import Plan
@@ -77,7 +78,11 @@ def _plan(config: SearchConfig) -> Plan | None:
         return None
     from gpumem_tui.plan.plan import Plan
 
-    capped = replace(config.device.gpu, total_bytes=config.room.total_bytes)
+    gpu, room = config.device.gpu, config.room
+    # A plan takes what lies beside the allocator off; a cap counts what is reserved only, and need not.
+    beside_bytes = beside_allocator_bytes(gpu) - room.beside_bytes
+    total_bytes = room.total_bytes + round(beside_bytes / (1 - config.headroom))
+    capped = replace(gpu, total_bytes=total_bytes, cuda_total_bytes=total_bytes - gpu.reserve_bytes)
     return Plan(shape, config.workload.recipe, capped, headroom=config.headroom)
 
 

@@ -94,7 +94,7 @@ def batch_by_sample_size(plan: Plan) -> Curve | None:
         note,
         x_here=plan.shape.seq_len or plan.shape.image_size,
         log_x=True,
-        nothing=f"nothing fits at any {label} from {sizes[0][0]:,} upward",
+        nothing=f"by formula, nothing fits at any {label} from {sizes[0][0]:,} upward",
     )
 
 
@@ -114,7 +114,7 @@ def batch_by_model(plan: Plan) -> Curve | None:
         f"models of the {plan.shape.family} family, this plan's recipe and GPU",
         x_here=count_parameters(plan.shape) / 1e9,
         log_x=True,
-        nothing=f"no model of the {plan.shape.family} family fits",
+        nothing=f"by formula no model of the {plan.shape.family} family fits",
     )
 
 
@@ -132,7 +132,7 @@ def batch_by_gpu(plan: Plan) -> Curve:
         f"{100 * plan.headroom:.0f} % of each GPU left free",
         x_here=plan.gpu.total_bytes / GIB,
         log_x=True,
-        nothing="it fits on no GPU of the catalog",
+        nothing="by formula it fits on no GPU of the catalog",
     )
 
 

@@ -64,7 +64,7 @@ def explanations(plan: Plan) -> Mapping[str, Explanation]:
     """
     now, judged = answer(plan), techniques(plan)
     found = [
-        *(_row(row) for row in terms_of(plan)),
+        *(_row(row) for row in (*terms_of(plan), *now.prediction.rows)),  # the peak's own last: they stay
         *_decisions(now),
         *(_technique(now, technique) for technique in judged.helping),
         *(_inapplicable(entry) for entry in judged.not_applicable),
@@ -110,6 +110,17 @@ _ROWS: Mapping[str, tuple[str, str]] = MappingProxyType(
             "N · values · w (Adafactor: of the largest tensor alone)",
             "`fused=True` or `foreach=False` have none; / D under every ZeRO stage",
         ),
+        "frozen parameters": (
+            "N · w, under quantization of what is no linear layer of a block",
+            "no gradient, no state",
+        ),
+        "quantized parameters": (
+            "N of the blocks' linear layers · bits / 8; NF4: 4 + 32/64, doubly 4 + 8/64 + 32/(64 · 256)",
+            "PEFT keeps the output head and embeddings unquantized, and in fp32 under autocast",
+        ),
+        "adapters": ("rank · (inputs + outputs) of each layer that has one · w", "PEFT keeps them in fp32 unless told"),
+        "dequantized matrix": ("inputs · outputs · w of the largest", "fused kernels of single requests have none"),
+        "adapters' inner values": ("L · S · b · adapters of a block · rank · w", ""),
         "gathered parameters": (
             "(N − (L − 2) · N of a block) · w",
             "FSDP2 sharding by block; other engines gather in other units",
@@ -305,6 +316,14 @@ _TECHNIQUES: Mapping[str, tuple[str, str]] = MappingProxyType(
             "saves next to nothing where a fused kernel keeps no scores",
         ),
         "full-recompute": ("2·L·S·b·h and one block's own", "the output head stays; 60 to 90 % less of the blocks"),
+        "lora": (
+            "N · w frozen; gradients and state of rank · (inputs + outputs) only",
+            "another training: weights move within a low rank; activations stay",
+        ),
+        "qlora": (
+            "N · 4.13 bits frozen; gradients and state of rank · (inputs + outputs) only",
+            "as LoRA, and each product unpacks its matrix: slower",
+        ),
         "fused-attention": ("the 5·a·S/h term becomes 4·a·S bytes", "needs a kernel for the head width and precision"),
         **{key: (technique.arithmetic, technique.caveat) for key, technique in OPTIMIZER_TECHNIQUES.items()},
         "zero1": ("optimizer state / D", "PyTorch's ZeroRedundancyOptimizer spreads whole tensors: less even"),

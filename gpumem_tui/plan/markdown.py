@@ -156,7 +156,7 @@ def _techniques(judged: Techniques) -> str:
         )
         for technique in judged.helping
     ]
-    found = table(("technique", "option", "saves", "fits", "largest batch", "cost"), rows)
+    found = table(("technique", "option", "saves", "fits", "largest batch a GPU", "cost"), rows)
     return f"{found}\n\n{bullets(f'{entry.name}: {entry.reason}' for entry in judged.not_applicable)}"
 
 

@@ -289,7 +289,7 @@ def _by_axis(plan: Plan, gpus: int, *, traceable: bool) -> dict[str, list[Change
     axes = (*_SHARED_AXES, *_PER_GPU_AXES, *_FIXED_AXES, "sample")
     found: dict[str, list[Change | None]] = {axis: [None] for axis in axes}
     for change in changes(setup, plan.gpu):
-        if not isinstance(change, Change) or change.axis == "sharding":
+        if not isinstance(change, Change) or change.axis in ("sharding", "weights"):
             continue
         if not (traceable and formula_only(with_setup(plan, change.applied(setup)))):
             found[change.axis].append(change)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Generic, Protocol, TypeVar
 
@@ -131,6 +131,12 @@ class PlanTracer(Protocol):
     def known(self, plan: Plan) -> TracedAnswer | None:
         """What a trace that is there says of a plan, whatever plan is wanted; safe to call from any thread."""
 
+    def failed(self, plan: Plan) -> bool:
+        """Whether there can be no trace of a plan; safe to call from any thread."""
+
+    def also(self, plans: Sequence[Plan]) -> None:
+        """Trace these too, in their order, while the plan that is wanted is answered; instead of those before."""
+
     def close(self, timeout_s: float = ...) -> None:
         """End whatever runs."""
 
@@ -162,6 +168,8 @@ class BackgroundTracer:
         self._changed = threading.Condition()
         self._latest: Plan | None = None
         self._wanted: Plan | None = None
+        self._further: list[Plan] = []  # to be traced while nothing is wanted, and the one that is
+        self._candidate: Plan | None = None
         self._closed = False
         self._tracing: tuple[TraceKey, Control] | None = None
         self._traces: _Lru[TraceKey, _Found] = _Lru(_TRACES)
@@ -178,13 +186,35 @@ class BackgroundTracer:
             if self._tracing is not None and self._tracing[0] != key:
                 self._tracing[1].cancel()
             known = self._known(plan, key)
+            if plan != self._latest:
+                self._further.clear()
             self._latest = plan
             self._wanted = plan if isinstance(known, Pending) else None
-            if isinstance(known, Pending) and self._thread is None:
-                self._thread = threading.Thread(target=self._work, name="plan tracer", daemon=True)
-                self._thread.start()
+            if isinstance(known, Pending):
+                self._begin()
             self._changed.notify_all()
         return known
+
+    def also(self, plans: Sequence[Plan]) -> None:
+        """Trace these too, in their order, while the plan that is wanted is answered; instead of those before."""
+        with self._changed:
+            keys = [(plan, self._key(plan)) for plan in plans]
+            further = [plan for plan, key in keys if isinstance(key, TraceKey) and self._traces.get(key) is None]
+            self._further = [plan for plan in further if plan != self._candidate]
+            if self._further and not self._closed:
+                self._begin()
+            self._changed.notify_all()
+
+    def failed(self, plan: Plan) -> bool:
+        """Whether there can be no trace of a plan."""
+        with self._changed:
+            key = self._key(plan)
+            return isinstance(key, Unknown) or isinstance(self._traces.get(key), Unknown)
+
+    def _begin(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name="plan tracer", daemon=True)
+            self._thread.start()
 
     def again(self, plan: Plan) -> TraceState:
         """As `want`, and a trace that failed is tried once more."""
@@ -252,13 +282,20 @@ class BackgroundTracer:
         return ready
 
     def _next(self) -> Plan | None:
-        """The plan that is wanted now, once there is one; None when closed."""
+        """The plan that is wanted now, else one to be traced further, once there is one; None when closed."""
         with self._changed:
-            self._changed.wait_for(lambda: self._closed or self._wanted is not None)
+            self._candidate = None
+            self._changed.wait_for(lambda: self._closed or self._wanted is not None or bool(self._further))
+            if self._closed:
+                return None
             plan, self._wanted = self._wanted, None
-            return None if self._closed else plan
+            if plan is None:
+                plan = self._candidate = self._further.pop(0)
+            return plan
 
     def _overtaken(self, plan: Plan) -> bool:
+        if plan == self._candidate:
+            return self._closed or self._wanted is not None
         return self._closed or self._latest != plan
 
     def _trace(self, plan: Plan) -> _Found | None:

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from gpumem_tui.formula.accumulation import Accumulation, accumulation
+from gpumem_tui.formula.adapters import trained_parameters
 from gpumem_tui.formula.parameters import count_parameters
 from gpumem_tui.memory import ALLOCATED_BUCKETS, Bucket, Unknown
 from gpumem_tui.search.config import Device, SearchConfig
@@ -40,6 +41,7 @@ def workload_json(workload: WorkloadSpec, batch_size: int | None = None) -> dict
         body.update(asdict(workload.recipe))
     if workload.shape is not None:
         body["parameters"] = count_parameters(workload.shape)
+        body["trained_parameters"] = trained_parameters(workload.shape, workload.recipe)
         body["shape"] = {
             key: value
             for key, value in asdict(workload.shape).items()

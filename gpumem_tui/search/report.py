@@ -43,7 +43,13 @@ def workload_line(workload: WorkloadSpec, parameters: int = 0) -> str:
     if model is not None:
         counted = f"{parameters:,} parameters" if parameters else ""
         size = f"sequence length {model.seq_len:,}" if model.seq_len else ""
-        how = (recipe.precision, recipe.optimizer, f"recompute {recipe.recompute}", f"attention {recipe.attention}")
+        how = (
+            recipe.adapter_words,
+            recipe.precision,
+            recipe.optimizer,
+            f"recompute {recipe.recompute}",
+            f"attention {recipe.attention}",
+        )
         return " · ".join(part for part in (model.name, model.kind, counted, size, *how) if part)
     if workload.command is not None:
         ranks = f" · rank 0 of {recipe.gpus}" if recipe.gpus > 1 else ""
@@ -55,6 +61,7 @@ def workload_line(workload: WorkloadSpec, parameters: int = 0) -> str:
         parts.append(f"sequence length {shape.seq_len:,}")
     if shape.image_size:
         parts.append(f"{shape.image_size} px")
+    parts += [recipe.adapter_words] * recipe.has_adapters
     parts += [recipe.precision, recipe.optimizer, f"recompute {recipe.recompute}", f"attention {recipe.attention}"]
     if recipe.sharding != "none" or recipe.gpus > 1:
         parts.append(f"sharding {recipe.sharding} over {recipe.gpus} GPUs")

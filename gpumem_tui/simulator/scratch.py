@@ -72,6 +72,10 @@ _WITHOUT_FAMILIES = ("_foreach_", "_fused_adam", "_fused_sgd", "_fused_adagrad")
 _COLLECTIVES = ("c10d", "_c10d_functional", "fsdp")
 """NCCL keeps its buffers outside the allocator; FSDP's copies in and out work on what they are given."""
 
+_OURS = "gpumem_tui"
+"""`workload.quantized`, which stands for bitsandbytes' kernels (csrc/kernels.cu, kDequantizeBlockwise): they write
+their result and no more."""
+
 
 def is_assumed(func: torch._ops.OpOverload[..., Any], args: Sequence[Any], compute_capability: tuple[int, int]) -> bool:
     """Whether what an operator takes on this architecture is not known, so that counting none is an assumption."""
@@ -89,7 +93,7 @@ def _is_assumed(func: torch._ops.OpOverload[..., Any], compute_capability: tuple
     if name in _UNKNOWN:
         return True
     known = name in _SCRATCH or name in _WITHOUT or func.is_view or torch.Tag.pointwise in func.tags
-    return not known and func.namespace not in _COLLECTIVES and not name.startswith(_WITHOUT_FAMILIES)
+    return not known and func.namespace not in (*_COLLECTIVES, _OURS) and not name.startswith(_WITHOUT_FAMILIES)
 
 
 def assumption(operator: str) -> str:

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from gpumem_tui.formula.recipe import Recipe
+from gpumem_tui.workload.adapters import trained
 from gpumem_tui.workload.optimizers import OptimizerFactory
 
 MakeModel = Callable[[], nn.Module]
@@ -41,7 +42,7 @@ def _replicated(
         return make_optimizer(parameters)
 
     optimizer_class = cast("type[torch.optim.Optimizer]", local_optimizer)
-    return model, ZeroRedundancyOptimizer(model.parameters(), optimizer_class=optimizer_class)
+    return model, ZeroRedundancyOptimizer(trained(model), optimizer_class=optimizer_class)
 
 
 def _fully_sharded(
@@ -58,4 +59,4 @@ def _fully_sharded(
         fully_shard(block, mesh=mesh, reshard_after_forward=reshard)
     fully_shard(model, mesh=mesh, reshard_after_forward=reshard)
     model.to_empty(device=device)
-    return model, make_optimizer(model.parameters())
+    return model, make_optimizer(trained(model))

@@ -14,9 +14,11 @@ from gpumem_tui.catalog.shapes import ModelShape
 from gpumem_tui.formula.precision import PRECISION_RECORDS
 from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.step.workload import WorkloadError
+from gpumem_tui.workload.adapters import adapt_blocks, trained
 from gpumem_tui.workload.models import build_model
 from gpumem_tui.workload.models.recompute import check_recompute
 from gpumem_tui.workload.optimizers import optimizer_factory
+from gpumem_tui.workload.quantized import materialize
 from gpumem_tui.workload.sharded import build_sharded
 
 _INITIAL_LOSS_SCALE = 2.0**10
@@ -51,12 +53,21 @@ class CatalogWorkload:
         with _default_dtype(self._dtype):
             if self.recipe.sharding != "none":
                 self._check_world()
-                return build_sharded(
-                    lambda: build_model(self.shape, self.recipe), self._make_optimizer, self.recipe, device
-                )
-            with torch.device(device):
-                model = build_model(self.shape, self.recipe)
-        return model, self._make_optimizer(model.parameters())
+                return build_sharded(self._model, self._make_optimizer, self.recipe, device)
+            if self.recipe.has_adapters:
+                with torch.device("meta"):
+                    model = self._model()
+                materialize(model, device)  # so the whole base never lies there unquantized
+            else:
+                with torch.device(device):
+                    model = self._model()
+        return model, self._make_optimizer(trained(model))
+
+    def _model(self) -> nn.Module:
+        model = build_model(self.shape, self.recipe)
+        if self.recipe.has_adapters:
+            adapt_blocks(model, self.shape, self.recipe)
+        return model
 
     def _check_world(self) -> None:
         ranks = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1

@@ -223,7 +223,7 @@ class TestObstacle:
 
     def test_none_when_it_fits(self) -> None:
         prediction = predict(find_model("gpt2"), Recipe(), 1)
-        assert largest_obstacle(prediction, prediction.peak_bytes) is None
+        assert largest_obstacle(prediction, prediction.needed_bytes) is None
 
 
 def test_every_optimizer_has_one_record() -> None:

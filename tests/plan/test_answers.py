@@ -89,6 +89,15 @@ class TestTraced:
         assert traced_answer(replace(GPT2, batch_size=largest), TRACED).fits
         beyond = traced_answer(replace(GPT2, batch_size=largest + 1), TRACED)
         assert not beyond.fits
+        assert beyond.fit == "fits"
+        assert not beyond.keeps_headroom
+
+    def test_without_headroom_the_largest_batch_is_what_runs(self) -> None:
+        whole = traced_answer(replace(GPT2, headroom=0.0), TRACED)
+        assert whole.max_batch_size == whole.full_batch_size
+        assert isinstance(whole.max_batch_size, int)
+        beyond = traced_answer(replace(GPT2, headroom=0.0, batch_size=whole.max_batch_size + 1), TRACED)
+        assert beyond.fit != "fits"
         assert beyond.spare_bytes < 0
 
     def test_a_finder_of_the_trace_answers_alike(self) -> None:

@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 
-from gpumem_tui.catalog.loader import find_gpu, find_model
+from gpumem_tui.catalog.loader import find_gpu, find_model, gpus
 from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.memory import GIB, Unknown
-from gpumem_tui.plan.answers import answer
+from gpumem_tui.plan.answers import answer, traced_answer
 from gpumem_tui.plan.export import command_line, plan_json
 from gpumem_tui.plan.markdown import plan_markdown
 from gpumem_tui.plan.plan import Plan
@@ -84,8 +84,8 @@ class TestJson:
         assert large > small
 
     def test_the_combination_comes_with_its_command(self) -> None:
-        body = plan_json(replace(LLAMA_ON_FOUR, headroom=0.05), UNTRACED)
-        assert body["combination"]["techniques"] == ["pure bfloat16", "ZeRO-3 over 4 GPUs", "full recompute"]
+        body = plan_json(replace(LLAMA_ON_FOUR, headroom=0.02), UNTRACED)
+        assert body["combination"]["techniques"] == ["pure bfloat16", "full recompute", "ZeRO-3 over 4 GPUs"]
         assert "--sharding zero3" in body["combination"]["command"]
         assert body["fits"] is False
 
@@ -103,10 +103,29 @@ class TestMarkdown:
         text = plan_markdown(LLAMA_ON_FOUR, UNTRACED)
         assert "# Plan: llama-3-8b on NVIDIA GeForce RTX 4090" in text
         assert "| parameters | 29.92 GiB | – |" in text
-        assert "By formula it does not fit: 122.56 GiB are missing." in text
+        assert "By formula it does not fit: 137.76 GiB are missing." in text
         assert "No trace: not asked for." in text
         assert "The cheapest that a trace can confirm" in text
-        assert "mixed precision: takes 4.19 GiB more here" in text
+        assert "full recompute: saves nothing here" in text
+
+    def test_every_gpu_of_the_catalog_is_listed(self) -> None:
+        by_name = {row["name"]: row for row in plan_json(GPT2, TRACED)["gpus"]}
+        assert by_name.keys() == gpus().keys()
+        here = by_name[GPT2.gpu.name]
+        assert here["same_architecture"]
+        assert here["formula_max_batch_size"] == answer(GPT2).max_batch_size
+        assert here["traced_max_batch_size"] == traced_answer(GPT2, TRACED).max_batch_size
+        assert by_name["h200-141gb"]["traced_max_batch_size"] > here["traced_max_batch_size"]
+        assert not by_name["h200-141gb"]["same_architecture"]
+        assert all(row["traced_max_batch_size"] is None for row in plan_json(GPT2, UNTRACED)["gpus"])
+
+    def test_what_a_gpu_lacks_is_said(self) -> None:
+        bf16 = replace(GPT2, recipe=Recipe("amp-bf16"), gpu=find_gpu("t4-16gb"))
+        assert "has no bfloat16 arithmetic" in plan_json(bf16, UNTRACED)["notes"][0]
+        assert "NVIDIA T4 (sm_75) has no bfloat16 arithmetic" in plan_markdown(bf16, UNTRACED)
+        by_name = {row["name"]: row for row in plan_json(replace(bf16, gpu=GPT2.gpu), TRACED)["gpus"]}
+        assert "attention takes another kernel on sm_75" in by_name["t4-16gb"]["unavailable"]
+        assert plan_json(GPT2, UNTRACED)["notes"] == []
 
     def test_a_trace_stands_beside_the_formula(self) -> None:
         text = plan_markdown(GPT2, TRACED)

@@ -237,7 +237,7 @@ def every_set(plan: Plan) -> list[tuple[Change, ...]]:
     setup: Setup = setup_of(plan)
     axes: dict[str, list[Change | None]] = {}
     for change in changes(setup, plan.gpu):
-        if isinstance(change, Change) and change.axis != "sharding":
+        if isinstance(change, Change) and change.axis not in ("sharding", "weights"):
             axes.setdefault(change.axis, [None]).append(change)
     held = plan.recipe.sharding
     if plan.recipe.gpus > 1:

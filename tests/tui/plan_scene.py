@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -53,6 +53,7 @@ class HandTracer:
         self.traces = 0
         self.wanted: list[Plan] = []
         self.closed = False
+        self.further: list[Plan] = []
         self._on_change = on_change
         self._holds = holds
         self._known: dict[TraceKey, Traced] = {}
@@ -70,6 +71,14 @@ class HandTracer:
     def again(self, plan: Plan) -> TraceState:
         """As if it had never failed."""
         return self.want(plan)
+
+    def failed(self, plan: Plan) -> bool:
+        """Where it cannot be traced at all."""
+        return isinstance(trace_key(plan), Unknown)
+
+    def also(self, plans: Sequence[Plan]) -> None:
+        """Asked for; none is made."""
+        self.further = list(plans)
 
     def known(self, plan: Plan) -> TracedAnswer | None:
         """From a trace that was made for another plan too."""

@@ -78,7 +78,7 @@ async def test_the_best_comes_first_until_the_cursor_is_moved(tmp_path: Path) ->
     async with plan_scene.app(GPT2, tmp_path).run_test(size=MEDIUM) as pilot:
         screen = await plan_scene.settled(pilot)
         pane = screen.query_one("#pane", RowList)
-        assert pane.key == "shorter-sequence"
+        assert pane.key == "chunked-loss"
         await choose(pilot, "batch_size")
         await pilot.press("6", "0", "t")
         await plan_scene.settled(pilot)

@@ -134,11 +134,11 @@ def test_a_frozen_teacher_is_part_of_what_is_expected() -> None:
     )
     assert isinstance(alone, Expected)
     assert isinstance(together, Expected)
-    assert together.at(4).peak_bytes == alone.at(4).peak_bytes + 7 * GIB
+    assert together.at(4).needed_bytes == alone.at(4).needed_bytes + 7 * GIB
     assert together.at(0).breakdown[Bucket.PARAMETERS] == 4 * GPT2_VALUES + 7 * GIB
     assert together.assumed == (*alone.assumed, "7.00 GiB of modules that nothing trains (Teacher), as found")
     largest = together.max_batch_size(80 * GIB)
-    assert together.at(largest).peak_bytes <= 72 * GIB < together.at(largest + 1).peak_bytes
+    assert together.at(largest).needed_bytes <= 72 * GIB < together.at(largest + 1).needed_bytes
     assert alone.max_batch_size(80 * GIB) > largest
     assert together.remedies(80 * GIB, None)[0].max_batch_size < alone.remedies(80 * GIB, None)[0].max_batch_size
 

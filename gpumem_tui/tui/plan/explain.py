@@ -51,7 +51,7 @@ _KEYS = (
     ("r", "trace again, where a trace failed"),
     ("h", "explain the control or row: formula, numbers, source, limits"),
     ("w o", "save the plan under a name, open or delete a saved one"),
-    ("g", "goals: tokens, price, a known learning rate, gradient norms; the judgement answers"),
+    ("g", "goals: token budget, price, a known learning rate, gradient norms; the judgement answers"),
     ("s", "search the largest batch with these settings"),
     ("x", "export: Markdown, command line, JSON"),
     ("f1 f2 f3", "Monitor, Search, Plan: where 1 2 3 type a number or pick a choice"),

@@ -10,15 +10,19 @@ from gpumem_tui.plan.plan import Plan
 from gpumem_tui.tui.kit.figures import ABSENT, MUTED, ListRow, compact_bytes, fit, heading, paragraph, row
 
 _NAME_WIDTH = 34
-_FIGURE_WIDTH = 9
+_FIGURE_WIDTH = 12
+_ROOMY = 52
+"""Cells from which the memory has a column."""
 
 
 def gpu_rows(found: Sequence[LargestOnGpu], plan: Plan, width: int, selected: str) -> list[ListRow]:
     """A line a GPU; the one under the cursor also says what it lacks. The plan's own is marked."""
-    name_width = max(12, min(_NAME_WIDTH, width - 2 - 3 * _FIGURE_WIDTH))
+    columns = 3 if width >= _ROOMY else 2
+    name_width = max(8, min(_NAME_WIDTH, width - 2 - columns * _FIGURE_WIDTH))
     kept = f"{100 * plan.headroom:g} % left free"
-    head = f"  {'largest batch of one GPU':<{name_width}}{'GiB':>{_FIGURE_WIDTH}}{'traced':>{_FIGURE_WIDTH}}"
-    lines = [heading(f"Every GPU, {kept}"), row((fit(f"{head}{'formula':>{_FIGURE_WIDTH}}", width), f"bold {MUTED}"))]
+    heads = ("GiB", "traced", "formula")[-columns:]
+    head = f"  {fit('largest batch of one GPU', name_width)}" + "".join(f"{one:>{_FIGURE_WIDTH}}" for one in heads)
+    lines = [heading(f"Every GPU, {kept}"), row((head, f"bold {MUTED}"))]
     for one in found:
         lines += _gpu_rows(one, plan, width, name_width, here=one.gpu.name == selected)
     return lines
@@ -31,7 +35,7 @@ def _gpu_rows(one: LargestOnGpu, plan: Plan, width: int, name_width: int, *, her
     line = row(
         (mark, "$text-success" if fits else MUTED),
         (fit(one.gpu.title, name_width), "bold" if one.gpu == plan.gpu else ""),
-        (f"{compact_bytes(one.gpu.total_bytes):>{_FIGURE_WIDTH}}", MUTED),
+        (f"{compact_bytes(one.gpu.total_bytes):>{_FIGURE_WIDTH}}" if width >= _ROOMY else "", MUTED),
         (f"{traced:>{_FIGURE_WIDTH}}", "bold" if fits else ""),
         (f"{'≈' + format(one.formula, ','):>{_FIGURE_WIDTH}}", MUTED),
         key=one.gpu.name,

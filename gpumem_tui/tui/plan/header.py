@@ -46,7 +46,7 @@ PANES = {
     "compare": "c",
 }
 """What the right side shows, by the key that shows it."""
-_GAP = 2
+_GAP = 1
 _FEWEST_LETTERS = 4
 
 
@@ -61,6 +61,8 @@ def header_row(answer: Answer, traced: TraceState, name: str, time: str, width: 
     verdict = ("! last plan that can be", "bold $text-error") if stale else _verdict(answer, traced)
     right: Row = [verdict, ("  ", ""), (time, MUTED), (" ", "")]
     facts = [plan.shape.name, f"{gpus}{plan.gpu.title}", f"{format_count(count_parameters(plan.shape))} parameters"]
+    if plan.recipe.has_adapters:
+        facts.append(plan.recipe.adapter_words)
     if name:
         facts.insert(0, name)
     styled = [(fact, "" if index else "bold") for index, fact in enumerate(facts)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -12,7 +12,7 @@ from textual.containers import Vertical
 from textual.message import Message
 
 from gpumem_tui.plan.advice_text import Judgement, Table
-from gpumem_tui.plan.answers import TracedAnswer, answer
+from gpumem_tui.plan.answers import answer
 from gpumem_tui.plan.by_gpu import LargestOnGpu, largest_by_gpu
 from gpumem_tui.plan.curves import Curve, curves
 from gpumem_tui.plan.judgement import judgements
@@ -21,7 +21,7 @@ from gpumem_tui.plan.plan import Plan
 from gpumem_tui.plan.speed import throughput
 from gpumem_tui.plan.step_memory import memory_over_step
 from gpumem_tui.plan.techniques import Combination, cheapest_combination, techniques
-from gpumem_tui.plan.tracing import TraceReady, TraceState
+from gpumem_tui.plan.tracing import PlanTracer, TraceReady, TraceState
 from gpumem_tui.search.prediction import Traced
 from gpumem_tui.tui.kit.background import in_daemon_thread
 from gpumem_tui.tui.kit.figures import MUTED, ListRow, Rows, heading, no_rows, paragraph, row
@@ -73,6 +73,7 @@ class PaneRequest:
         with_step: memory over a step is wanted too.
         traced: the trace that answers `plan`, where there is one and something of it is shown.
         measured: the throughput of the plan's step, where it is shown and known.
+        traces: how many further ones had arrived: with another the pane is worked out anew.
     """
 
     pane: str
@@ -81,6 +82,7 @@ class PaneRequest:
     with_step: bool
     traced: Traced | None = None
     measured: tuple[MeasuredRate, ...] = ()
+    traces: int = 0
 
     @classmethod
     def of(
@@ -120,24 +122,25 @@ class PaneContent:
         return next((replace(plan, gpu=row.gpu) for row in self.gpus if row.gpu.name == key), None)
 
 
-def pane_content(request: PaneRequest, known: Callable[[Plan], TracedAnswer | None]) -> PaneContent:
-    """Work it out. Milliseconds, but for the cheapest combination, which can take a second.
+def pane_content(request: PaneRequest, tracer: PlanTracer) -> PaneContent:
+    """Work it out. Milliseconds, but for the cheapest combination and for replays, which can take seconds.
 
     Args:
-        known: what a trace says of a plan, where there is one.
+        tracer: says what traces know of a plan, and is given the techniques' plans to trace.
     """
-    content = _content(request, known)
+    content = _content(request, tracer)
+    tracer.also([] if content.help is None else content.help.candidates)
     if not request.with_step:
         return content
     curve = _step(request)
     return replace(content, step=lambda width, selected: [heading(curve.title), *open_curve(curve, width)])
 
 
-def _content(request: PaneRequest, known: Callable[[Plan], TracedAnswer | None]) -> PaneContent:
+def _content(request: PaneRequest, tracer: PlanTracer) -> PaneContent:
     plan = request.plan
     match request.pane:
         case "techniques":
-            found = _help(plan)
+            found = _help(plan, tracer)
             return PaneContent(lambda width, selected: technique_rows(found, width, selected), help=found)
         case "curves":
             drawn = (*curves(plan), _step(request))
@@ -150,7 +153,7 @@ def _content(request: PaneRequest, known: Callable[[Plan], TracedAnswer | None])
             return PaneContent(lambda width, selected: judgement_rows(advice, rate, width))
         case "compare":
             name, other = request.other
-            mine, theirs = Compared(answer(plan), known(plan)), Compared(answer(other), known(other))
+            mine, theirs = (Compared(answer(one), tracer.known(one)) for one in (plan, other))
             return PaneContent(lambda width, selected: compare_rows(mine, theirs, name, width))
         case _:
             return PaneContent(no_rows)
@@ -160,10 +163,11 @@ def _step(request: PaneRequest) -> Curve:
     return memory_over_step(request.plan, request.traced)
 
 
-def _help(plan: Plan) -> Help:
+def _help(plan: Plan, tracer: PlanTracer) -> Help:
     cheapest = cheapest_combination(plan)
     only = isinstance(cheapest, Combination) and cheapest.formula_only
-    return Help(plan, techniques(plan), cheapest, cheapest_combination(plan, traceable=True) if only else cheapest)
+    traceable = cheapest_combination(plan, traceable=True) if only else cheapest
+    return Help(plan, techniques(plan), cheapest, traceable).with_traces(tracer)
 
 
 _SETTLE_S = 0.06
@@ -174,7 +178,7 @@ class PlanPane(Vertical):
     """Shows what is asked for when it is there; until then what was there before.
 
     Args:
-        known: what a trace says of a plan, where there is one; called from another thread.
+        tracer: of the plan and of what would help; asked from another thread.
     """
 
     class Worked(Message):
@@ -184,13 +188,14 @@ class PlanPane(Vertical):
             super().__init__()
             self.step = step
 
-    def __init__(self, known: Callable[[Plan], TracedAnswer | None]) -> None:
+    def __init__(self, tracer: PlanTracer) -> None:
         super().__init__(id="pane-box")
-        self._known = known
+        self._tracer = tracer
         self._content = PaneContent(no_rows)
         self._wanted: PaneRequest | None = None
         self._shown: PaneRequest | None = None
         self._working = False
+        self._traces = 0
 
     def compose(self) -> ComposeResult:
         """The panes' names over the one that is shown."""
@@ -204,10 +209,16 @@ class PlanPane(Vertical):
 
     def want(self, request: PaneRequest) -> None:
         """Show this as soon as it is worked out, unless something else is wanted by then."""
-        self._wanted = request
+        self._wanted = request = replace(request, traces=self._traces)
         if not self._working and request != self._shown:
             self._working = True
             self.run_worker(self._work())
+
+    def trace_arrived(self) -> None:
+        """A technique's trace is there: show what it says."""
+        if self._wanted is not None and self._wanted.pane == "techniques":
+            self._traces += 1
+            self.want(self._wanted)
 
     def plan_of(self, key: str) -> Plan | None:
         """The plan that a row of the pane stands for; None where it stands for none."""
@@ -219,7 +230,7 @@ class PlanPane(Vertical):
                 await asyncio.sleep(_SETTLE_S)
                 if wanted != self._wanted:
                     continue
-                content = await in_daemon_thread(partial(pane_content, wanted, self._known))
+                content = await in_daemon_thread(partial(pane_content, wanted, self._tracer))
                 if not self.is_attached:
                     return  # the program ends
                 if wanted.pane == self._wanted.pane:

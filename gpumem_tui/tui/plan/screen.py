@@ -141,7 +141,7 @@ class PlanScreen(MainScreen):
                         yield RowList(id="ledger")
                         yield RowList(id="facts")
                         yield FixedRows(id="step")
-                yield PlanPane(self._tracer.known)
+                yield PlanPane(self._tracer)
         yield Footer()
         yield Static(id="too-small")
 
@@ -282,8 +282,7 @@ class PlanScreen(MainScreen):
     @work
     async def action_open(self) -> None:
         """A saved one."""
-        plan = await self._files.open(self._program)
-        if plan is not None:
+        if (plan := await self._files.open(self._program)) is not None:
             self._enter(states.replaced(self._state, plan))
         self._draw_header()
 
@@ -307,8 +306,7 @@ class PlanScreen(MainScreen):
 
     def action_search(self) -> None:
         """With these settings, if a search can have them."""
-        why_not = why_no_search(self._state.plan)
-        if why_not:
+        if why_not := why_no_search(self._state.plan):
             self.notify(why_not, severity="warning")
         else:
             self.post_message(self.SearchWanted(self._state.plan))
@@ -335,6 +333,8 @@ class PlanScreen(MainScreen):
             self._traced = message.traced
             self._draw_numbers()
             self._draw_panes()
+        else:
+            self.query_one(PlanPane).trace_arrived()
 
     def cancel(self) -> None:
         """End the trace; safe to call from any thread."""

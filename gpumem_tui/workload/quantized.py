@@ -1,0 +1,174 @@
+"""Linear layers whose frozen weights are packed: NF4 (Dettmers et al. 2023), int8 by row, fp8; unpacked for a product.
+
+The packed bytes are those of `formula.quantization`; the values are made up, as all weights here are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import ceil
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from gpumem_tui.formula.quantization import NF4_BLOCK, SCALE_BLOCK
+from gpumem_tui.formula.recipe import BaseQuantization
+
+_NF4 = (
+    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
+    -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
+    0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
+)  # fmt: skip
+"""The values of 4-bit NormalFloat (Dettmers et al. 2023, appendix E)."""
+
+_STD = 0.02
+"""Standard deviation of initial weights (Radford et al. 2019)."""
+
+_SCALE = 2.0**-10
+"""Times 8-bit codes, or scales of 8 bits, weights of about that size."""
+
+_HALF_IN_FP8 = 0x30
+"""0.5 in float8_e4m3fn; smaller codes are smaller, from 0 on."""
+
+_CHUNK = 1 << 20
+"""Weights that are unpacked at once, so that what that takes besides the buffer is a few MiB."""
+
+
+class QuantizedLinear(nn.Module):
+    """x Wᵀ + bias for a packed, frozen W [out_features, in_features], which `materialize` gives values.
+
+    Made where `linear` lies, with its bias; its weight is dropped.
+    """
+
+    def __init__(self, linear: nn.Linear, quantization: BaseQuantization) -> None:
+        super().__init__()
+        self.out_features, self.in_features = linear.out_features, linear.in_features
+        self.bias = linear.bias
+        parts = _parts(quantization, linear.out_features, linear.in_features)
+        codes, *scales = (
+            nn.Parameter(torch.empty(size, dtype=dtype, device=linear.weight.device), requires_grad=False)
+            for dtype, size in parts
+        )
+        self.codes = codes
+        self.scales = nn.ParameterList(scales)
+
+    def forward(self, x: Tensor) -> Tensor:
+        dtype = torch.get_autocast_dtype(x.device.type) if torch.is_autocast_enabled(x.device.type) else x.dtype
+        output: Tensor = _PackedProduct.apply(x.to(dtype), self)
+        return output if self.bias is None else output + self.bias.to(dtype)
+
+    def unpacked(self, dtype: torch.dtype) -> Tensor:
+        """W in `dtype`, in a buffer of its own."""
+        first, *others = self.scales
+        scales = _unpack_scales(first, *others) if others else first
+        return _unpack(self.codes, scales, [self.out_features, self.in_features], dtype)
+
+
+class _PackedProduct(torch.autograd.Function):
+    """Keeps nothing but the layer: its packed weight is unpacked again in backward (bitsandbytes, MatMul4Bit)."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, layer: QuantizedLinear) -> Tensor:
+        ctx.layer, ctx.dtype = layer, x.dtype
+        return F.linear(x, layer.unpacked(x.dtype))
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        return gradient @ ctx.layer.unpacked(ctx.dtype), None
+
+
+def _parts(quantization: BaseQuantization, rows: int, columns: int) -> list[tuple[torch.dtype, tuple[int, ...]]]:
+    """dtype and shape of the packed weights and of their scales, as `formula.quantization` counts them."""
+    count = rows * columns
+    if quantization == "int8":
+        return [(torch.int8, (rows, columns)), (torch.float32, (rows,))]
+    if quantization == "fp8":
+        return [(torch.float8_e4m3fn, (rows, columns)), (torch.float32, (1,))]
+    packed, blocks = (torch.uint8, (ceil(count / 2),)), ceil(count / NF4_BLOCK)
+    if quantization == "nf4":
+        return [packed, (torch.float32, (blocks,))]
+    return [packed, (torch.uint8, (blocks,)), (torch.float32, (ceil(blocks / SCALE_BLOCK),)), (torch.float32, (1,))]
+
+
+_OPERATORS = "gpumem_tui"
+"""Namespace of the two operators below, whose kernels write their result and take nothing else."""
+
+
+@torch.library.custom_op(
+    f"{_OPERATORS}::unpack_scales", mutates_args=(), schema="(Tensor small, Tensor shared, Tensor mean) -> Tensor"
+)
+def _unpack_scales(small: Tensor, shared: Tensor, mean: Tensor) -> Tensor:
+    """The scales of each block in fp32, of those in 8 bits, as bitsandbytes' `dequantize_4bit` makes them first."""
+    scales = small.float()
+    whole = len(scales) // SCALE_BLOCK
+    scales[: whole * SCALE_BLOCK].view(whole, SCALE_BLOCK).mul_(shared[:whole, None])
+    scales[whole * SCALE_BLOCK :].mul_(shared[-1])
+    return scales.add_(mean)
+
+
+@_unpack_scales.register_fake
+def _scales_shape(small: Tensor, shared: Tensor, mean: Tensor) -> Tensor:
+    return torch.empty_like(small, dtype=torch.float32)
+
+
+@torch.library.custom_op(
+    f"{_OPERATORS}::unpack",
+    mutates_args=(),
+    schema="(Tensor codes, Tensor scales, int[] shape, ScalarType dtype) -> Tensor",
+)
+def _unpack(codes: Tensor, scales: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """The matrix of `shape` in `dtype`: one operator, as bitsandbytes' kernel is, so a trace sees its result only."""
+    if codes.dtype != torch.uint8:
+        return codes.to(dtype).mul_(scales.to(dtype).view(-1, 1))
+    weights = torch.empty(list(shape), dtype=dtype, device=codes.device)
+    flat, table = weights.view(-1), torch.tensor(_NF4, device=codes.device)
+    for start in range(0, flat.numel(), _CHUNK):
+        end = min(start + _CHUNK, flat.numel())
+        bits = codes[start // 2 : ceil(end / 2)]
+        values = table[torch.stack((bits >> 4, bits & 15), dim=-1).view(-1)[: end - start].int()]
+        of_blocks = scales[start // NF4_BLOCK : ceil(end / NF4_BLOCK)]
+        flat[start:end] = values * of_blocks.repeat_interleave(NF4_BLOCK)[: end - start]
+    return weights
+
+
+@_unpack.register_fake
+def _unpacked_shape(codes: Tensor, scales: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    return codes.new_empty(list(shape), dtype=dtype)
+
+
+@torch.no_grad()
+def materialize(model: nn.Module, device: torch.device) -> None:
+    """Give a model that was made on ``meta`` memory and values; parameters that are shared stay so.
+
+    Small weights, normalizations that do nothing, any packed weights, zeros in buffers.
+    """
+    made: dict[Tensor, nn.Parameter] = {}
+    for module in model.modules():
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            if parameter not in made:
+                empty = torch.empty_like(parameter, device=device)
+                made[parameter] = nn.Parameter(empty, requires_grad=parameter.requires_grad)
+            setattr(module, name, made[parameter])
+        for name, buffer in list(module.named_buffers(recurse=False)):
+            setattr(module, name, torch.zeros_like(buffer, device=device))
+    _fill(model)
+
+
+def _fill(model: nn.Module) -> None:
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            if parameter.dtype == torch.float8_e4m3fn:
+                parameter.view(torch.uint8).random_(0, _HALF_IN_FP8)
+            elif not parameter.is_floating_point():
+                parameter.random_(0, 1 << 7)
+            elif parameter.dim() > 1:
+                parameter.normal_(std=_STD)
+            else:
+                parameter.fill_(0.0 if name == "bias" else 1.0)
+    for module in model.modules():
+        if isinstance(module, QuantizedLinear):
+            for scales in module.scales:
+                if scales.is_floating_point():
+                    scales.fill_(_SCALE)

@@ -1,0 +1,32 @@
+"""The formula's largest batch beside the traced one, on small networks: a cheap part of `formula_vs_trace`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from gpumem_tui.catalog.loader import find_model
+from gpumem_tui.catalog.shapes import ModelShape
+from gpumem_tui.formula.recipe import Recipe
+from gpumem_tui.search.prediction import Traced
+from tests.published.formula_vs_trace import compared, trace_of
+
+SMALL = {
+    "gpt2": replace(find_model("gpt2"), layers=4, seq_len=512),
+    "llama": replace(find_model("smollm2-135m"), layers=6, seq_len=512),
+    "vit": replace(find_model("vit-b-32"), layers=6),
+    "resnet": find_model("resnet-18"),
+}
+RECIPES = [Recipe("fp32"), Recipe("amp-bf16")]
+PLACES = ("rtx-3060-12gb", "a100-40gb", "h100-80gb")
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: str(recipe.precision))
+@pytest.mark.parametrize("shape", SMALL.values(), ids=SMALL.keys())
+def test_the_formula_is_near_the_trace_and_seldom_above_it(shape: ModelShape, recipe: Recipe) -> None:
+    traced = trace_of(shape, recipe)
+    assert isinstance(traced, Traced)
+    for pair in compared(shape, recipe, traced, PLACES):
+        assert pair.traced > 0
+        assert 0.85 * pair.traced - 1 <= pair.formula <= 1.05 * pair.traced + 1, pair

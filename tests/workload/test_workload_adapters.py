@@ -1,0 +1,99 @@
+"""LoRA and QLoRA on the catalog's networks: what lies in memory is what the closed form counts, and it trains."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from gpumem_tui.catalog.loader import find_model
+from gpumem_tui.catalog.shapes import ModelShape
+from gpumem_tui.formula.adapters import kept_bytes, trained_parameters
+from gpumem_tui.formula.recipe import BASE_QUANTIZATIONS, BaseQuantization, Recipe
+from gpumem_tui.workload.quantized import QuantizedLinear
+from gpumem_tui.workload.standard import CatalogWorkload
+
+CPU = torch.device("cpu")
+TINY: dict[str, ModelShape] = {
+    "llama": find_model("llama-3.2-1b").overridden(layers=2, hidden=64, heads=4, kv_heads=2, vocab=100, seq_len=16),
+    "gpt2": find_model("gpt2").overridden(layers=2, hidden=64, heads=4, vocab=100, seq_len=16),
+}
+
+
+def recipe(quantization: BaseQuantization = "none", targets: str = "all-linear") -> Recipe:
+    return Recipe("bf16", adapter="lora", lora_rank=4, lora_targets=targets, base_quantization=quantization)
+
+
+@pytest.mark.parametrize("family", TINY)
+@pytest.mark.parametrize("quantization", BASE_QUANTIZATIONS)
+def test_bytes_and_trained_values_are_those_of_the_formula(family: str, quantization: BaseQuantization) -> None:
+    shape, wanted = TINY[family], recipe(quantization)
+
+    model, _ = CatalogWorkload(shape, wanted).build(CPU)
+
+    assert sum(p.numel() * p.element_size() for p in model.parameters()) == kept_bytes(shape, wanted)
+    assert sum(p.numel() for p in model.parameters() if p.requires_grad) == trained_parameters(shape, wanted)
+
+
+@pytest.mark.parametrize("quantization", BASE_QUANTIZATIONS)
+def test_a_step_changes_the_adapters_and_nothing_else(quantization: BaseQuantization) -> None:
+    workload = CatalogWorkload(TINY["llama"], recipe(quantization, "q_proj,down_proj"))
+    model, optimizer = workload.build(CPU)
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+
+    workload.train_step(model, optimizer, workload.make_batch(2, CPU))
+
+    changed = {name for name, value in model.named_parameters() if not _equal(value, before[name])}
+    assert changed == {name for name in before if "lora_" in name}
+    assert len(changed) == 2 * 2 * 2
+    assert all(torch.isfinite(value.float()).all() for value in model.parameters() if value.is_floating_point())
+
+
+def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return torch.equal(one.detach().view(torch.uint8), other.view(torch.uint8))
+
+
+def test_nf4_unpacks_to_its_sixteen_values_times_the_scale_of_the_block() -> None:
+    layer = QuantizedLinear(torch.nn.Linear(128, 3, bias=False), "nf4")
+    codes = torch.arange(192, dtype=torch.uint8)
+    layer.codes.data.copy_(codes)
+    layer.scales[0].data.copy_(torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0, 6.0]))
+
+    found = layer.unpacked(torch.float32).flatten()
+
+    # The first weight of a pair is in the upper four bits, as bitsandbytes packs them.
+    assert found[0] == found[1] == -1.0
+    assert found[2 * 7 + 1] == 0.0
+    assert found[2 * 15 + 1] == 1.0
+    assert found[64 + 1] == 2 * found[1]
+    assert found[2 * 0x7F + 1] == 4.0
+
+
+def test_double_quantization_gives_each_block_its_scale() -> None:
+    layer = QuantizedLinear(torch.nn.Linear(64, 257, bias=False), "nf4-dq")
+    layer.codes.data.fill_(0xFF)
+    small, shared, mean = layer.scales
+    small.data.copy_(torch.arange(257) % 7)
+    shared.data.copy_(torch.tensor([2.0, 10.0]))
+    mean.data.fill_(0.5)
+
+    found = layer.unpacked(torch.float32)
+
+    expected = torch.arange(257) % 7 * 2.0 + 0.5
+    expected[256] = 256 % 7 * 10.0 + 0.5
+    assert torch.equal(found, expected[:, None].expand(257, 64))
+
+
+def test_the_gradient_through_a_packed_layer_is_that_of_its_unpacked_weight() -> None:
+    layer = QuantizedLinear(torch.nn.Linear(64, 8), "int8")
+    layer.codes.data.random_(-127, 128)
+    layer.scales[0].data.fill_(0.01)
+    torch.nn.init.ones_(layer.bias)
+    x = torch.randn(5, 64, requires_grad=True)
+
+    output = layer(x)
+    output.sum().backward()
+
+    weight = layer.unpacked(torch.float32)
+    assert torch.allclose(output, x @ weight.T + 1, atol=1e-5)
+    assert x.grad is not None
+    assert torch.allclose(x.grad, weight.sum(0).expand(5, 64), atol=1e-5)
