@@ -120,11 +120,22 @@ def test_ranks_of_a_job_stand_together_across_hosts() -> None:
     state = HostsState((one, other), 100.0, sort=HostsSort.RANK)
     listed = listed_processes(state)
     assert [(each.host_name, each.count("rank")) for each in listed] == [("b", 0), ("a", 1), ("a", None)]
-    first, second, _ = said(processes_rows(state, listed)(118, ""))
+    job, first, second, _ = said(processes_rows(state, listed)(118, ""))
+    assert "2 of 2 ranks on 2 hosts · fullest rank 0: 39.00 GiB, spread 31.00" in job
+    assert "lags" not in job, "a step apart is the step that is under way"
     assert "0/2" in first
     assert "39.00" in first
     assert "1/2" in second
     assert "41" in second
+
+
+def test_the_rank_that_lags_and_those_that_are_not_seen() -> None:
+    slow = live("a", 10, probes={(gpu(0).uuid, 4000): {**rank(1, 30, 8), "world_size": 4}})
+    fast = live("b", 40, probes={(gpu(0).uuid, 4000): {**rank(0, 42, 8), "world_size": 4}})
+    state = HostsState((slow, fast), 100.0, sort=HostsSort.RANK)
+    job, *_ = said(processes_rows(state, listed_processes(state))(118, ""))
+    assert "2 of 4 ranks on 2 hosts" in job
+    assert "rank 1 lags 12 steps" in job
 
 
 # What is done

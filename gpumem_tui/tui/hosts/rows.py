@@ -10,7 +10,16 @@ from gpumem_tui.memory import GIB, Unknown
 from gpumem_tui.monitor.alerts import Severity
 from gpumem_tui.monitor.snapshot import DeviceState, GpuReading, Memory
 from gpumem_tui.remote.connection import HostStatus, Phase
-from gpumem_tui.tui.hosts.state import HostsSort, HostsState, RemoteProcess, gpus_of, worst_alert
+from gpumem_tui.tui.hosts.state import (
+    HostsSort,
+    HostsState,
+    JobRanks,
+    RemoteProcess,
+    gpus_of,
+    job_of,
+    jobs,
+    worst_alert,
+)
 from gpumem_tui.tui.kit.figures import ABSENT, MUTED, ListRow, Row, Span, age, fit, fit_right, header_line
 from gpumem_tui.tui.kit.glyphs import PROGRAM
 
@@ -214,18 +223,33 @@ def _command(each: RemoteProcess) -> str:
     return host.reason if isinstance(host, Unknown) else host.command or host.name
 
 
-def _cells(columns: Iterable[_Column], write: Callable[[_Column], str]) -> str:
-    texts = ((column, write(column)) for column in columns)
-    return "".join(
-        fit_right(text, column.width) if column.right else fit(f" {text}", column.width) for column, text in texts
-    )
+def _cells(columns: Iterable[_Column], each: RemoteProcess | None = None, marked: str = "", mark: str = "") -> str:
+    """The cells of a process; without one the heads of the columns, with a mark at one of them."""
+    cells = []
+    for column in columns:
+        text = f"{mark if column.title == marked else ''}{column.title}" if each is None else column.write(each)
+        cells.append(fit_right(text, column.width) if column.right else fit(f" {text}", column.width))
+    return "".join(cells)
+
+
+def _job_text(job: JobRanks) -> str:
+    """A job in one line: how many of its ranks are seen, the fullest, the spread between them, the one that lags."""
+    hosts = len({each.host_name for each in job.ranks})
+    facts = [f"{len(job.ranks)} of {job.world_size} ranks on {_count(hosts, 'host')}"]
+    fullest, behind = job.fullest, job.behind
+    if fullest is not None:
+        peak = _bytes(fullest.count("peak_allocated_bytes"))
+        facts.append(f"fullest rank {fullest.count('rank')}: {peak} GiB, spread {_bytes(job.spread_bytes)}")
+    if behind is not None:
+        facts.append(f"rank {behind[0].count('rank')} lags {_count(behind[1], 'step')}")
+    return " · ".join([*facts, job.command])
 
 
 def processes_heading(state: HostsState, listed: list[RemoteProcess], width: int) -> Row:
     """The heads of the columns of the processes; the one that they are sorted by has a mark."""
     mark = "▾" if (state.sort in (HostsSort.MEMORY, HostsSort.SM)) != state.reverse else "▴"
     columns = _columns(state, width, probed=any(each.probe for each in listed))
-    text = _cells(columns, lambda column: f"{mark if column.title == state.sort.value else ''}{column.title}")
+    text = _cells(columns, None, state.sort.value, mark)
     return [(text, f"bold {MUTED}")]
 
 
@@ -237,14 +261,15 @@ def processes_rows(state: HostsState, listed: list[RemoteProcess]) -> Callable[[
         if not listed:
             return [ListRow(((f"  {_why_none(state)}", MUTED),))]
         columns = _columns(state, width, probed=any(each.probe for each in listed))
-        return [
-            ListRow(
-                ((_cells(columns, lambda column, each=each: column.write(each)),  # type: ignore[misc]
-                  MUTED if each.host_name in away else ""),),
-                process_key(each),
-            )
-            for each in listed
-        ]  # fmt: skip
+        together = jobs(listed) if state.sort is HostsSort.RANK else {}
+        drawn: list[ListRow] = []
+        for each in listed:
+            job = together.pop(job_of(each), None) if each.count("rank") is not None else None
+            if job is not None:
+                drawn.append(ListRow(((fit(f" {_job_text(job)}", width - 1), "bold $primary"),)))
+            style = MUTED if each.host_name in away else ""
+            drawn.append(ListRow(((_cells(columns, each), style),), process_key(each)))
+        return drawn
 
     return rows
 

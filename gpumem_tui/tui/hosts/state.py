@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -11,6 +11,8 @@ from gpumem_tui.memory import Unknown
 from gpumem_tui.monitor.alerts import Alert, Severity
 from gpumem_tui.monitor.snapshot import GpuProcess, GpuReading, HostProcess
 from gpumem_tui.remote.connection import HostStatus
+
+_PEAK = "peak_allocated_bytes"
 
 
 class HostsSort(Enum):
@@ -139,3 +141,51 @@ def job_of(each: RemoteProcess) -> tuple[str, str, int]:
     known = each.known
     about = ("", "") if known is None else (known.user, known.command)
     return (*about, each.count("world_size") or 0)
+
+
+@dataclass(frozen=True)
+class JobRanks:
+    """The ranks of one job, on whatever hosts, as their probes say.
+
+    Attributes:
+        ranks: a process each, by rank.
+        world_size: how many there should be; 0 where no probe says so.
+    """
+
+    command: str
+    world_size: int
+    ranks: tuple[RemoteProcess, ...]
+
+    @property
+    def fullest(self) -> RemoteProcess | None:
+        """The one with the highest peak of allocated bytes."""
+        known = [each for each in self.ranks if each.count(_PEAK) is not None]
+        return max(known, key=lambda each: each.count(_PEAK) or 0, default=None)
+
+    @property
+    def spread_bytes(self) -> int:
+        """Between the highest and the lowest of these peaks."""
+        peaks = [peak for each in self.ranks if (peak := each.count(_PEAK)) is not None]
+        return max(peaks) - min(peaks) if peaks else 0
+
+    @property
+    def behind(self) -> tuple[RemoteProcess, int] | None:
+        """The one that lags most, and by how many steps; None if none does by more than the one that is under way."""
+        steps = [(step, each) for each in self.ranks if (step := each.count("step")) is not None]
+        if not steps:
+            return None
+        least, last = min(steps, key=lambda pair: pair[0])
+        lag = max(step for step, _ in steps) - least
+        return (last, lag) if lag > 1 else None
+
+
+def jobs(listed: Sequence[RemoteProcess]) -> dict[tuple[str, str, int], JobRanks]:
+    """The jobs of several ranks among the listed processes."""
+    found: dict[tuple[str, str, int], list[RemoteProcess]] = {}
+    for each in listed:
+        if each.count("rank") is not None and (each.count("world_size") or 0) > 1:
+            found.setdefault(job_of(each), []).append(each)
+    return {
+        key: JobRanks(key[1], key[2], tuple(sorted(ranks, key=lambda each: each.count("rank") or 0)))
+        for key, ranks in found.items()
+    }

@@ -1,0 +1,38 @@
+"""Several hosts as a user sees them: the real program in a real terminal; ssh is a stand-in, the program there real."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+
+from gpumem_tui.memory import GIB
+from tests.nvml_stub.machine import FakeMachine
+from tests.nvml_stub.scenario import FakeGpu, Scenario
+from tests.remote.standins import UNKNOWN_KEY, Ssh
+from tests.terminal.terminal import terminal
+
+
+def test_hosts_of_a_list_one_of_them_refused(fake_machine: FakeMachine, tmp_path: Path) -> None:
+    fake_machine.show(Scenario(gpus=[FakeGpu(used_bytes=5 * GIB), FakeGpu(used_bytes=70 * GIB)]))
+    ssh = Ssh(tmp_path)
+    words = " ".join(f"{name}={shlex.quote(value)}" for name, value in fake_machine.environment.items())
+    here = f"exec env {words} {shlex.quote(sys.executable)} -m"
+    ssh.host("n1", "echo Welcome", f'set -- $1; shift; {here} gpumem_tui "$@"')
+    ssh.host("n2", f"echo '{UNKNOWN_KEY}' >&2; exit 255")
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    with terminal("--host", "n[1-2]", columns=80, lines=24, env=environment) as screen:
+        screen.wait_for("2 hosts · 1 live · 1 away", "76.2/160.0", "host key is not known: `ssh n2`", "its Monitor")
+        screen.press("x")
+        screen.wait_for("GPU 0", "GPU 1", "70.6/80.0")
+        screen.press("\r")
+        screen.wait_for("esc hosts", "5.00/80.00 GiB", "driver 550")
+        screen.press("\x1b")
+        screen.wait_for("2 hosts · 1 live")
+        screen.press("?")
+        screen.wait_for("try the hosts that are away at once")
+        screen.press("\x1b")
+        screen.wait_for("2 hosts · 1 live")
+        screen.press("q")
+        assert screen.exit_code() == 0
+    assert any("monitor --json --interval 1" in call for call in ssh.called)
