@@ -31,7 +31,7 @@ class Bucket(Enum):
         "Of the device's total, never given to CUDA.",
     )  # fmt: skip
     OTHER_PROCESSES = "other_processes", "other processes", "other processes", "◆", "cache"
-    PROCESS = "process", "process", "process", "█", "process-1", "what the driver says this process holds"
+    PROCESS = "process", "process", "process", "▞", "process-1", "what the driver says this process holds"
     UNACCOUNTED = (
         "unaccounted", "unaccounted", "unaccounted", "?", "other", "in use, but by no process that the driver lists",
     )  # fmt: skip

@@ -139,12 +139,12 @@ def _double(tried: Sequence[Tried], settings: StrategySettings) -> int:
 
 
 def _binary(tried: Sequence[Tried], settings: StrategySettings) -> int:
-    """Halve the range from nothing to twice the prediction (or 64 samples), widening it while all fits."""
+    """Halve the range from nothing to twice the prediction (or 64 samples), and twice as far each time all fits."""
     fit, oom = bracket(tried, settings.floor)
     if oom is not None:
         return (fit + oom) // 2
     ceiling = 2 * (settings.predicted or 32)
-    while ceiling <= fit + 1:
+    while ceiling <= 2 * fit:
         ceiling *= 2
     return (fit + ceiling) // 2
 

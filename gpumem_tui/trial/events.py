@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Literal
 
 from gpumem_tui.catalog.shapes import Gpu
+from gpumem_tui.catalog.speeds import GpuSpeed
 from gpumem_tui.memory import Breakdown, Range
 from gpumem_tui.simulator.profile import Profile
 from gpumem_tui.simulator.replay import AffineTrace
@@ -323,6 +324,7 @@ def decode_request(line: bytes) -> Request:
     action = values.pop("action")
     gpu = values.pop("gpu")
     gpu["compute_capability"] = tuple(gpu["compute_capability"])
+    gpu["speed"] = GpuSpeed(**gpu["speed"]) if gpu["speed"] is not None else None
     gpu["reserves"] = tuple((driver, size_bytes) for driver, size_bytes in gpu["reserves"])
     workload = WorkloadSpec.from_wire(values.pop("workload"))
     kind = TrialRequest if action == "trial" else TraceRequest

@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given, settings
 
 from gpumem_tui.catalog.loader import find_gpu, find_model
-from gpumem_tui.formula.changes import Change, Setup, changes, conflict, sharded
+from gpumem_tui.formula.changes import STAGES, Change, Setup, changes, conflict, sharded
 from gpumem_tui.formula.predict import predict
 from gpumem_tui.formula.price import Price
 from gpumem_tui.formula.recipe import Recipe
+from gpumem_tui.formula.sharding import stage_of
 from gpumem_tui.memory import GIB, Unknown
 from gpumem_tui.plan.answers import answer, setup_of, usable_of
 from gpumem_tui.plan.controls import plan_of
@@ -239,9 +240,9 @@ def every_set(plan: Plan) -> list[tuple[Change, ...]]:
     for change in changes(setup, plan.gpu):
         if isinstance(change, Change) and change.axis not in ("sharding", "weights"):
             axes.setdefault(change.axis, [None]).append(change)
-    held = plan.recipe.sharding
+    held = stage_of(plan.recipe)
     if plan.recipe.gpus > 1:
-        stages = [sharded(stage, plan.recipe.gpus, 0) for stage in ("zero1", "zero2", "zero3") if stage > held]
+        stages = [sharded(stage, plan.recipe.gpus, 0) for number, stage in enumerate(STAGES, 1) if number > held]
         axes["sharding"] = [None, *stages]
     sets = product(*axes.values())
     return [tuple(change for change in chosen if change is not None) for chosen in sets]

@@ -294,7 +294,7 @@ async def test_the_search_gets_the_same_settings(tmp_path: Path) -> None:
         await plan_scene.settled(pilot)
         await pilot.press("s")
         await until(pilot, lambda: wanted == [GPT2])
-        await choose(pilot, "sharding")
+        await choose(pilot, "loss")
         await pilot.press("right", "s")
         await pilot.pause()
         assert wanted == [GPT2]

@@ -230,7 +230,7 @@ def test_a_verified_result_says_so_in_words() -> None:
     assert "Largest batch 40" in view.headline
     assert view.room == "Batch 36 leaves the headroom of 10 % free, too: 8.00 GiB, by trace"
     summary, gap = view.details
-    assert summary == "3 trials, 1 out of memory · predicted: formula 51, traced 40"
+    assert summary == "3 trials, 1 out of memory · predicted: formula 43, traced 40"
     assert gap.startswith("The formula counts ")
     assert "at batch 40, the traced step " in gap
 
@@ -260,7 +260,7 @@ def test_nothing_fits_names_the_obstacle_and_what_would_help() -> None:
     assert view.headline.startswith("optimizer state alone needs 50.21 GiB")
     together, *single = view.advice
     assert len(single) == 2
-    assert together.buys == "batch 1 fits"
+    assert together.buys == "batch 2 fits"
     assert together.option.count("--") > 1
     assert all(one.buys.startswith("saves ") and one.buys.endswith("not enough alone") for one in single)
     for one in view.advice:
@@ -313,4 +313,4 @@ def test_a_workload_file_goes_by_its_name() -> None:
 
 
 def test_both_predictions_stand_beside_the_strategy() -> None:
-    assert dict(strategy_lines(FOUND)) | {"formula": "batch 51", "traced": "batch 40"} == dict(strategy_lines(FOUND))
+    assert dict(strategy_lines(FOUND)) | {"formula": "batch 43", "traced": "batch 40"} == dict(strategy_lines(FOUND))

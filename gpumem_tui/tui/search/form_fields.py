@@ -10,7 +10,17 @@ from textual.message import Message
 from textual.widgets import Select
 
 from gpumem_tui.catalog.shapes import ModelShape
-from gpumem_tui.formula.recipe import ATTENTIONS, OPTIMIZERS, PRECISIONS, RECOMPUTES, SHARDINGS
+from gpumem_tui.formula.recipe import (
+    ADAPTERS,
+    ALL_LINEAR,
+    ATTENTIONS,
+    BASE_QUANTIZATIONS,
+    DEFAULT_LORA_RANK,
+    OPTIMIZERS,
+    PRECISIONS,
+    RECOMPUTES,
+    SHARDINGS,
+)
 from gpumem_tui.memory import GIB, MIB, Unknown
 from gpumem_tui.plan.digits import by_digit
 from gpumem_tui.search import strategy
@@ -80,6 +90,10 @@ FIELDS = (
     FormField("timeout", "Timeout s", "--timeout", "number", empty="300"),
     FormField("python", "Python", "--python", "text", empty="the one that this program runs in"),
     _recipe("sharding", SHARDINGS),
+    _recipe("adapter", ADAPTERS),
+    FormField("lora_rank", "LoRA rank", "--lora-rank", "count", _NETWORKS, f"{DEFAULT_LORA_RANK}"),
+    FormField("base_quantization", "Base", "--base-quantization", "choice", _NETWORKS, among=BASE_QUANTIZATIONS),
+    FormField("lora_targets", "LoRA on", "--lora-targets", "text", _NETWORKS, f"{ALL_LINEAR}, or q_proj,v_proj"),
     _shape("layers", "Layers"),
     _shape("hidden", "Hidden"),
     _shape("heads", "Heads"),

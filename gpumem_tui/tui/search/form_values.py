@@ -14,7 +14,17 @@ from typing import TypeVar
 from gpumem_tui.catalog.loader import DEFAULT_MODEL, gpus, models
 from gpumem_tui.errors import OptionError
 from gpumem_tui.formula.predict import DEFAULT_HEADROOM
-from gpumem_tui.formula.recipe import ATTENTIONS, OPTIMIZERS, PRECISIONS, RECOMPUTES, SHARDINGS
+from gpumem_tui.formula.recipe import (
+    ADAPTERS,
+    ALL_LINEAR,
+    ATTENTIONS,
+    BASE_QUANTIZATIONS,
+    DEFAULT_LORA_RANK,
+    OPTIMIZERS,
+    PRECISIONS,
+    RECOMPUTES,
+    SHARDINGS,
+)
 from gpumem_tui.monitor.devices import RealGpu
 from gpumem_tui.options.configuration import Options, check_searchable, interpreter, limit_from
 from gpumem_tui.options.typed import rows_from
@@ -96,6 +106,8 @@ class FormValues:
             "file": options.workload or given.workload or "",
             "command": Command(options.command or given.command, "").text,
             "gpus": _shown(options.gpus, unless=1),
+            "lora_rank": _shown(options.lora_rank, unless=DEFAULT_LORA_RANK),
+            "lora_targets": options.lora_targets if options.lora_targets != ALL_LINEAR else "",
             "ramp_step": _shown(config.ramp_step),
             "target_batch": _shown(config.target_batch),
             "headroom": _shown(config.headroom, unless=DEFAULT_HEADROOM),
@@ -249,6 +261,10 @@ class FormValues:
             recompute=self._chosen_of("recompute", RECOMPUTES),
             attention=self._chosen_of("attention", ATTENTIONS),
             sharding=self._chosen_of("sharding", SHARDINGS),
+            adapter=self._chosen_of("adapter", ADAPTERS),
+            lora_rank=self._count("lora_rank", 1) or DEFAULT_LORA_RANK,
+            lora_targets=self._values["lora_targets"] or ALL_LINEAR,
+            base_quantization=self._chosen_of("base_quantization", BASE_QUANTIZATIONS),
             gpus=int(ranks or 1),
         )
 
