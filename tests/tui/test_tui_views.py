@@ -232,7 +232,7 @@ def test_a_verified_result_says_so_in_words() -> None:
     summary, gap = view.details
     assert summary == "3 trials, 1 out of memory · predicted: formula 43, traced 40"
     assert gap.startswith("The formula counts ")
-    assert "at batch 40, the traced step " in gap
+    assert "at batch 36, the traced step " in gap
 
 
 def test_the_gap_between_the_predictions_is_explained_from_the_prediction_on() -> None:
@@ -264,7 +264,7 @@ def test_nothing_fits_names_the_obstacle_and_what_would_help() -> None:
     assert together.option.count("--") > 1
     assert all(one.buys.startswith("saves ") and one.buys.endswith("not enough alone") for one in single)
     for one in view.advice:
-        assert ("predicted only" in one.cost) == ("--sharding" in one.option)
+        assert ("for further GPUs beside the one that is searched" in one.cost) == ("--gpus" in one.option)
 
 
 def test_the_cap_and_the_moment_of_the_traced_peak_are_named() -> None:
