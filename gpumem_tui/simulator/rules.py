@@ -100,7 +100,7 @@ def reduction(
             four outputs side by side are read at once, as far as both are divisible.
     """
     while outputs * inputs * element_bytes > _INDEX_32_BIT:  # taken in halves along the outermost dimension
-        if layout == 0 or outputs == 1:
+        if inputs > 1 and (layout == 0 or outputs == 1):
             inputs = -(-inputs // 2)
         else:
             outputs = -(-outputs // 2)

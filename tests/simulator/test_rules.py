@@ -31,6 +31,12 @@ def test_outputs_side_by_side_are_as_many_as_divide_evenly(run: int, vector: int
     assert partial_bytes == 4 * run * split * width * vector
 
 
+def test_a_reduction_of_more_outputs_than_one_index_reaches_is_halved_along_them() -> None:
+    """Down to one input nothing is left to halve there."""
+    partial_bytes, semaphores = reduction(2**34, 1, 4, 4, 0, 2**34, 4, *A100)
+    assert (partial_bytes, semaphores) == (0, 0)
+
+
 def test_a_small_reduction_stays_within_its_thread_blocks() -> None:
     assert reduction(768, 256, 4, 4, 0, 768, 4, *A100) == (0, 0), "fewer than 256 values a thread"
     assert reduction(8 * 1024 * 768, 8, 4, 4, 0, 768, 4, *A100) == (0, 0), "a position embedding's gradient"
