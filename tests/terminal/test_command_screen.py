@@ -107,7 +107,7 @@ def test_a_command_is_held_goes_on_is_cancelled_and_edited(script: Path) -> None
         screen.wait_for("CANCELLED", "before any batch ran", "e edit")
         assert _alive(children) == []
         screen.press("e")
-        screen.wait_for("Train", "Ranks", "ctrl+s applies")
+        screen.wait_for("Train", "GPUs", "ctrl+s applies")
         time.sleep(0.5)  # for the focus, which is not seen
         screen.press(" --steps")
         screen.wait_for("--pause 1 --steps", "ctrl+s applies")
