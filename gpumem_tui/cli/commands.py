@@ -28,6 +28,7 @@ _COMMANDS = {
     "attach": "gpumem_tui.cli.watch:attach",
     "watch": "gpumem_tui.cli.watch:watch",
     "look": "gpumem_tui.cli.look:look",
+    "search-for-viewer": "gpumem_tui.cli.hosts:search_for_viewer",
 }
 """Where each command is, in the order of the help."""
 

@@ -1,12 +1,32 @@
-"""`gpumem-tui --host A --host B`: the Monitors of other machines, over the user's own ssh."""
+"""Other machines over the user's own ssh: their Monitors, a search or a run on one of them."""
 
 from __future__ import annotations
 
 import dataclasses
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from gpumem_tui.cli.common import is_terminal
+import click
+
+from gpumem_tui.cli.common import complain, is_terminal
 from gpumem_tui.errors import OptionError
+from gpumem_tui.exit_codes import EXIT_FAILED
+
+if TYPE_CHECKING:
+    from gpumem_tui.options.configuration import Options
+    from gpumem_tui.remote.connection import SshOptions
+    from gpumem_tui.remote.hosts import RemoteHost
+    from gpumem_tui.settings import Settings
+
+HOST_OPTIONS: list[Callable[[Any], Any]] = [
+    click.option("--host", metavar="HOST", help="Run it there, over ssh: HOST, USER@HOST:PORT. Nothing is copied."),
+    click.option(
+        "--remote-directory", metavar="DIR", help="Directory on the host to run in (default: the login's home)."
+    ),
+    click.option("--remote-command", metavar="COMMAND", help="What is called there (gpumem-tui, found in PATH)."),
+]
 
 
 def watch_hosts(
@@ -37,3 +57,72 @@ def watch_hosts(
     if not is_terminal():
         raise OptionError("no terminal to draw on; `ssh HOST gpumem-tui monitor --json` needs none")
     return open_hosts(Fleet(hosts, SshOptions(settings.remote_command, settings.interval_s)), settings)
+
+
+def the_host(
+    host: str | None, remote_directory: str | None, remote_command: str | None
+) -> tuple[RemoteHost, SshOptions, Settings] | None:
+    """The one host that `HOST_OPTIONS` name, and how it is reached; None for this machine.
+
+    Raises:
+        OptionError: it is none, or several, or the settings are invalid.
+    """
+    if host is None:
+        of_hosts = {"--remote-directory": remote_directory, "--remote-command": remote_command}
+        if alone := next((name for name, value in of_hosts.items() if value is not None), ""):
+            raise click.UsageError(f"{alone} is for another machine: name it with --host")
+        return None
+    from gpumem_tui.remote.connection import SshOptions
+    from gpumem_tui.remote.hosts import hosts_of
+    from gpumem_tui.settings import load
+
+    settings = load()
+    found = hosts_of((host,), groups=dict(settings.hosts))
+    if len(found) > 1:
+        raise OptionError(f"--host {host}: is {len(found)} hosts; name one of them")
+    return found[0], SshOptions(remote_command or settings.remote_command, settings.interval_s), settings
+
+
+def search_on_host(
+    host: RemoteHost,
+    ssh: SshOptions,
+    directory: str,
+    asked: Options,
+    settings: Settings,
+    *,
+    as_json: bool,
+    quiet: bool,
+    on_screen: bool,
+) -> int:
+    """Search there, show it here, and return the exit code.
+
+    Raises:
+        OptionError: the options are wrong there, or the program there is of another version.
+    """
+    from gpumem_tui.plan.advice import advice_lines
+    from gpumem_tui.remote.link import LinkLost
+    from gpumem_tui.remote.searching import RemoteSearch
+    from gpumem_tui.search.headless import run
+
+    there = RemoteSearch(host, ssh, directory, asked)
+    try:
+        found = there.configure()
+        if on_screen:
+            from gpumem_tui.tui.start import open_search_on_host
+
+            return open_search_on_host(there, found, asked.trained, ssh, settings)
+        if not quiet:
+            print(f"gpumem-tui: on {host.name} in {found.directory}", file=sys.stderr)
+        return run(found.config, advice_lines, as_json=as_json, quiet=quiet, search_function=there.search)
+    except LinkLost as lost:
+        return complain(f"{host.name}: {lost}", EXIT_FAILED)
+    finally:
+        there.end()
+
+
+@click.command("search-for-viewer", hidden=True)
+def search_for_viewer() -> int:
+    """Search for a gpumem-tui on another machine, which speaks through stdin and stdout."""
+    from gpumem_tui.remote.serving import serve
+
+    return serve()

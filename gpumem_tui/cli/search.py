@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gpumem_tui.cli.common import is_terminal, predict_or_exit
+from gpumem_tui.cli.hosts import HOST_OPTIONS, search_on_host, the_host
 from gpumem_tui.cli.workload import (
     AT_LEAST_ONE,
     DEVICE_OPTIONS,
     WORKLOAD_OPTIONS,
     TakesCommand,
+    asked,
     choice,
     configured,
     with_options,
@@ -30,21 +32,37 @@ if TYPE_CHECKING:
 @click.option("--json", "as_json", is_flag=True, help="JSON lines: one a trial, then the result.")
 @click.option("--plain", is_flag=True, help="Log lines instead of the screen.")
 @click.option("--quiet", is_flag=True, help="Do not show what a command prints.")
-def search(as_json: bool, plain: bool, quiet: bool, **values: Any) -> int:
+@with_options(HOST_OPTIONS)
+def search(
+    as_json: bool,
+    plain: bool,
+    quiet: bool,
+    host: str | None,
+    remote_directory: str | None,
+    remote_command: str | None,
+    **values: Any,
+) -> int:
     """Ramp a real training step until it is out of memory, with the prediction beside it.
 
     The step is a catalog model's (--model), your file's (--workload), or your own command's, unchanged, after `--`:
     `gpumem-tui search -- python train.py --batch-size {batch}`. {accumulation} is replaced by what reaches
-    --target-batch.
+    --target-batch. With --host it runs on another machine that has gpumem-tui too; GPU, interpreter and files are
+    those there.
     """
     if as_json and plain:
         raise click.UsageError("--json and --plain: give only one of them")
+    on_screen = not as_json and not plain and is_terminal()
+    if there := the_host(host, remote_directory, remote_command):
+        remote, ssh, settings = there
+        wanted = asked(values)
+        return search_on_host(
+            remote, ssh, remote_directory or "", wanted, settings, as_json=as_json, quiet=quiet, on_screen=on_screen
+        )
     from gpumem_tui.options.configuration import check_searchable
 
     options, config = configured(values)
     check_searchable(config)
-    _need_batch(config)
-    if not as_json and not plain and is_terminal():
+    if on_screen:
         from gpumem_tui.tui.start import open_search
 
         return open_search(options, config, autostart=True)
@@ -100,10 +118,3 @@ def predicted_size(config: SearchConfig, given: int | None) -> int:
         proposed = f": write {proposal.proposed}" if proposal is not None else ""
         raise click.UsageError(f"--batch-size: the command has no {{batch}} to put it in{proposed}")
     return 1 if proposal is None else proposal.batch_size
-
-
-def _need_batch(config: SearchConfig) -> None:
-    command = config.workload.command
-    if command is None or command.takes_batch:
-        return
-    raise click.UsageError(f"-- COMMAND: has no {{batch}}; {command.rewriting}")

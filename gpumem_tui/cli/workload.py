@@ -25,6 +25,7 @@ from gpumem_tui.formula.recipe import (
 from gpumem_tui.options.typed import rows_from, size_from
 
 if TYPE_CHECKING:
+    from gpumem_tui.options.configuration import Options
     from gpumem_tui.options.workload import WorkloadOptions
     from gpumem_tui.search.config import SearchConfig
 
@@ -58,16 +59,28 @@ def configured(values: Mapping[str, object], **set_values: object) -> tuple[Work
     """What was typed, and the user's training command if there is one, and what is searched by that.
 
     Args:
-        values: by click's name of each option of `WORKLOAD_OPTIONS` and `DEVICE_OPTIONS`; those that are left out take
-            their defaults.
-        set_values: options that the command itself sets.
+        values, set_values: as of `asked`.
 
     Raises:
         OptionError: the options are wrong, or do not go together.
     """
+    from gpumem_tui.options.configuration import configure
+
+    options = asked(values, **set_values)
+    return options.trained, configure(options)
+
+
+def asked(values: Mapping[str, object], **set_values: object) -> Options:
+    """What was typed, and the user's training command if there is one.
+
+    Args:
+        values: by click's name of each option of `WORKLOAD_OPTIONS` and `DEVICE_OPTIONS`; those that are left out take
+            their defaults.
+        set_values: options that the command itself sets.
+    """
     import msgspec
 
-    from gpumem_tui.options.configuration import Options, configure
+    from gpumem_tui.options.configuration import Options
     from gpumem_tui.options.workload import ModelChanges, WorkloadOptions
 
     given = {"command": trained_command(), **values, **set_values}
@@ -78,7 +91,7 @@ def configured(values: Mapping[str, object], **set_values: object) -> tuple[Work
     trained = {"changes": named(ModelChanges), **named(WorkloadOptions)}
     options = msgspec.convert({"trained": trained, **named(Options)}, Options)
     assert not given, f"no option takes {sorted(given)}"
-    return options.trained, configure(options)
+    return options
 
 
 class Size(click.ParamType[int]):

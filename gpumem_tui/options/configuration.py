@@ -131,8 +131,11 @@ def check_searchable(config: SearchConfig) -> None:
 
     Raises:
         OptionError: a GPU of this machine would run one of several ranks alone, which only a simulated one can; only
-            the formula knows the recipe; or the GPUs have nothing to do.
+            the formula knows the recipe; the GPUs have nothing to do; or a command's batch size cannot be set.
     """
+    command = config.workload.command
+    if command is not None and not command.takes_batch:
+        raise OptionError(f"-- COMMAND: has no {{batch}}; {command.rewriting}")
     recipe = config.workload.recipe
     if config.workload.shape is not None and (reason := why_formula_only(recipe)):
         raise OptionError(f"{reason}; `gpumem-tui predict` answers")

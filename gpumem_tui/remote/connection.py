@@ -12,8 +12,7 @@ import shlex
 import subprocess
 import threading
 import time
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
@@ -22,6 +21,7 @@ from gpumem_tui.monitor.snapshot import Snapshot
 from gpumem_tui.remote.decode import HostReport, NoReading, OtherSchema, decoded
 from gpumem_tui.remote.explain import explained
 from gpumem_tui.remote.hosts import RemoteHost
+from gpumem_tui.remote.ssh import LastWords, end_process, exit_code, ssh_words
 from gpumem_tui.text import shortened
 
 _LONGEST_LINE = 4 << 20
@@ -29,8 +29,6 @@ _LONGEST_LINE = 4 << 20
 _CHUNK = 1 << 16
 _MOST_BANNER = 64 << 10
 """Bytes that a host's shell may print before the first reading."""
-_KEPT_ERRORS = 20
-_LONGEST_ERROR = 4096
 _MOST_LINES = 40
 """Readings in one second beyond which a host floods: the shortest interval asks for five."""
 _FIRST_ANSWER_S = 45.0
@@ -67,10 +65,8 @@ class SshOptions:
     ssh: str = "ssh"
 
     def command(self, host: RemoteHost) -> list[str]:
-        """The words of the process: `BatchMode` so that no question waits for an answer (ssh_config(5))."""
-        port = [] if host.port is None else ["-p", str(host.port)]
-        there = f"{self.remote_command} monitor --json --interval {self.interval_s:g}"
-        return [*shlex.split(self.ssh), "-T", "-o", "BatchMode=yes", *port, "--", host.destination, there]
+        """The words of the process that reads a host."""
+        return ssh_words(self.ssh, host, f"{self.remote_command} monitor --json --interval {self.interval_s:g}")
 
 
 @dataclass(frozen=True)
@@ -162,7 +158,7 @@ class Connection:
         self._again.set()
         process = self._process
         if process is not None:
-            _end(process, 0.0)
+            end_process(process, 0.0)
 
     # In its thread
 
@@ -191,15 +187,15 @@ class Connection:
             return f"{shlex.split(self._options.ssh)[0]} cannot be started: {error.strerror}", True, False
         self._process = process
         if self._stopped.is_set():
-            _end(process, 0.0)
+            end_process(process, 0.0)
         reading = _Reading(process, self._options.interval_s, self._take)
         try:
             reading.to_the_end(self._stopped)
-            problem, is_refused = explained(_exit_code(process), reading.errors, self.host, self._options)
+            problem, is_refused = explained(exit_code(process), reading.errors, self.host, self._options)
         except _Broken as broken:
             problem, is_refused = str(broken), False
         finally:
-            _end(process, _END_S)
+            end_process(process, _END_S)
             self._process = None
         return problem, is_refused, reading.answered
 
@@ -219,21 +215,24 @@ class _Reading:
     """What a process writes, taken apart into readings.
 
     Attributes:
-        errors: the last lines of its stderr.
         answered: a reading came.
     """
 
     def __init__(self, process: subprocess.Popen[bytes], interval_s: float, take: Callable[[HostReport, str], None]):
-        self.errors: deque[str] = deque(maxlen=_KEPT_ERRORS)
+        self._said = LastWords()
         self.answered = False
         self._process = process
         self._take = take
         self._silence_s = max(_LEAST_SILENCE_S, _SILENT_INTERVALS * interval_s)
         self._out = b""
-        self._error = b""
         self._banner = 0
         self._first_line = ""
         self._second, self._lines = 0, 0
+
+    @property
+    def errors(self) -> Sequence[str]:
+        """The last lines of its stderr."""
+        return self._said.lines
 
     def to_the_end(self, stopped: threading.Event) -> None:
         """Until stdout ends.
@@ -250,12 +249,12 @@ class _Reading:
             selector.register(error, selectors.EVENT_READ)
             while not stopped.is_set():
                 ready = [key.fd for key, _ in selector.select(_POLL_S)]
-                if error in ready and not self._hear(os.read(error, _CHUNK)):
+                if error in ready and not self._said.take(os.read(error, _CHUNK)):
                     selector.unregister(error)
                 if out in ready:
                     data = os.read(out, _CHUNK)
                     if not data:
-                        self._last_words(selector, error)
+                        self._said.take_rest(selector, error, self._process)
                         return
                     heard_s = time.monotonic()
                     self._read(data)
@@ -265,26 +264,6 @@ class _Reading:
         patience_s = self._silence_s if self.answered else _FIRST_ANSWER_S
         if silent_s > patience_s:
             raise _Broken(f"silent for {silent_s:.0f} s" if self.answered else f"no answer within {silent_s:.0f} s")
-
-    def _last_words(self, selector: selectors.BaseSelector, error: int) -> None:
-        """What stderr still holds. It need not end: with ControlPersist ssh's master keeps it open."""
-        until_s = time.monotonic() + _END_S
-        while error in selector.get_map() and time.monotonic() < until_s:
-            ready = {key.fd for key, _ in selector.select(_POLL_S)}
-            if error in ready:
-                if not self._hear(os.read(error, _CHUNK)):
-                    return
-            elif self._process.poll() is not None:
-                return
-
-    def _hear(self, data: bytes) -> bool:
-        """Keep the last lines of stderr; False at its end."""
-        *lines, rest = (self._error + data).split(b"\n")
-        self._error = rest[-_LONGEST_ERROR:]
-        lines += [] if data else [self._error]
-        said = (shortened(line[:_LONGEST_ERROR].decode("utf-8", "replace").strip(), 300) for line in lines)
-        self.errors.extend(line for line in said if line)
-        return bool(data)
 
     def _read(self, data: bytes) -> None:
         *lines, self._out = (self._out + data).split(b"\n")
@@ -322,25 +301,3 @@ class _Reading:
         self._first_line = self._first_line or ("" if self.answered else text)
         if self._banner > _MOST_BANNER:
             raise _Broken(f"prints “{text}”, which is no reading; does its shell write to stdout?")
-
-
-def _exit_code(process: subprocess.Popen[bytes]) -> int | None:
-    try:
-        return process.wait(_END_S)
-    except subprocess.TimeoutExpired:
-        return None
-
-
-def _end(process: subprocess.Popen[bytes], patience_s: float) -> None:
-    """End ssh; what runs on the host ends when it writes next."""
-    if process.poll() is None:
-        process.terminate()
-    if patience_s:
-        try:
-            process.wait(patience_s)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        for pipe in (process.stdout, process.stderr):
-            if pipe is not None:
-                pipe.close()

@@ -21,7 +21,7 @@ class Device:
     """Where to search. `uuid` is the real GPU's; `reason` says why a simulated one was taken ("": it was asked for).
 
     `others_bytes` is what other processes hold on it: a search beside them stays within what they leave. `more_uuids`
-    are the further GPUs of a command that starts several ranks.
+    are the further GPUs of a command that starts several ranks. `host` is the machine that it is on; "": this one.
     """
 
     gpu: Gpu
@@ -30,6 +30,7 @@ class Device:
     reason: str = ""
     others_bytes: int = 0
     more_uuids: tuple[str, ...] = ()
+    host: str = ""
 
     @property
     def measured_title(self) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Protocol
 
 from gpumem_tui.exit_codes import EXIT_BAD_INPUT, EXIT_FAILED
 from gpumem_tui.search.command import CommandProcess
@@ -17,6 +18,19 @@ _TRACED_ACCUMULATION = 2
 """Micro-batches that a trace accumulates at most."""
 
 Child = ChildProcess | CommandProcess
+
+
+class Steered(Protocol):
+    """What runs and can be held."""
+
+    def pause(self) -> None:
+        """Stop after the step that is running."""
+
+    def resume(self) -> None:
+        """Go on after a pause."""
+
+    def end(self) -> None:
+        """End it, if it still runs."""
 
 
 class Cancelled(Exception):
@@ -41,7 +55,7 @@ class Control:
 
     def __init__(self) -> None:
         self._cancelled = threading.Event()
-        self._child: Child | None = None
+        self._child: Steered | None = None
         self._lock = threading.Lock()
         self._paused = False
 
@@ -49,6 +63,11 @@ class Control:
     def paused(self) -> bool:
         """True between `pause` and `resume`."""
         return self._paused
+
+    @property
+    def cancelled(self) -> bool:
+        """True after `cancel`."""
+        return self._cancelled.is_set()
 
     def cancel(self) -> None:
         """End the search now; the running trial is killed."""
@@ -74,7 +93,7 @@ class Control:
             raise Cancelled
 
     @contextmanager
-    def running(self, child: Child) -> Iterator[None]:
+    def running(self, child: Steered) -> Iterator[None]:
         """Commands go to `child` within the context; it is ended after it, whatever happens."""
         with self._lock:
             self._child = child

@@ -18,7 +18,7 @@ from gpumem_tui.search.ledger import ledger_lines, reserve_words
 from gpumem_tui.search.predicting import CommandOutput, Predicted, TraceStarted
 from gpumem_tui.search.prediction import Prediction, Traced
 from gpumem_tui.search.ranges import found_line, range_line
-from gpumem_tui.search.runner import SearchFinished, TrialFinished, TrialProgress, TrialStarted, search
+from gpumem_tui.search.runner import SearchEvent, SearchFinished, TrialFinished, TrialProgress, TrialStarted, search
 from gpumem_tui.search.verdict import Verdict
 from gpumem_tui.trial.events import Ready, TrialDone
 
@@ -43,20 +43,29 @@ class CommandLog:
 
 
 Advise = Callable[[SearchConfig], list[str]]
+SearchFunction = Callable[[SearchConfig, Control], Iterator[SearchEvent]]
 
 
-def run(config: SearchConfig, advise: Advise, *, as_json: bool, quiet: bool = False) -> int:
+def run(
+    config: SearchConfig,
+    advise: Advise,
+    *,
+    as_json: bool,
+    quiet: bool = False,
+    search_function: SearchFunction = search,
+) -> int:
     """Search, print, and return the exit code. Ctrl-C cancels the search, and its verdict is printed like any other.
 
     Args:
         advise: what would help where nothing fits.
         quiet: do not show what a command prints.
+        search_function: the search, wherever it runs.
     """
     control = Control()
     before = signal.signal(signal.SIGINT, lambda *_: control.cancel())
     try:
         writer = _Json(config, advise) if as_json else _Plain(config, advise)
-        return _run(config, control, CommandLog(config, quiet=quiet), writer)
+        return _run(search_function(config, control), config, CommandLog(config, quiet=quiet), writer)
     finally:
         signal.signal(signal.SIGINT, before)
 
@@ -118,12 +127,12 @@ def _prediction_lines(
         yield report.accumulation_line(config.workload, steps)
 
 
-def _run(config: SearchConfig, control: Control, log: CommandLog, writer: _Json | _Plain) -> int:
+def _run(events: Iterator[SearchEvent], config: SearchConfig, log: CommandLog, writer: _Json | _Plain) -> int:
     prediction: Prediction | None = None
     results: dict[int, TrialDone] = {}
     verdict: Verdict | None = None
     try:
-        for event in search(config, control):
+        for event in events:
             if isinstance(event, Predicted):
                 prediction = event.prediction
                 writer.predicted(event)

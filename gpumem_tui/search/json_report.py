@@ -58,6 +58,7 @@ def device_json(device: Device) -> dict[str, Any]:
         "total_bytes": device.gpu.total_bytes,
         "simulated": device.simulated,
         "reason": device.reason or None,
+        "host": device.host or None,
     }
 
 

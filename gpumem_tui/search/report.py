@@ -77,7 +77,8 @@ def device_line(device: Device, limit_bytes: int | None = None) -> str:
     reason = f" ({device.reason})" if device.reason else ""
     kind = "SIMULATED " if device.simulated else ""
     limit = f", limited to {format_bytes(limit_bytes)}" if limit_bytes is not None else ""
-    return f"{kind}{device.gpu.title}{reason}, {format_bytes(device.gpu.total_bytes)}, {device.gpu.sm}{limit}"
+    host = f"{device.host}: " if device.host else ""
+    return f"{host}{kind}{device.gpu.title}{reason}, {format_bytes(device.gpu.total_bytes)}, {device.gpu.sm}{limit}"
 
 
 def predicted_line(prediction: Prediction) -> str:

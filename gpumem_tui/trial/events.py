@@ -332,7 +332,7 @@ def decode_request(line: bytes) -> Request:
 
 
 @contextmanager
-def _uncollected() -> Iterator[None]:
+def uncollected() -> Iterator[None]:
     """What is made within is never looked at by the garbage collector: a trace is a million tuples without a cycle, and
     to go through them again and again takes longer than to replay them.
     """
@@ -361,7 +361,7 @@ def decode_event(line: bytes) -> ChildEvent:
         if head.schema != SCHEMA:
             raise EventError(f"event of schema {head.schema!r}, expected {SCHEMA}")
         kind = _BY_NAME[head.event]
-        with _uncollected() if kind is TraceDone else nullcontext():
+        with uncollected() if kind is TraceDone else nullcontext():
             return msgspec.json.decode(line, type=kind)
     except (msgspec.MsgspecError, KeyError, TypeError) as error:
         raise EventError(f"not an event: {error}") from error

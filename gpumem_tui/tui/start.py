@@ -16,9 +16,11 @@ from gpumem_tui.settings import Settings, load
 if TYPE_CHECKING:
     from gpumem_tui.options.workload import WorkloadOptions
     from gpumem_tui.plan.plan import Plan
-    from gpumem_tui.remote.connection import Connection
+    from gpumem_tui.remote.connection import Connection, SshOptions
     from gpumem_tui.remote.fleet import Fleet
+    from gpumem_tui.remote.searching import RemoteSearch
     from gpumem_tui.search.config import SearchConfig
+    from gpumem_tui.search.wire import Configured
     from gpumem_tui.snapshots.analysis import Analysis
     from gpumem_tui.snapshots.model import MemorySnapshot
     from gpumem_tui.tui.app import ScreenName
@@ -92,6 +94,32 @@ def open_search(
         "plan": partial(_plan_beside, config),
     }
     return _run(screens, "search", settings, config.python)
+
+
+def open_search_on_host(
+    there: RemoteSearch, found: Configured, options: WorkloadOptions, ssh: SshOptions, settings: Settings
+) -> int:
+    """Open on a search that runs on another machine, beside that machine's Monitor, and return the exit code.
+
+    Args:
+        there: connected, and ended by the caller; found: what it will search; options: as typed.
+    """
+    from gpumem_tui.remote.connection import Connection
+    from gpumem_tui.search import report
+    from gpumem_tui.tui.search.screen import SearchScreen
+
+    _leave_garbage()
+    notice = f"{report.device_line(found.config.device)}, in {found.directory}"
+
+    def search() -> MainScreen:
+        return SearchScreen(found.config, options, notice, autostart=True, search_function=there.search)
+
+    def monitor() -> MainScreen:
+        connection = Connection(there.host, ssh)
+        connection.start()
+        return _host_monitor(connection, settings)
+
+    return _run({"monitor": monitor, "search": search}, "search", settings)
 
 
 def open_plan(plan: Plan, config: SearchConfig) -> int:
@@ -232,6 +260,17 @@ def hosts_screen(fleet: Fleet, settings: Settings) -> MainScreen:
         return HostMonitor(HostSource(connection), history=history, alerts=alerts, chart_s=chart_s, read_only=True)
 
     return HostsScreen(fleet, monitor, lambda: History(settings.interval_s, settings.history_hours))
+
+
+def _host_monitor(connection: Connection, settings: Settings) -> MainScreen:
+    """The Monitor of one host that stands alone, to look only: it ends the connection."""
+    from gpumem_tui.monitor.history import History
+    from gpumem_tui.tui.hosts.one import HostAlerts
+    from gpumem_tui.tui.monitor.screen import MonitorScreen
+
+    history = History(settings.interval_s, settings.history_hours)
+    alerts, chart_s = HostAlerts(connection), settings.chart_minutes * 60
+    return MonitorScreen(connection, history=history, alerts=alerts, chart_s=chart_s, read_only=True)
 
 
 def _own_monitor(settings: Settings) -> MainScreen:

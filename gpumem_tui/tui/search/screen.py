@@ -201,8 +201,10 @@ class SearchScreen(MainScreen):
         """Only what does something now is offered."""
         state = self._state
         match action:
-            case "start" | "edit":
+            case "start":
                 return not state.busy
+            case "edit":
+                return not state.busy and not state.config.device.host  # its GPUs and files are not known here
             case "pause":
                 return state.busy and not state.paused and not state.cancelling
             case "resume":

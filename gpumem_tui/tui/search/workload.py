@@ -113,10 +113,11 @@ def _recipe_words(recipe: Recipe) -> Iterator[str]:
 
 
 def device_words(config: SearchConfig) -> tuple[str, str]:
-    """The device's name, in capitals that it is simulated if it is, with a cap on it; and why it was taken."""
+    """The device's host and name, in capitals that it is simulated if it is, with a cap on it; and why it was taken."""
     device = config.device
     cap = f" · cap {format_bytes(config.limit_bytes)}" if config.limit_bytes is not None else ""
-    return f"{'SIMULATED ' if device.simulated else ''}{device.gpu.title}{cap}", device.reason
+    host = f"{device.host}: " if device.host else ""
+    return f"{host}{'SIMULATED ' if device.simulated else ''}{device.gpu.title}{cap}", device.reason
 
 
 def short_name(config: SearchConfig) -> str:

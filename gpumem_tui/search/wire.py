@@ -1,0 +1,127 @@
+"""A search's events as JSON lines and back, for a search that runs on another machine than the one that shows it.
+
+Both ends are this program in the same version; what is read is validated all the same (msgspec), and no text in it can
+move the cursor of the terminal that shows it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import msgspec
+
+from gpumem_tui.memory import Unknown
+from gpumem_tui.search.config import SearchConfig
+from gpumem_tui.search.predicting import CommandOutput, Predicted, TraceStarted
+from gpumem_tui.search.prediction import Prediction, Traced
+from gpumem_tui.search.runner import SearchEvent, SearchFinished, TrialFinished, TrialProgress, TrialStarted
+from gpumem_tui.text import cleaned
+from gpumem_tui.trial.events import EventError, Failed, Ready, TraceDone, uncollected
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class Configured:
+    """What will be searched, and in which directory."""
+
+    config: SearchConfig
+    directory: str
+
+
+@dataclass(frozen=True)
+class Refused:
+    """The options cannot be searched there; one line."""
+
+    detail: str
+
+
+@dataclass(frozen=True)
+class _PredictedParts:
+    """`Predicted`, of which the closed form is made again from the configuration.
+
+    Attributes:
+        trace: None where there is none, and `untraced` says why.
+    """
+
+    ready: Ready
+    trace: TraceDone | None
+    untraced: str
+    guess: int | None
+
+
+class _Line(msgspec.Struct):
+    """What every line has."""
+
+    schema: int
+    event: str
+    body: msgspec.Raw
+
+
+Reply = SearchEvent | Failed | Configured | Refused
+"""`Failed`: the search ended without a verdict."""
+
+_KINDS: dict[str, type] = {
+    "configured": Configured,
+    "refused": Refused,
+    "predicted": _PredictedParts,
+    "output": CommandOutput,
+    "trace_started": TraceStarted,
+    "trial_started": TrialStarted,
+    "progress": TrialProgress,
+    "trial": TrialFinished,
+    "finished": SearchFinished,
+    "failed": Failed,
+}
+_NAMES = {kind: name for name, kind in _KINDS.items()}
+
+
+def encode_reply(reply: Reply) -> bytes:
+    """One JSON line."""
+    body = _parts(reply) if isinstance(reply, Predicted) else reply
+    return msgspec.json.encode({"schema": SCHEMA, "event": _NAMES[type(body)], "body": body}) + b"\n"
+
+
+def decode_reply(line: bytes, config: SearchConfig | None = None) -> Reply:
+    """Read and validate a line.
+
+    Args:
+        config: what is searched; None before it is known, when nothing can be predicted.
+
+    Raises:
+        EventError: no JSON, another schema, an unknown event, or a field of the wrong type.
+    """
+    try:
+        if b"\\" in line:  # behind it JSON has what is not printable
+            line = msgspec.json.encode(cleaned(msgspec.json.decode(line)))
+        head = msgspec.json.decode(line, type=_Line)
+        if head.schema != SCHEMA:
+            raise EventError(f"event of schema {head.schema}, expected {SCHEMA}")
+        kind = _KINDS[head.event]
+        if kind is not _PredictedParts:
+            reply: Reply = msgspec.json.decode(head.body, type=kind)
+            return reply
+        if config is None:
+            raise EventError("a prediction of nothing that is known")
+        with uncollected():
+            return _predicted(msgspec.json.decode(head.body, type=_PredictedParts), config)
+    except (msgspec.MsgspecError, KeyError, TypeError) as error:
+        raise EventError(f"not an event: {error}") from error
+
+
+def _parts(event: Predicted) -> _PredictedParts:
+    traced = event.prediction.traced
+    if isinstance(traced, Unknown):
+        return _PredictedParts(event.ready, None, traced.reason, event.guess)
+    flat = TraceDone.of(
+        traced.trace, traced.seconds, traced.assumed, traced.only_at, traced.not_affine, notes=traced.notes
+    )
+    whole = replace(flat, changes=traced.changes, is_sharded=traced.is_sharded, parameters=traced.parameters)
+    return _PredictedParts(event.ready, whole, "", event.guess)
+
+
+def _predicted(parts: _PredictedParts, config: SearchConfig) -> Predicted:
+    traced: Traced | Unknown = Unknown(parts.untraced)
+    if parts.trace is not None:
+        traced = Traced.of(parts.ready, parts.trace, config.device.gpu, config.limit_bytes, config.allocator)
+    return Predicted(Prediction(config.formula, traced), parts.ready, parts.guess)
