@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from gpumem_tui.remote.hosts import RemoteHost
     from gpumem_tui.settings import Settings
 
+LAST_LINES = 24
+"""Of a command's output that was on a screen of ours, these stay on the terminal."""
 HOST_OPTIONS: list[Callable[[Any], Any]] = [
     click.option("--host", metavar="HOST", help="Run it there, over ssh: HOST, USER@HOST:PORT. Nothing is copied."),
     click.option(
@@ -118,6 +121,48 @@ def search_on_host(
         return complain(f"{host.name}: {lost}", EXIT_FAILED)
     finally:
         there.end()
+
+
+def run_on_host(
+    host: RemoteHost, ssh: SshOptions, settings: Settings, directory: str, command: tuple[str, ...], *, on_screen: bool
+) -> int:
+    """Run a command there under the probe: its output, its terminal if there is one here, and its exit code.
+
+    Args:
+        on_screen: on a screen of ours, beside that machine's Monitor.
+    """
+    from gpumem_tui.remote import running
+    from gpumem_tui.remote.link import LinkLost
+
+    terminal = on_screen or is_terminal()
+    try:
+        running.check_host(host, ssh)
+        words = running.remote_words(host, ssh, directory, command, terminal=terminal)
+        if on_screen:
+            return _run_on_screen(host, ssh, settings, words, shlex.join(command))
+        if terminal:
+            running.become(words)
+        code = running.follow(words)
+    except LinkLost as lost:
+        return complain(f"{host.name}: {lost}", EXIT_FAILED)
+    if code == running.LOST:
+        complain(f"{host.name}: the connection was lost, and the command there is ended", code)
+    return code
+
+
+def _run_on_screen(host: RemoteHost, ssh: SshOptions, settings: Settings, words: list[str], command: str) -> int:
+    from gpumem_tui.attach.launch import CannotRun, start_in_terminal
+    from gpumem_tui.remote.connection import Connection
+    from gpumem_tui.tui.start import open_run
+
+    try:
+        started = start_in_terminal(words)
+    except CannotRun as error:
+        return complain(str(error), EXIT_FAILED)
+    code, lines = open_run(started, f"{command} (on {host.name})", settings, Connection(host, ssh))
+    for line in lines[-LAST_LINES:]:
+        click.echo(line)
+    return code
 
 
 @click.command("search-for-viewer", hidden=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import sys
 import time
@@ -12,11 +13,14 @@ from typing import TYPE_CHECKING
 import click
 
 from gpumem_tui.cli.common import complain, is_terminal
+from gpumem_tui.cli.hosts import HOST_OPTIONS, LAST_LINES, run_on_host, the_host
 from gpumem_tui.cli.numbers import Finite
+from gpumem_tui.cli.workload import with_options
 from gpumem_tui.exit_codes import EXIT_BAD_INPUT, EXIT_FAILED
 
 if TYPE_CHECKING:
     from gpumem_tui.attach.target import Target
+    from gpumem_tui.watch.leash import Leash
     from gpumem_tui.watch.reader import Watcher
     from gpumem_tui.watch.records import ProbedProcess
 
@@ -24,27 +28,56 @@ PID = click.IntRange(min=1)
 SECONDS = Finite(min=0.05)
 _FIRST_SAMPLE_S = 5.0
 _POLL_S = 0.1
-_LAST_LINES = 24
-"""Of a command's output that was on a screen of ours, these stay on the terminal."""
 
 
 @click.command(context_settings={"allow_interspersed_args": False})
 @click.option("--tui", "on_screen", is_flag=True, help="On a screen: its output, and the Monitor on it.")
+@with_options(HOST_OPTIONS)
+@click.option("--leashed", is_flag=True, hidden=True)
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="[--] COMMAND...")
-def run(on_screen: bool, command: tuple[str, ...]) -> int:
+def run(
+    on_screen: bool,
+    host: str | None,
+    remote_directory: str | None,
+    remote_command: str | None,
+    leashed: bool,
+    command: tuple[str, ...],
+) -> int:
     """Train under the probe: any launcher, no change to the code.
 
     The command keeps its output, its signals and its exit code; 127 if there is no such command, 126 if it cannot be
     run. With --tui it has a terminal of its own: Ctrl-C and what is typed into its pane go to it.
+
+    With --host it runs on another machine that has gpumem-tui too, and ends when the connection does.
     """
     if on_screen and not is_terminal():
         return complain("--tui: there is no terminal to draw on; without it `run` needs none", EXIT_BAD_INPUT)
+    if leashed:
+        return _run_leashed(command, remote_directory)
+    if there := the_host(host, remote_directory, remote_command):
+        return run_on_host(*there, remote_directory or "", command, on_screen=on_screen)
+    return _run_here(command, on_screen=on_screen)
+
+
+def _run_leashed(command: tuple[str, ...], directory: str | None) -> int:
+    """For a `gpumem-tui run --host` on another machine, which holds our stdin."""
+    from gpumem_tui.watch.leash import Leash
+
+    try:
+        os.chdir(os.path.expanduser(directory or "~"))
+    except OSError as error:
+        return complain(f"--remote-directory {directory}: {error.strerror}", EXIT_BAD_INPUT)
+    os.environ["PYTHONUNBUFFERED"] = "1"  # what is printed is seen at once, terminal or not
+    return _run_here(command, on_screen=False, leash=Leash())
+
+
+def _run_here(command: tuple[str, ...], *, on_screen: bool, leash: Leash | None = None) -> int:
     from gpumem_tui.attach.launch import CannotRun, start, warnings
     from gpumem_tui.attach.silence import RUN_AFTER_S, SilenceNote, silent_below
     from gpumem_tui.probe.files import default_directory
     from gpumem_tui.watch.cleaning import clean
     from gpumem_tui.watch.reader import Watcher
-    from gpumem_tui.watch.supervising import leave_as
+    from gpumem_tui.watch.supervising import exit_code, leave_as
 
     clean(Watcher().processes())
     for warning in warnings(command, default_directory()):
@@ -60,9 +93,14 @@ def run(on_screen: bool, command: tuple[str, ...]) -> int:
         started = start(command, note.tick)
     except CannotRun as error:
         return complain(str(error), error.code)
+    if leash is not None:
+        leash.hold()
     ended = started.wait()
     _tell_death(started.pid)
-    return leave_as(ended)
+    if leash is None:
+        return leave_as(ended)
+    leash.end_all()
+    return exit_code(ended)
 
 
 @click.command()
@@ -236,7 +274,7 @@ def _run_on_screen(command: tuple[str, ...]) -> int:
     settings = load()
     started = start_in_terminal(command)
     code, lines = open_run(started, shlex.join(command), settings)
-    for line in lines[-_LAST_LINES:]:
+    for line in lines[-LAST_LINES:]:
         click.echo(line)
     _tell_death(started.pid)
     return code

@@ -157,5 +157,3 @@ class _Steered:
     def end(self) -> None:
         if not self.is_over:
             self._link.end()
-
-

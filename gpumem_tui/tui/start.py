@@ -106,6 +106,7 @@ def open_search_on_host(
     """
     from gpumem_tui.remote.connection import Connection
     from gpumem_tui.search import report
+    from gpumem_tui.tui.monitor.screen import MonitorScreen
     from gpumem_tui.tui.search.screen import SearchScreen
 
     _leave_garbage()
@@ -117,7 +118,7 @@ def open_search_on_host(
     def monitor() -> MainScreen:
         connection = Connection(there.host, ssh)
         connection.start()
-        return _host_monitor(connection, settings)
+        return MonitorScreen(connection, **_host_parts(connection, settings))
 
     return _run({"monitor": monitor, "search": search}, "search", settings)
 
@@ -184,21 +185,25 @@ def open_snapshot(snapshot: MemorySnapshot, analyses: Sequence[Analysis]) -> int
     return _run(screens, "snapshot", settings)
 
 
-def open_run(command: TerminalCommand, words: str, settings: Settings) -> tuple[int, Sequence[str]]:
+def open_run(
+    command: TerminalCommand, words: str, settings: Settings, connection: Connection | None = None
+) -> tuple[int, Sequence[str]]:
     """Open on a command that runs, with the Monitor on it; the exit code and the last lines that it printed.
 
     Args:
         command: already started, by this thread; words: how it was typed.
+        connection: to the machine that it runs on; None for this one.
     """
     from gpumem_tui.tui.run.screen import RunScreen
 
     _leave_garbage()
-    source = _sampler(settings)
+    source = connection or _sampler(settings)
     source.start()
     made: list[RunScreen] = []
 
     def make() -> MainScreen:
-        made.append(RunScreen(source, command, words, **_monitor_parts(settings)))
+        parts = _monitor_parts(settings) if connection is None else _host_parts(connection, settings)
+        made.append(RunScreen(source, command, words, **parts))
         return made[0]
 
     code = _run({"monitor": make}, "monitor", settings)
@@ -252,25 +257,26 @@ def _monitor_parts(settings: Settings, *, is_here: bool = True) -> dict[str, Any
 def hosts_screen(fleet: Fleet, settings: Settings) -> MainScreen:
     """The Monitors of all hosts, to look only."""
     from gpumem_tui.monitor.history import History
-    from gpumem_tui.tui.hosts.one import HostAlerts, HostMonitor, HostSource
+    from gpumem_tui.tui.hosts.one import HostMonitor, HostSource
     from gpumem_tui.tui.hosts.screen import HostsScreen
 
     def monitor(connection: Connection, history: History) -> HostMonitor:
-        alerts, chart_s = HostAlerts(connection), settings.chart_minutes * 60
-        return HostMonitor(HostSource(connection), history=history, alerts=alerts, chart_s=chart_s, read_only=True)
+        return HostMonitor(HostSource(connection), **{**_host_parts(connection, settings), "history": history})
 
     return HostsScreen(fleet, monitor, lambda: History(settings.interval_s, settings.history_hours))
 
 
-def _host_monitor(connection: Connection, settings: Settings) -> MainScreen:
-    """The Monitor of one host that stands alone, to look only: it ends the connection."""
+def _host_parts(connection: Connection, settings: Settings) -> dict[str, Any]:
+    """What a Monitor of another machine is made of besides its source: to look only."""
     from gpumem_tui.monitor.history import History
     from gpumem_tui.tui.hosts.one import HostAlerts
-    from gpumem_tui.tui.monitor.screen import MonitorScreen
 
-    history = History(settings.interval_s, settings.history_hours)
-    alerts, chart_s = HostAlerts(connection), settings.chart_minutes * 60
-    return MonitorScreen(connection, history=history, alerts=alerts, chart_s=chart_s, read_only=True)
+    return {
+        "history": History(settings.interval_s, settings.history_hours),
+        "alerts": HostAlerts(connection),
+        "chart_s": settings.chart_minutes * 60,
+        "read_only": True,
+    }
 
 
 def _own_monitor(settings: Settings) -> MainScreen:

@@ -1,0 +1,109 @@
+"""A command on a host: its output, its terminal and its exit code come here, and it ends when we do."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+from collections.abc import Sequence
+from contextlib import suppress
+from types import FrameType
+
+from gpumem_tui import __version__
+from gpumem_tui.remote.connection import SshOptions
+from gpumem_tui.remote.explain import explained
+from gpumem_tui.remote.hosts import RemoteHost
+from gpumem_tui.remote.link import ALIVE_S, KEEP_ALIVE, LinkLost
+from gpumem_tui.remote.ssh import ssh_words
+from gpumem_tui.text import shortened
+
+_FIRST_ANSWER_S = 60.0
+_WORDS = {signal.SIGINT: b"interrupt\n", signal.SIGTERM: b"terminate\n"}
+_VERSION = "gpumem-tui, version "
+LOST = 255
+"""What ssh ends with where the connection is lost (ssh(1))."""
+
+
+def check_host(host: RemoteHost, options: SshOptions) -> None:
+    """Whether the host has this program in this version.
+
+    Raises:
+        LinkLost: it has not, or cannot be reached; one line.
+    """
+    words = ssh_words(options.ssh, host, f"{options.remote_command} --version", *KEEP_ALIVE)
+    try:
+        done = subprocess.run(
+            words, stdin=subprocess.DEVNULL, capture_output=True, timeout=_FIRST_ANSWER_S, check=False,
+            start_new_session=True,
+        )  # fmt: skip
+    except OSError as error:
+        raise LinkLost(f"{words[0]} cannot be started: {error.strerror}") from error
+    except subprocess.TimeoutExpired as error:
+        raise LinkLost(f"no answer within {_FIRST_ANSWER_S:.0f} s") from error
+    lines = done.stdout.decode("utf-8", "replace").splitlines()
+    if done.returncode:
+        said = [shortened(line.strip(), 300) for line in done.stderr.decode("utf-8", "replace").splitlines()]
+        problem, _ = explained(done.returncode, [line for line in said if line], host, options)
+        raise LinkLost(problem)
+    version = next((line.removeprefix(_VERSION) for line in lines if line.startswith(_VERSION)), "")
+    if version != __version__:
+        there = f"is {shortened(version, 20)}" if version else "says no version"
+        raise LinkLost(f"its gpumem-tui {there}, the one here {__version__}: install the same on both")
+
+
+def remote_words(
+    host: RemoteHost, options: SshOptions, directory: str, command: Sequence[str], *, terminal: bool
+) -> list[str]:
+    """The words of the ssh that runs a command there under the probe.
+
+    Args:
+        terminal: the command has a terminal there, which ours is the screen and the keyboard of.
+    """
+    there = shlex.join(["run", "--leashed", *(["--remote-directory", directory] if directory else []), "--", *command])
+    ours = ("-tt", "-o", "LogLevel=ERROR") if terminal else ()
+    return ssh_words(options.ssh, host, f"{options.remote_command} {there}", *ours, *KEEP_ALIVE)
+
+
+def become(words: Sequence[str]) -> None:
+    """Be that ssh from here on: its terminal, its signals and its exit code are ours.
+
+    Raises:
+        LinkLost: it cannot be started.
+    """
+    try:
+        os.execvp(shutil.which(words[0]) or words[0], list(words))
+    except OSError as error:
+        raise LinkLost(f"{words[0]} cannot be started: {error.strerror}") from error
+
+
+def follow(words: Sequence[str]) -> int:
+    """Run that ssh without a terminal, tell the command of SIGINT and SIGTERM, and return its exit code.
+
+    Raises:
+        LinkLost: it cannot be started.
+    """
+    try:
+        process = subprocess.Popen(words, stdin=subprocess.PIPE, bufsize=0, start_new_session=True)
+    except OSError as error:
+        raise LinkLost(f"{words[0]} cannot be started: {error.strerror}") from error
+
+    def send(line: bytes) -> None:
+        assert process.stdin is not None
+        with suppress(OSError):
+            process.stdin.write(line)
+
+    def hand_on(number: int, frame: FrameType | None) -> None:
+        send(_WORDS[signal.Signals(number)])
+
+    before = {number: signal.signal(number, hand_on) for number in _WORDS}
+    try:
+        while True:
+            try:
+                return process.wait(ALIVE_S)
+            except subprocess.TimeoutExpired:
+                send(b"alive\n")
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
