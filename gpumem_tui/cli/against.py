@@ -8,8 +8,9 @@ import click
 from click.core import ParameterSource
 
 from gpumem_tui.cli.common import complain, predict_or_exit
+from gpumem_tui.cli.groups import with_options
 from gpumem_tui.cli.search import predicted_size
-from gpumem_tui.cli.workload import DEVICE_OPTIONS, WORKLOAD_OPTIONS, configured, with_options
+from gpumem_tui.cli.workload import DEVICE_OPTIONS, WORKLOAD_OPTIONS, configured
 from gpumem_tui.exit_codes import EXIT_FAILED
 
 if TYPE_CHECKING:

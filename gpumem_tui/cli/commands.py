@@ -11,6 +11,8 @@ import click
 
 from gpumem_tui import __version__
 from gpumem_tui.cli.common import complain, drop_output
+from gpumem_tui.cli.groups import with_options
+from gpumem_tui.cli.hosts import HOSTS_OPTIONS
 from gpumem_tui.cli.numbers import Finite
 from gpumem_tui.exit_codes import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_INTERRUPTED
 
@@ -63,23 +65,13 @@ class _Commands(click.Group):
         return result
 
 
-_FILE = click.Path(path_type=Path)
-
-
 @click.group(
     cls=_Commands,
     invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 @click.version_option(__version__, package_name="gpumem-tui")
-@click.option(
-    "--host", "hosts", multiple=True, metavar="HOST",
-    help="Watch this host over ssh: HOST, USER@HOST:PORT, node[01-16], or a list's name in the settings. May be "
-    "given several times.",
-)  # fmt: skip
-@click.option("--hosts", "hosts_file", type=_FILE, metavar="FILE", help="Watch the hosts of a file, one a line.")
-@click.option("--slurm", "slurm_job", metavar="JOBID", help="Watch the nodes of a Slurm job.")
-@click.option("--remote-command", metavar="COMMAND", help="What is called on hosts (gpumem-tui, found in PATH there).")
+@with_options(HOSTS_OPTIONS)
 @click.option("--interval", "interval_s", type=Finite(0.2, 3600), metavar="S", help="Seconds between hosts' readings.")
 @click.pass_context
 def cli(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,11 +13,14 @@ import click
 
 from gpumem_tui.cli.common import complain, is_terminal
 from gpumem_tui.errors import OptionError
-from gpumem_tui.exit_codes import EXIT_FAILED
+from gpumem_tui.exit_codes import EXIT_FAILED, EXIT_INTERRUPTED
+from gpumem_tui.text import shortened
 
 if TYPE_CHECKING:
+    from gpumem_tui.monitor.marks import Mark
     from gpumem_tui.options.configuration import Options
     from gpumem_tui.remote.connection import SshOptions
+    from gpumem_tui.remote.fleet import Fleet
     from gpumem_tui.remote.hosts import RemoteHost
     from gpumem_tui.settings import Settings
 
@@ -31,6 +34,22 @@ HOST_OPTIONS: list[Callable[[Any], Any]] = [
     click.option("--remote-command", metavar="COMMAND", help="What is called there (gpumem-tui, found in PATH)."),
 ]
 
+HOSTS_OPTIONS: list[Callable[[Any], Any]] = [
+    click.option(
+        "--host", "hosts", multiple=True, metavar="HOST",
+        help="Watch this host over ssh: HOST, USER@HOST:PORT, node[01-16], or a list's name in the settings. May be "
+        "given several times.",
+    ),
+    click.option(
+        "--hosts", "hosts_file", type=click.Path(path_type=Path), metavar="FILE",
+        help="Watch the hosts of a file, one a line.",
+    ),
+    click.option("--slurm", "slurm_job", metavar="JOBID", help="Watch the nodes of a Slurm job."),
+    click.option(
+        "--remote-command", metavar="COMMAND", help="What is called on hosts (gpumem-tui, found in PATH there)."
+    ),
+]  # fmt: skip
+
 
 def watch_hosts(
     written: tuple[str, ...],
@@ -38,8 +57,12 @@ def watch_hosts(
     slurm_job: str,
     remote_command: str | None,
     interval_s: float | None,
+    record: Path | None = None,
 ) -> int:
     """Open on the hosts that were named and return the exit code; the command line goes before the settings.
+
+    Args:
+        record: also keep how they stand in this new file; without a terminal nothing else is done.
 
     Raises:
         OptionError: no host, one that is none, Slurm says no, the settings are invalid, there is no terminal.
@@ -57,9 +80,51 @@ def watch_hosts(
         remote_command=remote_command or settings.remote_command,
     )
     hosts = hosts_of(written, file=file, groups=dict(settings.hosts), slurm_job=slurm_job)
-    if not is_terminal():
+    if not is_terminal() and record is None:
         raise OptionError("no terminal to draw on; `ssh HOST gpumem-tui monitor --json` needs none")
-    return open_hosts(Fleet(hosts, SshOptions(settings.remote_command, settings.interval_s)), settings)
+    fleet = Fleet(hosts, SshOptions(settings.remote_command, settings.interval_s))
+    return open_hosts(fleet, settings) if record is None else _record_hosts(fleet, record, settings)
+
+
+def _record_hosts(fleet: Fleet, path: Path, settings: Settings) -> int:
+    """Record how hosts stand, on the screen if there is one; else the alerts that begin are a line each."""
+    from gpumem_tui.monitor.recording_file import RecordingError
+    from gpumem_tui.remote.recording import HostsRecorder, RecordedHosts
+    from gpumem_tui.tui.start import open_hosts
+
+    try:
+        recorder = HostsRecorder(path)
+    except RecordingError as error:
+        raise OptionError(f"--record: {error}") from error
+    on_screen, code = is_terminal(), 0
+
+    def tell(marks: Sequence[Mark]) -> None:
+        for mark in () if on_screen else marks:
+            click.echo(mark_line(mark))
+
+    recorded = RecordedHosts(lambda: fleet.statuses, recorder, settings.interval_s, tell)
+    recorded.start()
+    try:
+        if on_screen:
+            code = open_hosts(fleet, settings)
+        else:
+            fleet.start()
+            names = ", ".join(fleet.connections)
+            complain(f"recording {shortened(names)} to {path}; ctrl+c ends it", 0)
+            recorded.wait()
+    except KeyboardInterrupt:
+        code = EXIT_INTERRUPTED
+    finally:
+        fleet.stop()
+        recorded.stop()
+    return complain(recorded.notice, EXIT_FAILED) if recorded.notice else code
+
+
+def mark_line(mark: Mark) -> str:
+    """An alert that began, with its time."""
+    from gpumem_tui.monitor.recording_file import when
+
+    return f"{when(mark.time_s)}  {mark.severity.value:<8}  {f'{mark.who}: ' if mark.who else ''}{mark.message}"
 
 
 def the_host(

@@ -7,7 +7,7 @@ import io
 import json
 import sys
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,14 +15,17 @@ from typing import TYPE_CHECKING
 import click
 
 from gpumem_tui.cli.common import complain, drop_output, is_terminal
+from gpumem_tui.cli.groups import with_options
+from gpumem_tui.cli.hosts import HOSTS_OPTIONS, mark_line, watch_hosts
 from gpumem_tui.cli.numbers import Finite
 from gpumem_tui.exit_codes import EXIT_FAILED, EXIT_INTERRUPTED
 
 if TYPE_CHECKING:
     from gpumem_tui.monitor.alerts import Alerts
-    from gpumem_tui.monitor.headless import Ask
+    from gpumem_tui.monitor.probes import Ask
     from gpumem_tui.monitor.recording import SnapshotRecorder, SnapshotRecording
     from gpumem_tui.monitor.snapshot import Source
+    from gpumem_tui.remote.recording import HostsRecording
     from gpumem_tui.settings import Settings
 
 _DEFAULT_METRICS = "127.0.0.1:9820"
@@ -59,7 +62,12 @@ class Address(click.ParamType[tuple[str, int]]):
 @click.option("--read-only", is_flag=True, help="Only watch: end no process, attach to none, look into none.")
 @click.option("--bell", is_flag=True, help="Ring the terminal's bell when an alert begins.")
 @click.option("--settings", "settings_path", type=_FILE, metavar="FILE", help="Instead of the user's settings file.")
+@with_options(HOSTS_OPTIONS)
 def monitor(
+    hosts: tuple[str, ...],
+    hosts_file: Path | None,
+    slurm_job: str | None,
+    remote_command: str | None,
     once: bool,
     as_json: bool,
     interval_s: float | None,
@@ -71,7 +79,18 @@ def monitor(
     bell: bool,
     settings_path: Path | None,
 ) -> int:
-    """Every GPU's memory as one ledger, live: on the screen, as lines, as JSON, as metrics."""
+    """Every GPU's memory as one ledger, live: on the screen, as lines, as JSON, as metrics.
+
+    With --host, --hosts or --slurm the GPUs of other machines. A recording of several hosts is one file; while it is
+    played [ and ] go a minute back and on, / to a time (/03:12), a to an alert.
+    """
+    if hosts or hosts_file or slurm_job:
+        _check_hosts_alone(
+            {"--once": once, "--json": as_json, "--replay": replay, "--metrics": address, "--speed": speed}
+        )
+        return watch_hosts(hosts, hosts_file, slurm_job or "", remote_command, interval_s, record)
+    if remote_command is not None:
+        raise click.UsageError("--remote-command is for other hosts: name them with --host, --hosts or --slurm")
     given = {"--once": once, "--record": record, "--metrics": address, "--replay": replay, "--interval": interval_s}
     for one, other in (("--once", "--record"), ("--once", "--metrics"), ("--replay", "--record"),
                        ("--replay", "--metrics"), ("--replay", "--interval")):  # fmt: skip
@@ -90,7 +109,11 @@ def monitor(
     )
     on_screen = not once and not as_json and is_terminal()
     if replay is not None:
+        from gpumem_tui.remote.recording import HostsRecording
+
         recording = _recording(replay)
+        if isinstance(recording, HostsRecording):
+            return _show_hosts(recording, settings, speed or 1.0, on_screen=on_screen, as_json=as_json, once=once)
         if on_screen:
             return _show_recording(recording, settings, speed or 1.0)
         return _print_recording(recording, _alerts(settings), once=once, as_json=as_json)
@@ -117,18 +140,48 @@ def _show(source: Source, settings: Settings, recorder: SnapshotRecorder | None,
 
     if recorder is None:
         return open_monitor(source, settings, notice=notice)
-    recorded = Recorded(source, recorder, settings.interval_s)
+    recorded = Recorded(source, recorder, settings.interval_s, _alerts(settings), _probes())
     code = open_monitor(recorded, settings, notice=notice)
     return complain(recorded.notice, EXIT_FAILED) if recorded.notice else code
 
 
 def _show_recording(recording: SnapshotRecording, settings: Settings, speed: float) -> int:
-    from gpumem_tui.monitor.recording import RecordingReplay
-    from gpumem_tui.tui.start import open_monitor
+    from gpumem_tui.monitor.replay import RecordingReplay
+    from gpumem_tui.tui.start import open_replay
 
-    notice = f"recording {recording.path}"
-    code = open_monitor(RecordingReplay(recording, speed), settings, notice=notice, is_here=False)
-    return _say_damage(recording, code)
+    replay = RecordingReplay(recording, speed, settings.chart_minutes * 60)
+    return _say_damage(recording, open_replay(replay, settings))
+
+
+def _show_hosts(
+    recording: HostsRecording, settings: Settings, speed: float, *, on_screen: bool, as_json: bool, once: bool
+) -> int:
+    """The hosts screen, or the alerts that began, a line each."""
+    from gpumem_tui.monitor.recording_index import RecordingIndex
+    from gpumem_tui.remote.recording import HostsReplay
+    from gpumem_tui.tui.start import open_hosts
+
+    if on_screen:
+        replay = HostsReplay(recording, speed, settings.chart_minutes * 60)
+        return _say_damage(recording, open_hosts(replay, settings))
+    if as_json or once:
+        raise click.UsageError("--replay of several hosts prints the alerts that began; leave out --once and --json")
+    index = RecordingIndex(recording)
+    index.start()
+    index.wait()
+
+    def write() -> None:
+        for mark in index.marks:
+            click.echo(mark_line(mark))
+
+    return _written(write)
+
+
+def _check_hosts_alone(given: Mapping[str, object]) -> None:
+    """Hosts are shown, or recorded."""
+    for option, value in given.items():
+        if value:
+            raise click.UsageError(f"{option} is for one machine: `ssh HOST gpumem-tui monitor {option}`")
 
 
 def _print_once(source: Source, alerts: Alerts, *, as_json: bool) -> int:
@@ -146,7 +199,7 @@ def _print_once(source: Source, alerts: Alerts, *, as_json: bool) -> int:
 
 def _stream(source: Source, settings: Settings, recorder: SnapshotRecorder | None, *, as_json: bool) -> int:
     from gpumem_tui.monitor.headless import NoDriverAnswer, live, stream
-    from gpumem_tui.monitor.recording import RecordingError
+    from gpumem_tui.monitor.recording_file import RecordingError
 
     snapshots = live(source, settings.interval_s)
     try:
@@ -186,7 +239,7 @@ def _show_what_can_be_shown() -> None:
         sys.stdout.reconfigure(errors="replace")
 
 
-def _say_damage(recording: SnapshotRecording, code: int) -> int:
+def _say_damage(recording: SnapshotRecording | HostsRecording, code: int) -> int:
     """A recording that ends early is no failure: a killed recorder leaves one."""
     if recording.damage:
         complain(recording.damage, 0)
@@ -209,7 +262,8 @@ def _alerts(settings: Settings) -> Alerts:
 
 
 def _recorder(path: Path) -> SnapshotRecorder:
-    from gpumem_tui.monitor.recording import RecordingError, SnapshotRecorder
+    from gpumem_tui.monitor.recording import SnapshotRecorder
+    from gpumem_tui.monitor.recording_file import RecordingError
 
     try:
         return SnapshotRecorder(path)
@@ -217,14 +271,19 @@ def _recorder(path: Path) -> SnapshotRecorder:
         raise click.UsageError(f"--record: {error}") from error
 
 
-def _recording(path: Path) -> SnapshotRecording:
-    from gpumem_tui.monitor.recording import RecordingError, SnapshotRecording
+def _recording(path: Path) -> SnapshotRecording | HostsRecording:
+    from gpumem_tui.monitor.recording import SnapshotRecording
+    from gpumem_tui.monitor.recording_file import HEADER_KEY, RecordingError, RecordingFile
+    from gpumem_tui.remote.recording import HostsRecording
 
+    recording: SnapshotRecording | HostsRecording
     try:
-        recording = SnapshotRecording(path)
+        file = RecordingFile(path)
+        one = file.header[HEADER_KEY] == 1
+        recording = SnapshotRecording(file) if one else HostsRecording(file)
     except RecordingError as error:
         raise click.UsageError(f"--replay: {error}") from error
-    if next(recording.snapshots(), None) is None:
+    if next(iter(recording.pictures()), None) is None:
         raise click.UsageError(f"--replay: {path} holds no reading that can be played")
     return recording
 

@@ -12,6 +12,7 @@ import click
 
 from gpumem_tui.cli.common import is_terminal, predict_or_exit
 from gpumem_tui.cli.goals import GOAL_OPTIONS, goals_from, refuse_goals
+from gpumem_tui.cli.groups import with_options
 from gpumem_tui.cli.search import predicted_size
 from gpumem_tui.cli.workload import (
     AT_LEAST_ONE,
@@ -20,7 +21,6 @@ from gpumem_tui.cli.workload import (
     TakesCommand,
     configured,
     trained_command,
-    with_options,
 )
 from gpumem_tui.formula.extras import EXTRAS, Extras, why_not
 from gpumem_tui.memory import Unknown

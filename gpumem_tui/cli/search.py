@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gpumem_tui.cli.common import is_terminal, predict_or_exit
+from gpumem_tui.cli.groups import with_options
 from gpumem_tui.cli.hosts import HOST_OPTIONS, search_on_host, the_host
 from gpumem_tui.cli.workload import (
     AT_LEAST_ONE,
@@ -17,7 +18,6 @@ from gpumem_tui.cli.workload import (
     asked,
     choice,
     configured,
-    with_options,
 )
 from gpumem_tui.search.strategy import MAX_BATCH_SIZE, NAMES
 

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 import click
 
 from gpumem_tui.cli.common import complain, is_terminal
+from gpumem_tui.cli.groups import with_options
 from gpumem_tui.cli.hosts import HOST_OPTIONS, LAST_LINES, run_on_host, the_host
 from gpumem_tui.cli.numbers import Finite
-from gpumem_tui.cli.workload import with_options
 from gpumem_tui.exit_codes import EXIT_BAD_INPUT, EXIT_FAILED
 
 if TYPE_CHECKING:

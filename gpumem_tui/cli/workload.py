@@ -212,14 +212,3 @@ DEVICE_OPTIONS = [
     ),
     click.option("--steps", type=click.IntRange(1, 10_000), default=3, show_default=True, help="Steps of a trial."),
 ]  # fmt: skip
-
-
-def with_options(*groups: list[Callable[[Command], Command]]) -> Callable[[Command], Command]:
-    """Decorates a command with groups of options, in their order."""
-
-    def decorate(command: Command) -> Command:
-        for option in reversed([option for group in groups for option in group]):
-            command = option(command)
-        return command
-
-    return decorate

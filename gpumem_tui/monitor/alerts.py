@@ -171,6 +171,10 @@ class Alerts:
         self._watched: frozenset[int] = frozenset()
         self._time_s = 0.0
 
+    def anew(self) -> Alerts:
+        """One with the same settings that has seen nothing."""
+        return Alerts(self._settings)
+
     def update(
         self,
         snapshot: Snapshot,

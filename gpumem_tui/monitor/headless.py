@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import fields
 
 from gpumem_tui.memory import Unknown
 from gpumem_tui.monitor import report
 from gpumem_tui.monitor.alerts import AlertKind, Alerts
-from gpumem_tui.monitor.probes import ProbeReport
+from gpumem_tui.monitor.probes import Ask, no_probes
 from gpumem_tui.monitor.readings import NOT_READ_YET
 from gpumem_tui.monitor.recording import SnapshotRecorder
 from gpumem_tui.monitor.snapshot import NOT_LOOKED_UP_YET, GpuReading, Snapshot, Source
@@ -23,15 +23,6 @@ _COMPLETE_S = 3.0
 _POLL_S = 0.5
 _NO_TERMINAL = (10**6, 24)
 """Columns and lines: a pipe or a file has room for everything."""
-
-
-Ask = Callable[[Snapshot], ProbeReport]
-"""What the probes on a snapshot's machine say now."""
-
-
-def no_probes(snapshot: Snapshot) -> ProbeReport:
-    """Nothing is watched from inside, as in a recording."""
-    return ProbeReport()
 
 
 class NoDriverAnswer(Exception):
@@ -114,7 +105,7 @@ def stream(
         probes = ask(snapshot)
         current = alerts.update(snapshot, probes.figures, probes.ended, probes.growing)
         if recorder is not None:
-            recorder.add(snapshot)
+            recorder.add(snapshot, current, probes)
         if as_json:
             _print_json(report.snapshot_json(snapshot, current, probes))
         else:

@@ -58,8 +58,13 @@ class History:
 
     def __init__(self, interval_s: float = 1.0, hours: float = 24.0) -> None:
         self.interval_s = interval_s
+        self._hours = hours
         self._shape = _tiers(hours)
         self._gpus: dict[str, _Gpu] = {}
+
+    def emptied(self) -> History:
+        """One of the same kind that remembers nothing."""
+        return History(self.interval_s, self._hours)
 
     def add(self, snapshot: Snapshot, probes: Probes | None = None) -> None:
         """Take in what a snapshot read. Readings that are stale are not taken twice."""

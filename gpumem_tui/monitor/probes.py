@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+from gpumem_tui.monitor.snapshot import Snapshot
 
 
 @dataclass(frozen=True)
@@ -73,3 +75,12 @@ class ProbeReport:
     growing: tuple[Growing, ...] = ()
     listed: Mapping[tuple[str, int], dict[str, Any]] = field(default_factory=dict)
     unlisted: tuple[dict[str, Any], ...] = ()
+
+
+Ask = Callable[[Snapshot], ProbeReport]
+"""What the probes on a snapshot's machine say now."""
+
+
+def no_probes(snapshot: Snapshot) -> ProbeReport:
+    """Nothing is watched from inside, as in a recording."""
+    return ProbeReport()

@@ -1,38 +1,135 @@
-"""Snapshots in a file, and played back from it.
-
-The file is gzip: `zcat` shows JSON lines. The first line is the header; then comes, in each gzip member, one whole
-snapshot and up to 59 patches to it (`codec.difference`). Every line is flushed when it is written, so a recorder that
-is killed loses nothing, and each member has its checksum: what is damaged is not played.
-"""
+"""Recordings of one machine: its snapshots in a file, and read from it again."""
 
 from __future__ import annotations
 
-import json
 import math
 import threading
-import time
-import zlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
+from typing import Generic, TypeVar
 
-from gpumem_tui import __version__
-from gpumem_tui.monitor.codec import CodecError, Plain, difference, from_plain, patched, to_plain
-from gpumem_tui.monitor.newest import Snapshots
+from gpumem_tui.monitor.alerts import Alert, Alerts
+from gpumem_tui.monitor.codec import CodecError, Plain, from_plain, to_plain
+from gpumem_tui.monitor.marks import Mark, NewAlerts
+from gpumem_tui.monitor.probes import Ask, ProbeReport, no_probes
+from gpumem_tui.monitor.recording_file import (
+    HEADER_KEY,
+    RecordingEnds,
+    RecordingError,
+    RecordingFile,
+    RecordingWriter,
+    when,
+)
 from gpumem_tui.monitor.snapshot import Snapshot, Source
 
 VERSION = 1
-_HEADER_KEY = "gpumem_tui_recording"
-_MEMBER_LINES = 60
-_GZIP = 16 + zlib.MAX_WBITS
-_CHUNK_BYTES = 1 << 16
-_LARGEST_MEMBER_BYTES = 1 << 28
+MARKED = "marks"
+"""In the header of a recording whose lines say which alerts began (see `BEGAN`)."""
+BEGAN = "began"
 _POLL_S = 0.5
-_LONGEST_GAP_S = 10.0
-"""A longer pause in a recording (the machine slept) is cut to this when it is played."""
+
+Picture = TypeVar("Picture")
 
 
-class RecordingError(Exception):
-    """The file cannot be recorded to, or is no recording that can be played; one line that names it."""
+class Recording(ABC, Generic[Picture]):
+    """A recording that can be played.
+
+    Attributes:
+        file: what it is in.
+        damage: after `pictures` came to an end: one line if it did not play the whole file, else empty.
+    """
+
+    noun = "snapshot"
+
+    def __init__(self, file: RecordingFile) -> None:
+        self.file = file
+        self.damage = ""
+
+    @property
+    def path(self) -> Path:
+        """The file's."""
+        return self.file.path
+
+    @property
+    def is_marked(self) -> bool:
+        """Whether its lines say which alerts began."""
+        return self.file.header.get(MARKED) is True
+
+    @abstractmethod
+    def read(self, plain: Plain) -> Picture:
+        """A picture of its plain data.
+
+        Raises:
+            CodecError: it is none.
+        """
+
+    @abstractmethod
+    def time_s(self, picture: Picture) -> float:
+        """When it was made, seconds since the epoch."""
+
+    def plain(self, offset: int) -> Iterator[Plain]:
+        """The plain data of every picture from a member on, up to the first damage."""
+        with suppress(RecordingEnds):
+            yield from self.file.pictures(offset)
+
+    def pictures(self, offset: int = 0, after_s: float = -math.inf) -> Iterator[Picture]:
+        """Every picture up to the end or to the first damage.
+
+        Args:
+            offset: the member to begin with.
+            after_s: begin with the last one that is no later, or else with the first.
+        """
+        count, last_s = 0, math.nan
+        skipped: Plain = None
+        try:
+            for plain in self.file.pictures(offset):
+                if skipped is not None and plain["time_s"] > after_s:
+                    yield self.read(skipped)
+                    after_s = -math.inf
+                count, last_s = count + 1, plain["time_s"]
+                skipped = plain if last_s <= after_s else None
+                if skipped is None:
+                    yield self.read(plain)
+        except RecordingEnds as ends:
+            cut_off = ends.reason == "cut off"
+            rest = "all before is played" if cut_off else "the rest is not played"
+            at = "" if math.isnan(last_s) else f" ({when(last_s)})"
+            said = f"after {self.noun} {count}{at}" if not offset else f"after {when(last_s)}"
+            self.damage = f"{self.path}: {ends.reason} {said}; {rest}"
+        except (CodecError, KeyError, TypeError):
+            self.damage = f"{self.path}: damaged after {self.noun} {count}; the rest is not played"
+        if skipped is not None:
+            yield self.read(skipped)
+
+
+class SnapshotRecording(Recording[Snapshot]):
+    """A recording of one machine.
+
+    Raises:
+        RecordingError: the file cannot be read, is no recording, or one of a later version.
+    """
+
+    def __init__(self, path: Path | RecordingFile) -> None:
+        super().__init__(path if isinstance(path, RecordingFile) else RecordingFile(path))
+        version = self.file.header[HEADER_KEY]
+        if version != VERSION:
+            raise RecordingError(
+                f"{self.path} is a recording of version {version}, this program plays version {VERSION}"
+            )
+
+    def read(self, plain: Plain) -> Snapshot:
+        """As in `Recording`."""
+        return from_plain(Snapshot, plain)
+
+    def time_s(self, picture: Snapshot) -> float:
+        """As in `Recording`."""
+        return picture.time_s
+
+    def snapshots(self) -> Iterator[Snapshot]:
+        """All of it."""
+        return self.pictures()
 
 
 class SnapshotRecorder:
@@ -43,34 +140,20 @@ class SnapshotRecorder:
     """
 
     def __init__(self, path: Path) -> None:
-        try:
-            self._file = path.open("xb", buffering=0)
-        except FileExistsError as error:
-            raise RecordingError(f"{path} exists already; a recording overwrites nothing, give another name") from error
-        except OSError as error:
-            raise RecordingError(f"{path} cannot be written: {error.strerror}") from error
-        self._path = path
-        self._packer: zlib._Compress | None = None
-        self._last: Plain = None
-        self._lines = 0
-        try:
-            self._append({_HEADER_KEY: VERSION, "program": __version__})
-            self._end_member()
-        except RecordingError:
-            path.unlink(missing_ok=True)  # nothing is in it
-            raise
+        self._writer = RecordingWriter(path, VERSION, **{MARKED: True})
+        self._new = NewAlerts()
 
-    def add(self, snapshot: Snapshot) -> None:
+    def add(self, snapshot: Snapshot, alerts: tuple[Alert, ...] = (), probes: ProbeReport | None = None) -> None:
         """Append one snapshot.
+
+        Args:
+            alerts: what is the matter at that moment, and what probes say, for the ranks that it concerns.
 
         Raises:
             RecordingError: the disk is full or gone; what was written before can still be played.
         """
-        plain = to_plain(snapshot)
-        self._append({"full": plain} if self._packer is None else {"patch": difference(self._last, plain)})
-        self._last = plain
-        if self._lines == _MEMBER_LINES:
-            self._end_member()
+        began = self._new.begun(snapshot.time_s, alerts, {} if probes is None else probes.listed)
+        self._writer.add(to_plain(snapshot), **began_line(began))
 
     def close(self) -> None:
         """Complete the file.
@@ -78,114 +161,38 @@ class SnapshotRecorder:
         Raises:
             RecordingError: as `add`.
         """
-        if not self._file.closed:
-            if self._packer is not None:
-                self._end_member()
-            self._file.close()
-
-    def _append(self, body: Plain) -> None:
-        line = json.dumps(body, separators=(",", ":")).encode() + b"\n"
-        if self._packer is None:
-            self._packer = zlib.compressobj(wbits=_GZIP)
-        try:
-            self._write(self._packer.compress(line) + self._packer.flush(zlib.Z_SYNC_FLUSH))
-        except KeyboardInterrupt:  # what is packed may not be written: more after it could not be read
-            self._file.close()
-            raise
-        self._lines += 1
-
-    def _end_member(self) -> None:
-        assert self._packer is not None
-        self._write(self._packer.flush())
-        self._packer = None
-        self._lines = 0
-
-    def _write(self, data: bytes) -> None:
-        try:
-            while data:
-                data = data[self._file.write(data) :]
-        except OSError as error:
-            self._file.close()
-            raise RecordingError(f"recording to {self._path} stopped: {error.strerror}") from error
+        self._writer.close()
 
 
-class SnapshotRecording:
-    """A recording that can be played.
-
-    Attributes:
-        path: the file.
-        damage: after `snapshots` came to an end: one line if it did not play the whole file, else empty.
-
-    Raises:
-        RecordingError: the file cannot be read, is no recording, or one of a later version.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.damage = ""
-        try:
-            header = next(self._members(), [])
-        except OSError as error:
-            raise RecordingError(f"{path} cannot be read: {error.strerror}") from error
-        except (zlib.error, CodecError):
-            header = []
-        version = header[0].get(_HEADER_KEY) if header and isinstance(header[0], dict) else None
-        if version is None:
-            raise RecordingError(f"{path} is no recording; `gpumem-tui monitor --record FILE` makes one")
-        if version != VERSION:
-            raise RecordingError(f"{path} is a recording of version {version}, this program plays version {VERSION}")
-
-    def snapshots(self) -> Iterator[Snapshot]:
-        """Every snapshot up to the end or to the first damage."""
-        count = 0
-        last_s = math.nan
-        try:
-            for number, member in enumerate(self._members()):
-                plain: Plain = None
-                for body in member if number else ():
-                    plain = body["full"] if "full" in body else patched(plain, body["patch"])
-                    snapshot = from_plain(Snapshot, plain)
-                    count, last_s = count + 1, snapshot.time_s
-                    yield snapshot
-        except _CutOff:
-            self.damage = f"{self.path}: cut off after snapshot {count}{_when(last_s)}; all before is played"
-        except (OSError, zlib.error, CodecError, KeyError, TypeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "damaged"
-            self.damage = f"{self.path}: {reason} after snapshot {count}{_when(last_s)}; the rest is not played"
-
-    def _members(self) -> Iterator[list[Plain]]:
-        """The lines of each gzip member, once its checksum is right; of the last one those that were written whole.
-
-        Raises:
-            _CutOff: after those of a last member that has no end.
-        """
-        with self.path.open("rb") as file:
-            data = b""
-            while data or (data := file.read(_CHUNK_BYTES)):
-                unpacker = zlib.decompressobj(wbits=_GZIP)
-                text = b""
-                while data and not unpacker.eof:
-                    text += unpacker.decompress(data)
-                    data = unpacker.unused_data or (b"" if unpacker.eof else file.read(_CHUNK_BYTES))
-                    if len(text) > _LARGEST_MEMBER_BYTES:
-                        raise CodecError("far too large")
-                yield [_parsed(line) for line in text.split(b"\n")[:-1]]
-                if not unpacker.eof:
-                    raise _CutOff
+def began_line(began: list[Mark]) -> dict[str, Plain]:
+    """What stands in a line of the alerts that began with it."""
+    return {BEGAN: [to_plain(mark) for mark in began]} if began else {}
 
 
 class Recorded:
     """A source whose snapshots are also recorded, at most one an interval.
 
+    Args:
+        alerts, ask: what judges them for the recording, and what probes say beside them.
+
     Attributes:
         notice: one line if recording had to stop, else empty; the source goes on.
     """
 
-    def __init__(self, source: Source, recorder: SnapshotRecorder, interval_s: float) -> None:
+    def __init__(
+        self,
+        source: Source,
+        recorder: SnapshotRecorder,
+        interval_s: float,
+        alerts: Alerts | None = None,
+        ask: Ask = no_probes,
+    ) -> None:
         self.notice = ""
         self._source = source
         self._recorder = recorder
         self._interval_s = interval_s
+        self._alerts = alerts or Alerts()
+        self._ask = ask
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._record, name="recorder", daemon=True)
 
@@ -220,66 +227,11 @@ class Recorded:
             while not self._stopped.is_set():
                 snapshot = self._source.wait(last, _POLL_S)
                 if snapshot is not None:
-                    self._recorder.add(snapshot)
+                    probes = self._ask(snapshot)
+                    current = self._alerts.update(snapshot, probes.figures, probes.ended, probes.growing)
+                    self._recorder.add(snapshot, current, probes)
                     last = snapshot
                     self._stopped.wait(self._interval_s)
             self._recorder.close()
         except RecordingError as error:
             self.notice = str(error)
-
-
-class RecordingReplay(Snapshots):
-    """Plays a recording as a source of snapshots, in the time that it took or faster; stays on the last one.
-
-    Args:
-        speed: 2 plays two recorded seconds in one.
-
-    Attributes:
-        notice: says so at the end.
-    """
-
-    def __init__(self, recording: SnapshotRecording, speed: float = 1.0) -> None:
-        super().__init__()
-        self._recording = recording
-        self._speed = speed
-        self.notice = ""
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._play, name="replay", daemon=True)
-
-    def start(self) -> None:
-        """Begin, unless it has begun; returns at once."""
-        if self._thread.ident is None:
-            self._thread.start()
-
-    def stop(self) -> None:
-        """End; returns at once."""
-        self._stopped.set()
-
-    def _play(self) -> None:
-        due_s = time.monotonic()
-        last: Snapshot | None = None
-        for snapshot in self._recording.snapshots():
-            if last is not None:
-                gap_s = snapshot.time_s - last.time_s
-                due_s += min(max(0.0, gap_s), _LONGEST_GAP_S) / self._speed
-            if self._stopped.wait(max(0.0, due_s - time.monotonic())):
-                return
-            self._newest.put(snapshot)
-            last = snapshot
-        self.notice = "end of recording"
-        self._newest.end()
-
-
-class _CutOff(Exception):
-    """The file has no end: its recorder was killed, or still records."""
-
-
-def _when(time_s: float) -> str:
-    return "" if math.isnan(time_s) else time.strftime(" (%Y-%m-%d %H:%M:%S)", time.localtime(time_s))
-
-
-def _parsed(line: bytes) -> Plain:
-    try:
-        return json.loads(line)
-    except ValueError as error:
-        raise CodecError(f"no JSON: {error}") from error

@@ -2,10 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from typing import Protocol
 
+from gpumem_tui.monitor.snapshot import Source
 from gpumem_tui.remote.connection import Connection, HostStatus, SshOptions
 from gpumem_tui.remote.hosts import RemoteHost
+
+
+class WatchedHost(Source, Protocol):
+    """A host as a screen sees it: a connection to it, or one of a recording."""
+
+    @property
+    def status(self) -> HostStatus:
+        """How it stands."""
+
+
+class WatchedHosts(Protocol):
+    """Several of them, as a screen sees them."""
+
+    @property
+    def connections(self) -> Mapping[str, WatchedHost]:
+        """By the host's name."""
+
+    @property
+    def statuses(self) -> tuple[HostStatus, ...]:
+        """How each host stands."""
+
+    def subscribe(self, tell: Callable[[], None]) -> None:
+        """Have this called whenever a status changes, from another thread; it must not wait."""
+
+    def connect_now(self) -> None:
+        """Try all that are away at once."""
+
+    def stop(self) -> None:
+        """End; returns at once, from any thread."""
 
 
 class Fleet:

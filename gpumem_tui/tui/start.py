@@ -14,10 +14,12 @@ from gpumem_tui.monitor.snapshot import Snapshot, Source
 from gpumem_tui.settings import Settings, load
 
 if TYPE_CHECKING:
+    from gpumem_tui.monitor.replay import RecordingReplay
     from gpumem_tui.options.workload import WorkloadOptions
     from gpumem_tui.plan.plan import Plan
     from gpumem_tui.remote.connection import Connection, SshOptions
-    from gpumem_tui.remote.fleet import Fleet
+    from gpumem_tui.remote.fleet import Fleet, WatchedHost
+    from gpumem_tui.remote.recording import HostsReplay
     from gpumem_tui.remote.searching import RemoteSearch
     from gpumem_tui.search.config import SearchConfig
     from gpumem_tui.search.wire import Configured
@@ -67,8 +69,15 @@ def open_monitor(source: Source, settings: Settings, *, notice: str = "", is_her
     return _watch(partial(_monitor_screen, source, settings, notice=notice, is_here=is_here), settings)
 
 
-def open_hosts(fleet: Fleet, settings: Settings) -> int:
-    """Open on several hosts, which are connected to from here on, and return the exit code."""
+def open_replay(replay: RecordingReplay, settings: Settings) -> int:
+    """Open on the recording of a machine, which plays from here on, and return the exit code."""
+    _leave_garbage()
+    replay.start()
+    return _watch(partial(_replay_screen, replay, settings), settings)
+
+
+def open_hosts(fleet: Fleet | HostsReplay, settings: Settings) -> int:
+    """Open on several hosts, which are connected to or played from here on, and return the exit code."""
     _leave_garbage()
     fleet.start()
     return _watch(partial(hosts_screen, fleet, settings), settings)
@@ -254,19 +263,31 @@ def _monitor_parts(settings: Settings, *, is_here: bool = True) -> dict[str, Any
     }
 
 
-def hosts_screen(fleet: Fleet, settings: Settings) -> MainScreen:
+def _replay_screen(replay: RecordingReplay, settings: Settings) -> MainScreen:
+    from gpumem_tui.tui.monitor.screen import MonitorScreen
+
+    parts = _monitor_parts(settings, is_here=False)
+    return MonitorScreen(replay, replay=replay, past=lambda: replay.past, **parts)
+
+
+def hosts_screen(fleet: Fleet | HostsReplay, settings: Settings) -> MainScreen:
     """The Monitors of all hosts, to look only."""
     from gpumem_tui.monitor.history import History
+    from gpumem_tui.remote.recording import HostsReplay, ReplayedHost
     from gpumem_tui.tui.hosts.one import HostMonitor, HostSource
     from gpumem_tui.tui.hosts.screen import HostsScreen
 
-    def monitor(connection: Connection, history: History) -> HostMonitor:
-        return HostMonitor(HostSource(connection), **{**_host_parts(connection, settings), "history": history})
+    replay = fleet if isinstance(fleet, HostsReplay) else None
 
-    return HostsScreen(fleet, monitor, lambda: History(settings.interval_s, settings.history_hours))
+    def monitor(connection: WatchedHost, history: History) -> HostMonitor:
+        parts = {**_host_parts(connection, settings), "history": history, "replay": replay}
+        past = connection.past if isinstance(connection, ReplayedHost) else tuple
+        return HostMonitor(HostSource(connection), past=past, **parts)
+
+    return HostsScreen(fleet, monitor, lambda: History(settings.interval_s, settings.history_hours), replay)
 
 
-def _host_parts(connection: Connection, settings: Settings) -> dict[str, Any]:
+def _host_parts(connection: WatchedHost, settings: Settings) -> dict[str, Any]:
     """What a Monitor of another machine is made of besides its source: to look only."""
     from gpumem_tui.monitor.history import History
     from gpumem_tui.tui.hosts.one import HostAlerts

@@ -15,7 +15,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpumem_tui.monitor.codec import CodecError, difference, from_plain, patched, to_plain
-from gpumem_tui.monitor.recording import Recorded, RecordingError, RecordingReplay, SnapshotRecorder, SnapshotRecording
+from gpumem_tui.monitor.recording import Recorded, SnapshotRecorder, SnapshotRecording
+from gpumem_tui.monitor.recording_file import RecordingError
+from gpumem_tui.monitor.replay import RecordingReplay
 from gpumem_tui.monitor.snapshot import Snapshot
 from tests.monitor.snapshots import START_S, anything, gpu, machine
 from tests.waiting import wait_until

@@ -10,14 +10,14 @@ from textual.binding import Binding, BindingType
 from gpumem_tui.monitor.alerts import Alert, Alerts
 from gpumem_tui.monitor.probes import Growing, Probes, RanOutOfMemory
 from gpumem_tui.monitor.snapshot import Snapshot
-from gpumem_tui.remote.connection import Connection
+from gpumem_tui.remote.fleet import WatchedHost
 from gpumem_tui.tui.monitor.screen import MonitorScreen
 
 
 class HostSource:
     """A connection as a source that outlives whoever looks at it: to stop it is for the owner of the connection."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: WatchedHost) -> None:
         self._connection = connection
 
     @property
@@ -47,9 +47,13 @@ class HostSource:
 class HostAlerts(Alerts):
     """What the host itself judges: it knows what its probes say."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: WatchedHost) -> None:
         super().__init__()
         self._connection = connection
+
+    def anew(self) -> HostAlerts:
+        """It remembers nothing itself."""
+        return self
 
     def update(
         self,

@@ -14,9 +14,10 @@ from textual.binding import Binding, BindingType
 from textual.events import Resize
 
 from gpumem_tui.monitor.history import History
+from gpumem_tui.monitor.recording_file import when
 from gpumem_tui.monitor.snapshot import Snapshot
-from gpumem_tui.remote.connection import Connection, HostStatus, Phase
-from gpumem_tui.remote.fleet import Fleet
+from gpumem_tui.remote.connection import HostStatus, Phase
+from gpumem_tui.remote.fleet import WatchedHost, WatchedHosts
 from gpumem_tui.tui.hosts.help import hosts_help
 from gpumem_tui.tui.hosts.rows import (
     chosen_rows,
@@ -32,12 +33,13 @@ from gpumem_tui.tui.kit.background import setter_for
 from gpumem_tui.tui.kit.figures import MUTED, clock
 from gpumem_tui.tui.kit.key_bar import KeyBar
 from gpumem_tui.tui.kit.lines import Lines
-from gpumem_tui.tui.kit.main_screen import MainScreen
 from gpumem_tui.tui.kit.row_list import RowList
+from gpumem_tui.tui.replay.keys import ReplayKeys
 
 if TYPE_CHECKING:
     from textual.widgets import Input
 
+    from gpumem_tui.monitor.replay import Replay
     from gpumem_tui.tui.hosts.one import HostMonitor
 
 SMALLEST = (60, 12)
@@ -48,7 +50,7 @@ _SHORTEST_S = 0.25
 """Between two pictures, however many hosts have news."""
 _HOSTS_SHARE = 0.5
 
-MakeMonitor = Callable[[Connection, History], "HostMonitor"]
+MakeMonitor = Callable[[WatchedHost, History], "HostMonitor"]
 
 
 class HostList(RowList):
@@ -59,13 +61,14 @@ class HostList(RowList):
     ]
 
 
-class HostsScreen(MainScreen):
+class HostsScreen(ReplayKeys):
     """Shows what the connections say; never waits for one.
 
     Args:
         fleet: started already, stopped when the screen ends.
         make_monitor: the Monitor of one host, and what remembers its past.
         make_history: for a host whose Monitor is opened for the first time.
+        replay: what plays the recording that the fleet is of; None for what is now.
     """
 
     CSS_PATH = "screen.tcss"
@@ -86,8 +89,16 @@ class HostsScreen(MainScreen):
         Binding("escape", "unfilter", show=False),
     ]
 
-    def __init__(self, fleet: Fleet, make_monitor: MakeMonitor, make_history: Callable[[], History]) -> None:
+    def __init__(
+        self,
+        fleet: WatchedHosts,
+        make_monitor: MakeMonitor,
+        make_history: Callable[[], History],
+        replay: Replay[Any] | None = None,
+    ) -> None:
         super().__init__()
+        self.replay = replay
+        self._jumps = 0
         self._fleet = fleet
         self._make_monitor = make_monitor
         self._make_history = make_history
@@ -147,6 +158,9 @@ class HostsScreen(MainScreen):
 
     def _look(self) -> None:
         """Take in how all hosts stand; the past of those whose Monitor has been opened goes on behind it."""
+        if self.replay is not None and self.replay.jumps != self._jumps:
+            self._jumps = self.replay.jumps
+            self._histories.clear()  # of another time
         statuses = self._fleet.statuses
         for status in statuses:
             self._remember(status)
@@ -174,12 +188,18 @@ class HostsScreen(MainScreen):
         self._open_host(message.key.partition("\t")[0])
 
     def on_input_changed(self, event: Input.Changed) -> None:
-        """What is typed counts at once."""
-        self._enter(replace(self._state, filter=event.value))
+        """What is typed counts at once, unless it is a time."""
+        self._enter(replace(self._state, filter="" if self.is_time(event.value) else event.value))
 
-    def on_input_submitted(self) -> None:
-        """Back to the list; the filter stays."""
+    def on_input_submitted(self, event: Input.Submitted) -> None:
+        """Back to the list; the filter stays, and to the time that was typed it goes."""
+        if self.go_to(event.value):
+            event.input.value = ""
         self._close_filter()
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """What is past cannot be connected to."""
+        return self.replay is None if action == "connect" else super().check_action(action, parameters)
 
     # Keys
 
@@ -225,6 +245,10 @@ class HostsScreen(MainScreen):
     def action_reverse(self) -> None:
         """The other way round."""
         self._enter(replace(self._state, reverse=not self._state.reverse))
+
+    def steered(self) -> None:
+        """Show that it is held."""
+        self._draw()
 
     def action_connect(self) -> None:
         """Try the hosts that are away at once."""
@@ -282,7 +306,8 @@ class HostsScreen(MainScreen):
         state, width = self._state, self.size.width or self.app.size.width
         listed = listed_processes(state)
         inner = width - 2
-        header = hosts_header(state, inner, [(clock(time.time()), MUTED)])
+        at = clock(time.time()) if self.replay is None else f"{self.replay_words} · {when(self.replay.now_s)}"
+        header = hosts_header(state, inner, [(at, MUTED)])
         lines: dict[str, Any] = {
             "#hosts-header": header,
             "#hosts-heading": hosts_heading(state, inner),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import monotonic
 
 from gpumem_tui.monitor.alerts import Alert, Alerts
@@ -69,6 +69,20 @@ class Feed:
         self.alerts = self._judge.update(snapshot, published.figures, published.out_of_memory, published.growing)
         self.rings = any(alert.key not in before for alert in self.alerts)
         return True
+
+    def restart(self, past: Sequence[Snapshot], step_s: float) -> None:
+        """Forget what was seen: the source shows another moment now.
+
+        Args:
+            past: snapshots from before it, `step_s` apart.
+        """
+        self._history, self._judge = self._history.emptied(), self._judge.anew()
+        interval_s, self._history.interval_s = self._history.interval_s, step_s
+        for snapshot in past:
+            self._history.add(snapshot)
+            self._judge.update(snapshot)
+        self._history.interval_s = interval_s
+        self.first, self.latest, self.alerts = (past[0] if past else None), None, ()
 
     def follow(self, key: Key | None) -> None:
         """Have the history of this process read too."""

@@ -13,10 +13,10 @@ from textual.message import Message
 from gpumem_tui.memory import Unknown, format_bytes
 from gpumem_tui.monitor.snapshot import HostProcess
 from gpumem_tui.tui.kit.background import in_daemon_thread
-from gpumem_tui.tui.kit.main_screen import MainScreen
 from gpumem_tui.tui.monitor.entries import Entry, entry_of
 from gpumem_tui.tui.monitor.feed import Feed
 from gpumem_tui.tui.monitor.state import MonitorState
+from gpumem_tui.tui.replay.keys import ReplayKeys
 
 if TYPE_CHECKING:
     from gpumem_tui.attach.target import Target
@@ -33,7 +33,7 @@ _ATTACH_S = 60.0
 """How long an answer may take."""
 
 
-class ProcessActions(MainScreen):
+class ProcessActions(ReplayKeys):
     """The part of the Monitor that the keys about one process lead to.
 
     Attributes:
@@ -92,7 +92,7 @@ class ProcessActions(MainScreen):
             case "plan":
                 return watched is not None and not isinstance(watched.expected, Unknown)
             case _:
-                return True
+                return super().check_action(action, parameters)
 
     # Reading
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from textual import on
 from textual.app import ComposeResult
@@ -16,7 +16,7 @@ from textual.geometry import Size
 
 from gpumem_tui.monitor.alerts import Alerts
 from gpumem_tui.monitor.history import History
-from gpumem_tui.monitor.snapshot import Source
+from gpumem_tui.monitor.snapshot import Snapshot, Source
 from gpumem_tui.tui.kit.background import setter_for
 from gpumem_tui.tui.kit.figures import clock
 from gpumem_tui.tui.kit.key_bar import KeyBar
@@ -34,6 +34,7 @@ from gpumem_tui.tui.monitor.state import MonitorState, focused_on, seen, sorted_
 if TYPE_CHECKING:
     from textual.widgets import Input
 
+    from gpumem_tui.monitor.replay import Replay
     from gpumem_tui.watch.published import ProbeSource
 
 _SHORTEST_S = 0.05
@@ -61,6 +62,8 @@ class MonitorScreen(ProcessActions):
         probes: what probes publish on the machine of the source: already started, stopped when the screen ends; None
             for nothing.
         clock: a snapshot's time as text.
+        replay: what plays the recording that the source is of; None for what is now.
+        past: the snapshots before the moment that was sought last.
     """
 
     CSS_PATH = "screen.tcss"
@@ -110,8 +113,13 @@ class MonitorScreen(ProcessActions):
         notice: str = "",
         probes: ProbeSource | None = None,
         clock: Callable[[float], str] = clock,
+        replay: Replay[Any] | None = None,
+        past: Callable[[], Sequence[Snapshot]] = tuple,
     ) -> None:
         super().__init__(Feed(source, history or History(), alerts or Alerts(), probes), read_only=read_only)
+        self.replay = replay
+        self._past = past
+        self._jumps = 0
         self._bell = bell
         self._notice = notice
         self._clock = clock
@@ -173,6 +181,9 @@ class MonitorScreen(ProcessActions):
 
     def look(self) -> bool:
         """Take in the newest snapshot and draw it; False if nothing is new."""
+        if self.replay is not None and self.replay.jumps != self._jumps:
+            self._jumps = self.replay.jumps
+            self.feed.restart(self._past(), self.replay.past_step_s)
         is_first = self.feed.latest is None
         if not self.feed.look():
             return False
@@ -208,11 +219,13 @@ class MonitorScreen(ProcessActions):
         self._draw_history()
 
     def on_input_changed(self, event: Input.Changed) -> None:
-        """What is typed counts at once."""
-        self._enter(replace(self._state, filter=event.value))
+        """What is typed counts at once, unless it is a time."""
+        self._enter(replace(self._state, filter="" if self.is_time(event.value) else event.value))
 
-    def on_input_submitted(self) -> None:
-        """Back to the table; the filter stays."""
+    def on_input_submitted(self, event: Input.Submitted) -> None:
+        """Back to the table; the filter stays, and to the time that was typed it goes."""
+        if self.go_to(event.value):
+            event.input.value = ""
         self._close_filter()
 
     # Keys
@@ -228,7 +241,9 @@ class MonitorScreen(ProcessActions):
             case "switch":
                 troubled = self.has_class("-troubled")
                 return self._plan is not None and not troubled and not (self._plan.history and self._plan.table)
-            case "filter" | "sort" | "tree" | "pause":
+            case "pause" | "span":
+                return self.replay is None and not self.has_class("-troubled")
+            case "filter" | "sort" | "tree":
                 return not self.has_class("-troubled")
             case "peak":
                 return bool(state.parts)
@@ -316,6 +331,10 @@ class MonitorScreen(ProcessActions):
 
         self.app.push_screen(HelpScreen(monitor_help()))
 
+    def steered(self) -> None:
+        """Show that it is held."""
+        self._draw()
+
     def action_peak(self) -> None:
         """Divide processes as at their peak, or as now."""
         self._enter(replace(self._state, at_peak=not self._state.at_peak))
@@ -362,7 +381,7 @@ class MonitorScreen(ProcessActions):
         alone = alerts if not troubled else ()
         own_line = bool(alone) and height >= _ALERTS_HEIGHT
         self._alert_line.set_class(not own_line, "-gone")
-        header = header_row(state, inner, self._clock, (self.feed.notice, self._notice))
+        header = header_row(state, inner, self._clock, (self.replay_words or self.feed.notice, self._notice))
         if own_line:
             self._alert_line.show_rows([alert_row(alone, inner)])
         self._header.show_rows([alert_row(alone, inner) if alone and not own_line else header])

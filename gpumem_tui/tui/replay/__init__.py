@@ -1,0 +1,1 @@
+"""A recording on any screen: to another moment, to an alert, held."""

@@ -1,0 +1,122 @@
+"""The keys of a screen that plays a recording: a minute back or on, to a time, to an alert, hold."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from textual.binding import Binding, BindingType
+
+from gpumem_tui.monitor.marks import Mark
+from gpumem_tui.monitor.recording_file import when
+from gpumem_tui.monitor.replay import Replay
+from gpumem_tui.plan.controls import Option
+from gpumem_tui.tui.kit.main_screen import MainScreen
+from gpumem_tui.tui.replay.moment import is_begun, moment_of, span
+
+_ACTIONS = ("seek", "marks", "hold")
+_MOST_LISTED = 2000
+_AT_ONCE_S = 0.01
+
+
+class ReplayKeys(MainScreen):
+    """The part of a screen that steers what is played.
+
+    Attributes:
+        replay: what is played; None where the screen shows what is now.
+    """
+
+    replay: Replay[Any] | None = None
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("left_square_bracket", "seek(-60)", "−1 min", key_display="[", tooltip="A minute back; { ten"),
+        Binding("right_square_bracket", "seek(60)", "+1 min", key_display="]", tooltip="A minute on; } ten"),
+        Binding("left_curly_bracket", "seek(-600)", show=False),
+        Binding("right_curly_bracket", "seek(600)", show=False),
+        Binding("a", "marks", "alerts", tooltip="The recording's alerts with their times; enter goes there"),
+        Binding("space", "hold", "hold", tooltip="Hold the recording, or let it go on"),
+    ]
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """Only of what is played can a moment be sought."""
+        return self.replay is not None if action in _ACTIONS else True
+
+    @property
+    def replay_words(self) -> str:
+        """What is played, from when to when, and how it stands."""
+        replay = self.replay
+        if replay is None or not replay.index.first_s:
+            return ""
+        held = " · held" if replay.is_held else ""
+        stands = f" · {replay.notice}" if replay.notice else ""
+        return f"recording {span(replay.index.first_s, replay.index.last_s)}{held}{stands}"
+
+    def action_seek(self, step_s: float) -> None:
+        """Back or on."""
+        if self.replay is not None:
+            self.replay.seek(self.replay.now_s + step_s)
+
+    def action_hold(self) -> None:
+        """Stand still, or go on."""
+        if self.replay is not None:
+            self.replay.hold(not self.replay.is_held)
+            self.steered()
+
+    def steered(self) -> None:
+        """Something was said to what is played: show it."""
+
+    def is_time(self, typed: str) -> bool:
+        """Whether what is typed is no filter, but may become a moment of the recording."""
+        return self.replay is not None and is_begun(typed)
+
+    def go_to(self, typed: str) -> bool:
+        """Go to the moment that was typed; False if it is none."""
+        if self.replay is None:
+            return False
+        index = self.replay.index
+        moment_s = moment_of(typed, index.first_s, index.last_s)
+        if moment_s is None:
+            return False
+        self.replay.seek(moment_s)
+        if index.is_done and not index.first_s - 1 <= moment_s <= index.last_s + 1:
+            self.app.notify(f"{when(moment_s)} is not in it: {span(index.first_s, index.last_s)}", severity="warning")
+        return True
+
+    def action_marks(self) -> None:
+        """The alerts that began, to go to one of them."""
+        from gpumem_tui.tui.kit.dialogs import PickScreen
+
+        replay = self.replay
+        if replay is None:
+            return
+        marks = replay.marks[-_MOST_LISTED:]
+        if not marks:
+            none = "no alert in it" if replay.index.is_done else f"none so far, {replay.index.share:.0%} is read"
+            self.app.notify(none, title="Alerts")
+            return
+        times = _by_title(marks)
+        options = [Option(title, _note(mark)) for title, mark in times.items()]
+        said = [] if replay.index.is_exact else ["An older recording: looked for once in each minute of it."]
+        said += [] if replay.index.is_done else [f"{replay.index.share:.0%} of the recording is read so far."]
+        before = [title for title, mark in times.items() if mark.time_s <= replay.now_s + _AT_ONCE_S]
+
+        def picked(title: str | None) -> None:
+            if title is not None:
+                replay.seek(times[title].time_s)
+
+        self.app.push_screen(PickScreen("Alerts", options, before[-1] if before else "", said), picked)
+
+
+def _by_title(marks: Sequence[Mark]) -> dict[str, Mark]:
+    """By the time at which each began, made different where several began at once."""
+    titled: dict[str, Mark] = {}
+    for mark in marks:
+        title, number = when(mark.time_s), 1
+        while title in titled:
+            number += 1
+            title = f"{when(mark.time_s)} #{number}"
+        titled[title] = mark
+    return titled
+
+
+def _note(mark: Mark) -> str:
+    return f"{mark.severity.value:<8} {f'{mark.who}: ' if mark.who else ''}{mark.message}"
