@@ -159,15 +159,18 @@ class Replay(Generic[Picture]):
         return _chained(first, pictures)
 
     def _thinned(self, from_s: float, until_s: float) -> Iterator[Picture]:
-        """The pictures of a time, some seconds apart."""
+        """The pictures of a time, some seconds apart, and its last one."""
         offset = self.index.offset_at(from_s, _INDEX_S)
-        due_s = from_s
+        due_s, last = from_s, None
         for plain in () if offset is None else self._recording.plain(offset):
             if plain["time_s"] >= until_s or self._stopped.is_set():
-                return
+                break
+            last = plain
             if plain["time_s"] >= due_s:
-                due_s = plain["time_s"] + self.past_step_s
+                due_s, last = plain["time_s"] + self.past_step_s, None
                 yield self._recording.read(plain)
+        if last is not None:
+            yield self._recording.read(last)
 
 
 def _chained(first: Picture, others: Iterator[Picture]) -> Iterator[Picture]:
