@@ -28,8 +28,7 @@ _FILLING_S = 30.0
 had what it needed: that it ends says nothing."""
 _LATELY_S = 30.0
 """An end for want of memory is an alert if it was no longer ago than this when it was first seen."""
-_NOTABLE_PERCENT = 5.0
-"""A process that held less of the device than this did not fill it."""
+_NOTABLE_PERCENT = 5.0  # a process that held less of the device than this did not fill it
 
 
 class Severity(Enum):

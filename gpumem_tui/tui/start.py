@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from gpumem_tui.options.workload import WorkloadOptions
     from gpumem_tui.plan.plan import Plan
     from gpumem_tui.remote.connection import Connection, SshOptions
-    from gpumem_tui.remote.fleet import Fleet, WatchedHost
+    from gpumem_tui.remote.fleet import Fleet
     from gpumem_tui.remote.recording import HostsReplay
     from gpumem_tui.remote.searching import RemoteSearch
     from gpumem_tui.search.config import SearchConfig
@@ -78,6 +78,8 @@ def open_replay(replay: RecordingReplay, settings: Settings) -> int:
 
 def open_hosts(fleet: Fleet | HostsReplay, settings: Settings) -> int:
     """Open on several hosts, which are connected to or played from here on, and return the exit code."""
+    from gpumem_tui.tui.hosts.making import hosts_screen
+
     _leave_garbage()
     fleet.start()
     return _watch(partial(hosts_screen, fleet, settings), settings)
@@ -115,6 +117,7 @@ def open_search_on_host(
     """
     from gpumem_tui.remote.connection import Connection
     from gpumem_tui.search import report
+    from gpumem_tui.tui.hosts.making import host_parts
     from gpumem_tui.tui.monitor.screen import MonitorScreen
     from gpumem_tui.tui.search.screen import SearchScreen
 
@@ -127,7 +130,7 @@ def open_search_on_host(
     def monitor() -> MainScreen:
         connection = Connection(there.host, ssh)
         connection.start()
-        return MonitorScreen(connection, **_host_parts(connection, settings))
+        return MonitorScreen(connection, **host_parts(connection, settings))
 
     return _run({"monitor": monitor, "search": search}, "search", settings)
 
@@ -203,6 +206,7 @@ def open_run(
         command: already started, by this thread; words: how it was typed.
         connection: to the machine that it runs on; None for this one.
     """
+    from gpumem_tui.tui.hosts.making import host_parts
     from gpumem_tui.tui.run.screen import RunScreen
 
     _leave_garbage()
@@ -211,7 +215,7 @@ def open_run(
     made: list[RunScreen] = []
 
     def make() -> MainScreen:
-        parts = _monitor_parts(settings) if connection is None else _host_parts(connection, settings)
+        parts = _monitor_parts(settings) if connection is None else host_parts(connection, settings)
         made.append(RunScreen(source, command, words, **parts))
         return made[0]
 
@@ -268,36 +272,6 @@ def _replay_screen(replay: RecordingReplay, settings: Settings) -> MainScreen:
 
     parts = _monitor_parts(settings, is_here=False)
     return MonitorScreen(replay, replay=replay, past=lambda: replay.past, **parts)
-
-
-def hosts_screen(fleet: Fleet | HostsReplay, settings: Settings) -> MainScreen:
-    """The Monitors of all hosts, to look only."""
-    from gpumem_tui.monitor.history import History
-    from gpumem_tui.remote.recording import HostsReplay, ReplayedHost
-    from gpumem_tui.tui.hosts.one import HostMonitor, HostSource
-    from gpumem_tui.tui.hosts.screen import HostsScreen
-
-    replay = fleet if isinstance(fleet, HostsReplay) else None
-
-    def monitor(connection: WatchedHost, history: History) -> HostMonitor:
-        parts = {**_host_parts(connection, settings), "history": history, "replay": replay}
-        past = connection.past if isinstance(connection, ReplayedHost) else tuple
-        return HostMonitor(HostSource(connection), past=past, **parts)
-
-    return HostsScreen(fleet, monitor, lambda: History(settings.interval_s, settings.history_hours), replay)
-
-
-def _host_parts(connection: WatchedHost, settings: Settings) -> dict[str, Any]:
-    """What a Monitor of another machine is made of besides its source: to look only."""
-    from gpumem_tui.monitor.history import History
-    from gpumem_tui.tui.hosts.one import HostAlerts
-
-    return {
-        "history": History(settings.interval_s, settings.history_hours),
-        "alerts": HostAlerts(connection),
-        "chart_s": settings.chart_minutes * 60,
-        "read_only": True,
-    }
 
 
 def _own_monitor(settings: Settings) -> MainScreen:

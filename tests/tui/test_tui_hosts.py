@@ -17,13 +17,13 @@ from gpumem_tui.remote.fleet import Fleet
 from gpumem_tui.remote.hosts import parse_host
 from gpumem_tui.settings import Settings
 from gpumem_tui.tui.app import GpuMemApp
+from gpumem_tui.tui.hosts.making import hosts_screen
 from gpumem_tui.tui.hosts.one import HostMonitor
 from gpumem_tui.tui.hosts.rows import chosen_rows, hosts_header, hosts_heading, hosts_rows, processes_rows
 from gpumem_tui.tui.hosts.screen import HostsScreen
 from gpumem_tui.tui.hosts.state import HostsSort, HostsState, listed_processes
 from gpumem_tui.tui.kit.figures import said, span_width
 from gpumem_tui.tui.kit.row_list import RowList
-from gpumem_tui.tui.start import hosts_screen
 from tests.monitor.snapshots import gpu, machine, memory, process
 from tests.remote.standins import UNKNOWN_KEY, Ssh, reading
 from tests.tui.pictures import until

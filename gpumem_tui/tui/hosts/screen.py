@@ -34,7 +34,7 @@ from gpumem_tui.tui.kit.figures import MUTED, clock
 from gpumem_tui.tui.kit.key_bar import KeyBar
 from gpumem_tui.tui.kit.lines import Lines
 from gpumem_tui.tui.kit.row_list import RowList
-from gpumem_tui.tui.replay.keys import ReplayKeys
+from gpumem_tui.tui.replay.keys import REPLAY_BINDINGS, ReplayKeys
 
 if TYPE_CHECKING:
     from textual.widgets import Input
@@ -86,6 +86,7 @@ class HostsScreen(ReplayKeys):
         Binding("r", "reverse", show=False),
         Binding("f1", "help", show=False),
         Binding("escape", "unfilter", show=False),
+        *REPLAY_BINDINGS,
     ]
 
     def __init__(
@@ -97,7 +98,6 @@ class HostsScreen(ReplayKeys):
     ) -> None:
         super().__init__()
         self.replay = replay
-        self._jumps = 0
         self._fleet = fleet
         self._make_monitor = make_monitor
         self._make_history = make_history
@@ -152,8 +152,7 @@ class HostsScreen(ReplayKeys):
 
     def _look(self) -> None:
         """Take in how all hosts stand; the past of those whose Monitor has been opened goes on behind it."""
-        if self.replay is not None and self.replay.jumps != self._jumps:
-            self._jumps = self.replay.jumps
+        if self.has_jumped():
             self._histories.clear()  # of another time
         statuses = self._fleet.statuses
         for status in statuses:
@@ -187,8 +186,7 @@ class HostsScreen(ReplayKeys):
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
         """Back to the list; the filter stays, and to the time that was typed it goes."""
-        if self.go_to(event.value):
-            event.input.value = ""
+        self.go_to(event.input)
         self._close_filter()
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
@@ -240,10 +238,6 @@ class HostsScreen(ReplayKeys):
         """The other way round."""
         self._enter(replace(self._state, reverse=not self._state.reverse))
 
-    def steered(self) -> None:
-        """Show that it is held."""
-        self._draw()
-
     def action_connect(self) -> None:
         """Try the hosts that are away at once."""
         self._fleet.connect_now()
@@ -281,7 +275,7 @@ class HostsScreen(ReplayKeys):
         """The keys and the columns."""
         from gpumem_tui.tui.kit.dialogs import HelpScreen
 
-        self.app.push_screen(HelpScreen(hosts_help()))
+        self.app.push_screen(HelpScreen([*self.replay_help(), *hosts_help()]))
 
     def cancel(self) -> None:
         """End all connections; safe to call from any thread."""

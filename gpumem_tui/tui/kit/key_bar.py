@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from textual.binding import Binding
 from textual.events import Click, Resize
 from textual.screen import Screen
@@ -20,7 +22,11 @@ _Shown = tuple[str, str, str]
 
 
 class KeyBar(Lines):
-    """A key and what it does; a click presses it. Keys that there is no room for are in the help."""
+    """A key and what it does; a click presses it. Keys that there is no room for are in the help.
+
+    Attributes:
+        leads: the keys that come first.
+    """
 
     DEFAULT_CSS = """
     KeyBar { dock: bottom; height: 1; background: $footer-background; color: $footer-foreground; }
@@ -29,6 +35,7 @@ class KeyBar(Lines):
     def __init__(self) -> None:
         super().__init__()
         self._places: list[tuple[int, int, str]] = []
+        self.leads: Sequence[str] = ()
 
     def on_mount(self) -> None:
         """Follow the screen's keys."""
@@ -52,6 +59,7 @@ class KeyBar(Lines):
             for active in screen.active_bindings.values()
             if active.binding.show and active.enabled
         ]
+        shown.sort(key=lambda key: self.leads.index(key[0]) if key[0] in self.leads else len(self.leads))
         width = self.size.width
         while len(shown) > _KEPT and _length(shown) > width:
             del shown[-_KEPT - 1]

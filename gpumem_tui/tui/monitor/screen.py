@@ -30,6 +30,7 @@ from gpumem_tui.tui.monitor.layout import Layout, layout
 from gpumem_tui.tui.monitor.process_actions import ProcessActions
 from gpumem_tui.tui.monitor.processes import ProcessTable
 from gpumem_tui.tui.monitor.state import MonitorState, focused_on, seen, sorted_by, sorted_on
+from gpumem_tui.tui.replay.keys import REPLAY_BINDINGS
 
 if TYPE_CHECKING:
     from textual.widgets import Input
@@ -99,6 +100,7 @@ class MonitorScreen(ProcessActions):
         Binding("right_square_bracket", "span(1)", show=False),
         Binding("escape", "unfilter", "no filter", tooltip="List all processes again"),
         Binding("escape", "unselect", show=False),
+        *REPLAY_BINDINGS,
     ]
 
     def __init__(
@@ -118,17 +120,14 @@ class MonitorScreen(ProcessActions):
         past: Callable[[], Sequence[Snapshot]] = tuple,
     ) -> None:
         super().__init__(Feed(source, history or History(), alerts or Alerts(), probes), read_only=read_only)
-        self.replay = replay
-        self._past = past
-        self._jumps = 0
+        self.replay, self._past = replay, past
         self._bell = bell
         self._notice = notice
         self._clock = clock
         self._span = ChartSpan(chart_s, past_s)
         self._began_s = time.monotonic()
         self._plan: Layout | None = None
-        self._prefers_history = False
-        self._drawn_size = Size()
+        self._prefers_history, self._drawn_size = False, Size()
 
     # What is on it
 
@@ -172,8 +171,7 @@ class MonitorScreen(ProcessActions):
 
     def look(self) -> bool:
         """Take in the newest snapshot and draw it; False if nothing is new."""
-        if self.replay is not None and self.replay.jumps != self._jumps:
-            self._jumps = self.replay.jumps
+        if self.has_jumped() and self.replay is not None:
             self.feed.restart(self._past(), self.replay.past_step_s)
         is_first = self.feed.latest is None
         if not self.feed.look():
@@ -215,8 +213,7 @@ class MonitorScreen(ProcessActions):
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
         """Back to the table; the filter stays, and to the time that was typed it goes."""
-        if self.go_to(event.value):
-            event.input.value = ""
+        self.go_to(event.input)
         self._close_filter()
 
     # Keys
@@ -320,11 +317,7 @@ class MonitorScreen(ProcessActions):
         from gpumem_tui.tui.kit.dialogs import HelpScreen
         from gpumem_tui.tui.monitor.help import monitor_help
 
-        self.app.push_screen(HelpScreen(monitor_help()))
-
-    def steered(self) -> None:
-        """Show that it is held."""
-        self._draw()
+        self.app.push_screen(HelpScreen([*self.replay_help(), *monitor_help()]))
 
     def action_peak(self) -> None:
         """Divide processes as at their peak, or as now."""
