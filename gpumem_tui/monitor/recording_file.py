@@ -188,8 +188,9 @@ class RecordingFile:
                 for line in member.lines:
                     body = parsed(line)
                     picture = body["full"] if "full" in body else patched(picture, body["patch"])
+                    float(picture["time_s"])  # by which it is sought
                     yield picture
-            except (CodecError, KeyError, TypeError) as error:
+            except (CodecError, KeyError, TypeError, ValueError) as error:
                 raise RecordingEnds("damaged") from error
 
     def members(self, offset: int) -> Iterator[Member]:

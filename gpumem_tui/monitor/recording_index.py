@@ -87,7 +87,7 @@ class RecordingIndex(Generic[Picture]):
                     return
                 self._take(member)
                 self.share = min(1.0, member.end / size_bytes)
-        except (RecordingEnds, CodecError, KeyError, TypeError, OSError):
+        except (RecordingEnds, CodecError, KeyError, TypeError, ValueError, OSError):
             pass  # whoever plays it says where it ends
         with self._grown:
             self.is_done = True

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Generic
 
+from gpumem_tui.monitor.codec import CodecError, Plain
 from gpumem_tui.monitor.marks import Mark
 from gpumem_tui.monitor.newest import Newest
 from gpumem_tui.monitor.recording import Picture, Recording
@@ -30,14 +31,14 @@ class Replay(Generic[Picture]):
     Attributes:
         notice: how it stands, in a few words.
         jumps: how often a moment was sought: what was remembered of the pictures before counts no more.
-        past: the pictures before the one that was sought last, some seconds apart.
+        past: the pictures before the one that was sought last, `past_step_s` apart, as plain data.
     """
 
     def __init__(self, recording: Recording[Picture], speed: float = 1.0, past_s: float = 600.0) -> None:
         self.index = RecordingIndex(recording)
         self.notice = ""
         self.jumps = 0
-        self.past: Sequence[Picture] = ()
+        self.past: Sequence[Plain] = ()
         self.past_step_s = past_s / _PAST_STEPS
         self._recording = recording
         self._speed = speed
@@ -158,7 +159,7 @@ class Replay(Generic[Picture]):
         self.jumps += 1
         return _chained(first, pictures)
 
-    def _thinned(self, from_s: float, until_s: float) -> Iterator[Picture]:
+    def _thinned(self, from_s: float, until_s: float) -> Iterator[Plain]:
         """The pictures of a time, some seconds apart, and its last one."""
         offset = self.index.offset_at(from_s, _INDEX_S)
         due_s, last = from_s, None
@@ -168,9 +169,9 @@ class Replay(Generic[Picture]):
             last = plain
             if plain["time_s"] >= due_s:
                 due_s, last = plain["time_s"] + self.past_step_s, None
-                yield self._recording.read(plain)
+                yield plain
         if last is not None:
-            yield self._recording.read(last)
+            yield last
 
 
 def _chained(first: Picture, others: Iterator[Picture]) -> Iterator[Picture]:
@@ -180,6 +181,13 @@ def _chained(first: Picture, others: Iterator[Picture]) -> Iterator[Picture]:
 
 class RecordingReplay(Replay[Snapshot]):
     """Plays a recording of one machine, as a source of snapshots."""
+
+    def past_snapshots(self) -> Sequence[Snapshot]:
+        """The snapshots before the moment that was sought last; none where they cannot be read."""
+        try:
+            return [self._recording.read(plain) for plain in self.past]
+        except CodecError:
+            return ()
 
     def latest(self) -> Snapshot | None:
         """The newest snapshot, None before the first."""

@@ -237,9 +237,15 @@ class ReplayedHost:
         return f"{self.host.name} away: {status.problem}" if status.phase is Phase.AWAY else self.host.name
 
     def past(self) -> tuple[Snapshot, ...]:
-        """Its snapshots before the moment that was sought last."""
-        reports = (self._in(picture.statuses).report for picture in self._replay.past)
-        return tuple(report.snapshot for report in reports if report is not None)
+        """Its snapshots before the moment that was sought last, of this host alone, as there may be many; none where
+        they cannot be read.
+        """
+        try:
+            bodies = (plain["hosts"].get(self.host.name) for plain in self._replay.past)
+            reports = [body["report"] for body in bodies if body is not None and body["report"] is not None]
+            return tuple(from_plain(Snapshot, report["snapshot"]) for report in reports)
+        except (CodecError, KeyError, TypeError):
+            return ()
 
     def start(self) -> None:
         """It has begun."""

@@ -271,7 +271,7 @@ def _replay_screen(replay: RecordingReplay, settings: Settings) -> MainScreen:
     from gpumem_tui.tui.monitor.screen import MonitorScreen
 
     parts = _monitor_parts(settings, is_here=False)
-    return MonitorScreen(replay, replay=replay, past=lambda: replay.past, **parts)
+    return MonitorScreen(replay, replay=replay, past=replay.past_snapshots, **parts)
 
 
 def _own_monitor(settings: Settings) -> MainScreen:

@@ -81,7 +81,7 @@ def test_any_moment_can_be_sought(replay: RecordingReplay, wanted: float, found:
 def test_what_was_before_a_sought_moment_comes_with_it(replay: RecordingReplay) -> None:
     replay.seek(START_S + 200)
     wait_until(lambda: replay.jumps == 1)
-    past = [round(snapshot.time_s - START_S) for snapshot in replay.past]
+    past = [round(snapshot.time_s - START_S) for snapshot in replay.past_snapshots()]
     assert past == list(range(140, 200))
     assert replay.past_step_s == 1.0
 
