@@ -30,9 +30,10 @@ _COMMANDS = {
     "attach": "gpumem_tui.cli.watch:attach",
     "watch": "gpumem_tui.cli.watch:watch",
     "look": "gpumem_tui.cli.look:look",
-    "search-for-viewer": "gpumem_tui.cli.hosts:search_for_viewer",
 }
 """Where each command is, in the order of the help."""
+_FOR_PROGRAMS = {"search-for-viewer": "gpumem_tui.cli.hosts:search_for_viewer"}
+"""Called by this program on another machine."""
 
 
 class _Commands(click.Group):
@@ -42,9 +43,10 @@ class _Commands(click.Group):
         return list(_COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in _COMMANDS:
+        where = {**_COMMANDS, **_FOR_PROGRAMS}.get(cmd_name)
+        if where is None:
             return None
-        module, _, attribute = _COMMANDS[cmd_name].partition(":")
+        module, _, attribute = where.partition(":")
         command: click.Command = getattr(import_module(module), attribute)
         return command
 

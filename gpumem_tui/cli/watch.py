@@ -33,7 +33,7 @@ _POLL_S = 0.1
 @click.command(context_settings={"allow_interspersed_args": False})
 @click.option("--tui", "on_screen", is_flag=True, help="On a screen: its output, and the Monitor on it.")
 @with_options(HOST_OPTIONS)
-@click.option("--leashed", is_flag=True, hidden=True)
+@click.option("--leashed", is_flag=True, hidden=True, help="For a run from another machine, which holds stdin.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="[--] COMMAND...")
 def run(
     on_screen: bool,
@@ -60,7 +60,7 @@ def run(
 
 
 def _run_leashed(command: tuple[str, ...], directory: str | None) -> int:
-    """For a `gpumem-tui run --host` on another machine, which holds our stdin."""
+    """For a run from another machine, which holds our stdin."""
     from gpumem_tui.watch.leash import Leash
 
     try:

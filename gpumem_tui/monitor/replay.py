@@ -30,6 +30,7 @@ class Replay(Generic[Picture]):
 
     Attributes:
         notice: how it stands, in a few words.
+        shown_s: when the newest picture was (`time.monotonic`): while it is held, nothing grows older.
         jumps: how often a moment was sought: what was remembered of the pictures before counts no more.
         past: the pictures before the one that was sought last, `past_step_s` apart, as plain data.
     """
@@ -38,6 +39,7 @@ class Replay(Generic[Picture]):
         self.index = RecordingIndex(recording)
         self.notice = ""
         self.jumps = 0
+        self.shown_s = time.monotonic()
         self.past: Sequence[Plain] = ()
         self.past_step_s = past_s / _PAST_STEPS
         self._recording = recording
@@ -118,6 +120,7 @@ class Replay(Generic[Picture]):
                 due_s = self._wait_until(due_s)
             if self._stopped.is_set() or (self._wanted_s is not None and last_s is not None):
                 return
+            self.shown_s = time.monotonic()
             self._newest.put(picture)
             last_s = time_s
         if self._wanted_s is None:

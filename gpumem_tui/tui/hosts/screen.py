@@ -157,7 +157,8 @@ class HostsScreen(ReplayKeys):
         statuses = self._fleet.statuses
         for status in statuses:
             self._remember(status)
-        self._enter(replace(self._state, statuses=statuses, now_s=time.monotonic()))
+        now_s = time.monotonic() if self.replay is None else self.replay.shown_s
+        self._enter(replace(self._state, statuses=statuses, now_s=now_s))
 
     def _remember(self, status: HostStatus) -> None:
         name = status.host.name
