@@ -174,6 +174,8 @@ def search_on_host(
 
     there = RemoteSearch(host, ssh, directory, asked)
     try:
+        if on_screen:
+            print(f"connecting to {host.name} …", end="\r", file=sys.stderr, flush=True)
         found = there.configure()
         if on_screen:
             from gpumem_tui.tui.start import open_search_on_host

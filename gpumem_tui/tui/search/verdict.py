@@ -63,9 +63,14 @@ def verdict_view(state: SearchState, notice: str = "", *, short: bool = False) -
             return VerdictView("SEARCHING", "busy", running_title(state.running, state).lower())
         return _running(state)
     if state.failure is not None:
-        return VerdictView("FAILED", "bad", state.failure.message, details=("s tries again · e edits the workload",))
+        return VerdictView("FAILED", "bad", state.failure.message, details=(_again(state),))
     assert state.verdict is not None
     return _ended(state, state.verdict)
+
+
+def _again(state: SearchState) -> str:
+    """The keys after a failure; what runs on another machine cannot be edited."""
+    return "s tries again" if state.config.device.host else "s tries again · e edits the workload"
 
 
 def _tracing(state: SearchState) -> str:
@@ -86,7 +91,7 @@ def _idle(state: SearchState, notice: str) -> VerdictView:
     return VerdictView(
         "READY",
         "calm",
-        f"s finds the largest {what} that fits · e edits first",
+        f"s finds the largest {what} that fits{'' if config.device.host else ' · e edits first'}",
         details=(
             f"{traced}, then {how} at growing sizes until one fits and the next does not.",
             f"On {where}.",
@@ -124,7 +129,7 @@ def _ended(state: SearchState, verdict: Verdict) -> VerdictView:
         return VerdictView(badge, tone, message, reach, room, (summary, *filter(None, (real,)), *_gap(state)))
     if verdict.outcome == "cancelled":
         return VerdictView("CANCELLED", "warning", message, reach, details=(f"{summary} · s starts over",))
-    return VerdictView("FAILED", "bad", message, reach, details=(f"{trials} · s tries again · e edits the workload",))
+    return VerdictView("FAILED", "bad", message, reach, details=(f"{trials} · {_again(state)}",))
 
 
 def _nothing_fits(state: SearchState, message: str) -> VerdictView:

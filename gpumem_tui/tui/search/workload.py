@@ -30,6 +30,8 @@ def workload_lines(config: SearchConfig) -> Iterator[tuple[str, str]]:
         yield ("file", short_name(config)) if command is None else ("command", "")
         if command is not None:
             yield "", _shortened(command.text, _PANEL_CHARACTERS)
+            if config.device.host:
+                yield "in", _shortened(command.cwd, _PANEL_CHARACTERS)
         if recipe.gpus > 1:
             yield "ranks", f"{recipe.gpus:,}"
         yield "", "It decides model, precision and optimizer itself."
