@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterator
 
 import pytest
 
@@ -25,12 +26,19 @@ CONFIGURED = Configured(CONFIG, "/home/me")
 
 
 @pytest.fixture
-def ssh(tmp_path_factory: pytest.TempPathFactory) -> Ssh:
-    return Ssh(tmp_path_factory.mktemp("ssh"))
+def ssh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ssh]:
+    yield Ssh(tmp_path_factory.mktemp("ssh"))
+    while MADE:
+        MADE.pop().end()
+
+
+MADE: list[RemoteSearch] = []
+"""Ended with the test."""
 
 
 def there(ssh: Ssh, directory: str = "") -> RemoteSearch:
-    return RemoteSearch(parse_host("box"), ssh.options, directory, Options(gpu="sim:a100-80gb"))
+    MADE.append(RemoteSearch(parse_host("box"), ssh.options, directory, Options(gpu="sim:a100-80gb")))
+    return MADE[-1]
 
 
 def answers(ssh: Ssh, before: str = ":", **replies: list[Reply]) -> None:
