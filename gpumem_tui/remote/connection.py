@@ -15,13 +15,13 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from enum import Enum
 
 from gpumem_tui.monitor.newest import Newest
 from gpumem_tui.monitor.snapshot import Snapshot
 from gpumem_tui.remote.decode import HostReport, NoReading, OtherSchema, decoded
 from gpumem_tui.remote.explain import explained
 from gpumem_tui.remote.hosts import RemoteHost
+from gpumem_tui.remote.status import HostStatus, Phase
 from gpumem_tui.text import shortened
 
 _LONGEST_LINE = 4 << 20
@@ -44,14 +44,6 @@ _REFUSED_BACK_OFF_S = 60.0
 _END_S = 1.0
 
 
-class Phase(Enum):
-    """How a connection stands."""
-
-    CONNECTING = "connecting"
-    LIVE = "live"
-    AWAY = "away"
-
-
 @dataclass(frozen=True)
 class SshOptions:
     """How hosts are reached.
@@ -71,31 +63,6 @@ class SshOptions:
         port = [] if host.port is None else ["-p", str(host.port)]
         there = f"{self.remote_command} monitor --json --interval {self.interval_s:g}"
         return [*shlex.split(self.ssh), "-T", "-o", "BatchMode=yes", *port, "--", host.destination, there]
-
-
-@dataclass(frozen=True)
-class HostStatus:
-    """One host at one moment.
-
-    Attributes:
-        report: the last reading; None before the first.
-        received_s: when it came (`time.monotonic`).
-        problem: one line on why it is away; empty otherwise.
-        note: one line on what is odd of a host that answers.
-        retry_s: when it is tried again (`time.monotonic`); None while it is connected.
-    """
-
-    host: RemoteHost
-    phase: Phase = Phase.CONNECTING
-    report: HostReport | None = None
-    received_s: float | None = None
-    problem: str = ""
-    note: str = ""
-    retry_s: float | None = None
-
-    def age_s(self, now_s: float) -> float | None:
-        """Seconds since its last reading; None before the first."""
-        return None if self.received_s is None else max(0.0, now_s - self.received_s)
 
 
 class _Broken(Exception):

@@ -115,6 +115,19 @@ class Watched:
             arrived.clear()
         return None
 
+    def heard(self, seconds: float) -> list[tuple[float, bytes]]:
+        """What is written within so many seconds, and when (`time.perf_counter`); not parsed."""
+        arrived = []
+        end_s = time.perf_counter() + seconds
+        while (left_s := end_s - time.perf_counter()) > 0:
+            if select.select([self._fd], [], [], left_s)[0]:
+                arrived.append((time.perf_counter(), os.read(self._fd, 1 << 16)))
+        return arrived
+
+    def parse(self, written: bytes) -> None:
+        """Put on the screen what was heard."""
+        self._stream.feed(written)
+
     def press(self, key: str) -> None:
         os.write(self._fd, key.encode())
 

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from gpumem_tui.remote import connection as module
-from gpumem_tui.remote.connection import Connection, HostStatus, Phase
+from gpumem_tui.remote.connection import Connection
 from gpumem_tui.remote.fleet import Fleet
 from gpumem_tui.remote.hosts import parse_host
+from gpumem_tui.remote.status import HostStatus, Phase
 from tests.remote.standins import DENIED, STAYS, UNKNOWN_KEY, Ssh, line_of, reading
 from tests.waiting import wait_until
 

@@ -11,10 +11,10 @@ from textual.pilot import Pilot
 
 from gpumem_tui.memory import GIB, Unknown
 from gpumem_tui.monitor.snapshot import DeviceState
-from gpumem_tui.remote.connection import HostStatus, Phase
 from gpumem_tui.remote.decode import HostReport
 from gpumem_tui.remote.fleet import Fleet
 from gpumem_tui.remote.hosts import parse_host
+from gpumem_tui.remote.status import HostStatus, Phase
 from gpumem_tui.settings import Settings
 from gpumem_tui.tui.app import GpuMemApp
 from gpumem_tui.tui.hosts.one import HostMonitor

@@ -15,8 +15,9 @@ from textual.events import Resize
 
 from gpumem_tui.monitor.history import History
 from gpumem_tui.monitor.snapshot import Snapshot
-from gpumem_tui.remote.connection import Connection, HostStatus, Phase
+from gpumem_tui.remote.connection import Connection
 from gpumem_tui.remote.fleet import Fleet
+from gpumem_tui.remote.status import HostStatus, Phase
 from gpumem_tui.tui.hosts.help import hosts_help
 from gpumem_tui.tui.hosts.rows import (
     chosen_rows,
