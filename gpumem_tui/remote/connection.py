@@ -29,6 +29,8 @@ _LONGEST_LINE = 4 << 20
 _CHUNK = 1 << 16
 _MOST_BANNER = 64 << 10
 """Bytes that a host's shell may print before the first reading."""
+_MOST_ERRORS = 1 << 20
+"""Bytes that may come on stderr between two readings: `ssh -vvv` writes a tenth of that."""
 _KEPT_ERRORS = 20
 _LONGEST_ERROR = 4096
 _MOST_LINES = 40
@@ -119,6 +121,10 @@ class Connection:
         """Have this called whenever the status changes, from another thread; it must not wait."""
         self._status.subscribe(tell)
 
+    def unsubscribe(self, tell: Callable[[], None]) -> None:
+        """Have it called no more."""
+        self._status.unsubscribe(tell)
+
     def connect_now(self) -> None:
         """Do not wait any longer before the next try."""
         self._again.set()
@@ -199,6 +205,7 @@ class _Reading:
         self._out = b""
         self._error = b""
         self._banner = 0
+        self._complained = 0
         self._first_line = ""
         self._second, self._lines = 0, 0
 
@@ -246,6 +253,9 @@ class _Reading:
 
     def _hear(self, data: bytes) -> bool:
         """Keep the last lines of stderr; False at its end."""
+        self._complained += len(data)
+        if self._complained > _MOST_ERRORS:
+            raise _Broken(f"writes more than {_MOST_ERRORS >> 20} MiB to stderr between two readings")
         *lines, rest = (self._error + data).split(b"\n")
         self._error = rest[-_LONGEST_ERROR:]
         lines += [] if data else [self._error]
@@ -278,7 +288,7 @@ class _Reading:
         except NoReading:
             self._pass_over(line)
             return
-        self.answered, self._banner = True, 0
+        self.answered, self._banner, self._complained = True, 0, 0
         note = f"its shell prints “{self._first_line}”: passed over" if self._first_line else ""
         self._take(report, note)
 

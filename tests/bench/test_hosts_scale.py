@@ -118,9 +118,13 @@ def _complete(text: str) -> bool:
 
 
 def test_many_hosts_in_one_viewer(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "gpumem_tui", "--host", f"node[01-{_HOSTS}]"]
+    command = [sys.executable, "-m", "gpumem_tui", "--host"]
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "PYTHONPYCACHEPREFIX": str(tmp_path / "compiled")}
     with _hosts(tmp_path) as answered:
-        watched = Watched(command, {"PATH": f"{tmp_path}:/usr/bin:/bin", "PYTHONPYCACHEPREFIX": str(tmp_path / "c")})
+        compiled = Watched([*command, "nobody"], environment)
+        compiled.until(lambda text: "1 away" in text)
+        compiled.close()
+        watched = Watched([*command, f"node[01-{_HOSTS}]"], environment)
         try:
             scale = _measure(watched, answered)
         finally:

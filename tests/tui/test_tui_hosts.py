@@ -194,6 +194,20 @@ async def test_into_a_hosts_monitor_and_back(fleet: Fleet) -> None:
         assert fleet.connections["b"].status.phase is Phase.LIVE
 
 
+async def test_a_monitor_that_was_left_is_told_nothing_more(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[object] = []
+    b = fleet.connections["b"]
+    async with app(fleet).run_test(size=(80, 24)) as pilot:
+        await answered(pilot)
+        monkeypatch.setattr(b, "subscribe", told.append)
+        monkeypatch.setattr(b, "unsubscribe", told.remove)
+        for _ in range(2):
+            await pilot.press("home", "down", "enter")
+            await until(pilot, lambda: len(told) == 1)
+            await pilot.press("escape")
+            await until(pilot, lambda: not told)
+
+
 async def test_a_host_that_has_not_answered_has_no_monitor_but_a_reason(fleet: Fleet) -> None:
     async with app(fleet).run_test(size=(80, 24)) as pilot:
         await answered(pilot)

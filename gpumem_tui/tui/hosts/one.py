@@ -19,6 +19,7 @@ class HostSource:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
+        self._told: list[Callable[[], None]] = []
 
     @property
     def notice(self) -> str:
@@ -38,10 +39,14 @@ class HostSource:
 
     def subscribe(self, tell: Callable[[], None]) -> None:
         """Have this called whenever the host has news."""
+        self._told.append(tell)
         self._connection.subscribe(tell)
 
     def stop(self) -> None:
-        """The connection goes on."""
+        """The connection goes on; who looked at it is told no more."""
+        for tell in self._told:
+            self._connection.unsubscribe(tell)
+        self._told.clear()
 
 
 class HostAlerts(Alerts):
@@ -71,6 +76,10 @@ class HostMonitor(MonitorScreen):
         Binding("escape", "unfilter", "no filter", tooltip="List all processes again"),
         Binding("escape", "back", "hosts", key_display="esc", tooltip="Back to all hosts"),
     ]
+
+    def on_unmount(self) -> None:
+        """Left: nobody looks any more."""
+        self.feed.stop()
 
     def action_back(self) -> None:
         """Back to all hosts."""
