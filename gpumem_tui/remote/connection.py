@@ -14,13 +14,15 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from gpumem_tui.monitor.newest import Newest
-from gpumem_tui.monitor.snapshot import Snapshot
+from gpumem_tui.monitor.snapshot import HostProcess, Snapshot
 from gpumem_tui.remote.decode import HostReport, NoReading, OtherSchema, decoded
 from gpumem_tui.remote.explain import explained
 from gpumem_tui.remote.hosts import RemoteHost
+from gpumem_tui.remote.signals import RemoteSignal, send_signal
+from gpumem_tui.remote.ssh import SshOptions
 from gpumem_tui.remote.status import HostStatus, Phase
 from gpumem_tui.text import shortened
 
@@ -44,27 +46,6 @@ _BACK_OFF_S = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
 _REFUSED_BACK_OFF_S = 60.0
 """Between two tries of a host that refuses the key or is refused itself: nothing changes there by itself."""
 _END_S = 1.0
-
-
-@dataclass(frozen=True)
-class SshOptions:
-    """How hosts are reached.
-
-    Attributes:
-        remote_command: what is called there, as its shell takes it.
-        interval_s: between two readings.
-        ssh: the program that connects.
-    """
-
-    remote_command: str = "gpumem-tui"
-    interval_s: float = 1.0
-    ssh: str = "ssh"
-
-    def command(self, host: RemoteHost) -> list[str]:
-        """The words of the process: `BatchMode` so that no question waits for an answer (ssh_config(5))."""
-        port = [] if host.port is None else ["-p", str(host.port)]
-        there = f"{self.remote_command} monitor --json --interval {self.interval_s:g}"
-        return [*shlex.split(self.ssh), "-T", "-o", "BatchMode=yes", *port, "--", host.destination, there]
 
 
 class _Broken(Exception):
@@ -124,6 +105,14 @@ class Connection:
     def unsubscribe(self, tell: Callable[[], None]) -> None:
         """Have it called no more."""
         self._status.unsubscribe(tell)
+
+    def signal(self, process: HostProcess, signal: RemoteSignal) -> None:
+        """Signal a process there; takes as long as ssh does.
+
+        Raises:
+            NotSignalled: one line says why.
+        """
+        send_signal(self.host, self._options, process, signal)
 
     def connect_now(self) -> None:
         """Do not wait any longer before the next try."""

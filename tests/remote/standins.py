@@ -11,7 +11,7 @@ from typing import Any
 
 from gpumem_tui.monitor.report import snapshot_json
 from gpumem_tui.monitor.snapshot import Snapshot
-from gpumem_tui.remote.connection import SshOptions
+from gpumem_tui.remote.ssh import SshOptions
 from tests.monitor.snapshots import gpu, machine
 
 _SSH = """#!/bin/sh

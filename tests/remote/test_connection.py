@@ -67,6 +67,8 @@ def decoded_second() -> object:
         ("echo 'WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED!' >&2; exit 255", "its host key has changed"),
         ("echo 'ssh: connect to host a port 22: Connection refused' >&2; exit 255", "connect to host a port 22: Conn"),
         ("echo 'sh: 1: gpumem-tui: not found' >&2; exit 127", "gpumem-tui is not in its PATH"),
+        ("echo 'gpumem-tui is offered by: uvx' >&2; exit 127", "--remote-command 'uvx gpumem-tui' has it fetched"),
+        ("echo 'gpumem-tui is offered by: ~/.local/bin/pipx' >&2; exit 127", "'~/.local/bin/pipx run gpumem-tui'"),
         ("echo 'gpumem-tui: settings.toml:1: unknown key' >&2; exit 2", "settings.toml:1: unknown key"),
         ("echo 'gpumem-tui: No such option: --json' >&2; exit 2", "its gpumem-tui is of another version"),
         ("exit 3", "gpumem-tui ended with code 3"),

@@ -22,8 +22,9 @@ import pytest
 
 import gpumem_tui
 from gpumem_tui.memory import GIB
-from gpumem_tui.remote.connection import Connection, SshOptions
+from gpumem_tui.remote.connection import Connection
 from gpumem_tui.remote.hosts import parse_host
+from gpumem_tui.remote.ssh import SshOptions
 from gpumem_tui.remote.status import HostStatus, Phase
 from tests.nvml_stub.machine import FakeMachine
 from tests.nvml_stub.scenario import FakeGpu, Scenario
