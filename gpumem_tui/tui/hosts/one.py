@@ -109,10 +109,6 @@ class HostMonitor(MonitorScreen):
         assert self._signalled is not None
         return end_there(self._signalled, host, ending)
 
-    def on_unmount(self) -> None:
-        """Left: nobody looks any more."""
-        self.feed.stop()
-
     def action_back(self) -> None:
         """Back to all hosts."""
         self.app.pop_screen()

@@ -13,7 +13,6 @@ from gpumem_tui.remote.processes import JobRanks, RemoteProcess, job_of, jobs
 from gpumem_tui.remote.status import HostStatus, MemorySum, Phase, mean_utilization
 from gpumem_tui.tui.hosts.state import HostsSort, HostsState
 from gpumem_tui.tui.kit.figures import ABSENT, MUTED, LazyRows, ListRow, Row, Span, age, fit, fit_right, header_line
-from gpumem_tui.tui.kit.glyphs import PROGRAM
 
 _STALE_S = 5.0
 """A live host whose last reading is older than this shows its age."""
@@ -42,13 +41,13 @@ def hosts_header(state: HostsState, width: int, right: Row) -> Row:
     live = [status for status in state.statuses if status.phase is Phase.LIVE]
     gpus = sum(len(status.gpus) for status in live)
     memory = sum((status.memory for status in live), MemorySum())
-    facts: list[Span] = [(_count(len(state.statuses), "host"), "bold")]
+    subject = (_count(len(state.statuses), "host"), "bold")
     away = sum(status.phase is Phase.AWAY for status in state.statuses)
-    facts += [(f"{len(live)} live", MUTED)]
+    facts: list[Span] = [(f"{len(live)} live", MUTED)]
     facts += [(f"{away} away", "bold $warning")] if away else []
     facts += [(_count(gpus, "GPU"), MUTED)] if gpus else []
     facts += [(f"{_held(memory)} GiB used, {_free(memory)} free", MUTED)] if gpus else []
-    return header_line(PROGRAM, facts, right, width)
+    return header_line(subject, facts, right, width)
 
 
 def _count(number: int, noun: str) -> str:
