@@ -208,7 +208,8 @@ def _alert(body: AlertLine) -> Alert:
 def _probes(body: ReadingLine) -> Iterator[tuple[tuple[str, int], Mapping[str, Any]]]:
     """What probes say, of the processes that stand in a GPU's list."""
     for gpu in body.gpus:
-        for device in (gpu, *gpu.instances):
+        devices: list[GpuLine | InstanceLine] = [gpu, *gpu.instances]
+        for device in devices:
             for process in device.processes or ():
                 if isinstance(process.probe, dict):
                     yield (gpu.uuid, process.pid), process.probe

@@ -70,7 +70,8 @@ def _or_null(hint: Any) -> Any:
     """Of a reading the type of its value, or None."""
     members = get_args(hint) if Unknown in get_args(hint) else (hint,)
     kinds = [Whole if member is int else member for member in members if member is not Unknown]
-    return Union[(*kinds, NoneType)]
+    wanted = (*kinds, NoneType)
+    return Union[wanted]  # noqa: UP007  its members are known only now
 
 
 MEMORY = LineParts(Memory)
