@@ -40,10 +40,10 @@ def open_program(settings: Settings) -> int:
     _leave_garbage()
     source = _sampler(settings)
     source.start()  # reads while Textual is imported
-    from gpumem_tui.tui import app as _
+    from gpumem_tui.tui import app  # noqa: F401
 
     if source.latest() is None:  # a driver answers at once that there is no GPU, so that there will be one to watch
-        from gpumem_tui.tui.monitor import screen as _  # noqa: F401
+        from gpumem_tui.tui.monitor import screen  # noqa: F401
     snapshot = source.wait(None, _DECIDE_S)
     if _worth_watching(snapshot) or _anything_publishes():
         return _watch(partial(_monitor_screen, source, settings), settings)

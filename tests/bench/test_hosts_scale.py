@@ -88,9 +88,15 @@ def _reading(host: int, second: int) -> Snapshot:
 
     def read(gpu: GpuReading) -> GpuReading:
         assert isinstance(gpu.processes, tuple)
-        load = {"utilization_percent": (host + gpu.index * 7 + second * 3) % 101, "power_w": 300.0 + second}
+        busy_percent = (host + gpu.index * 7 + second * 3) % 101
         processes = tuple(map(moved, gpu.processes))
-        return replace(gpu, processes=processes, ledger=device_ledger(gpu.memory, processes), **load)
+        return replace(
+            gpu,
+            processes=processes,
+            ledger=device_ledger(gpu.memory, processes),
+            utilization_percent=busy_percent,
+            power_w=300.0 + second,
+        )
 
     return replace(snapshot, gpus=tuple(map(read, snapshot.gpus)))
 
