@@ -61,6 +61,8 @@ class ProcessActions(MainScreen):
         self.feed = feed
         self.read_only = read_only
         self._state = MonitorState()
+        self._chosen_in: MonitorState | None = None
+        self._chosen: Entry | None = None
         self._details: DetailsScreen | None = None
         self._report: tuple[PagesScreen, Callable[[], Report | None]] | None = None
 
@@ -72,7 +74,9 @@ class ProcessActions(MainScreen):
     @property
     def chosen(self) -> Entry | None:
         """The process under the cursor."""
-        return entry_of(self._state, self._state.cursor)
+        if self._chosen_in is not self._state:  # every key asks, several times a second
+            self._chosen_in, self._chosen = self._state, entry_of(self._state, self._state.cursor)
+        return self._chosen
 
     @property
     def may_end(self) -> bool:
