@@ -15,15 +15,20 @@ def watch_hosts(
     slurm_job: str,
     remote_command: str | None,
     interval_s: float | None,
+    *,
+    allow_signals: bool = False,
 ) -> int:
     """Open on the hosts that were named and return the exit code; the command line goes before the settings.
+
+    Args:
+        allow_signals: offer to end processes there.
 
     Raises:
         OptionError: no host, one that is none, Slurm says no, the settings are invalid, there is no terminal.
     """
-    from gpumem_tui.remote.connection import SshOptions
     from gpumem_tui.remote.fleet import Fleet
     from gpumem_tui.remote.hosts import hosts_of
+    from gpumem_tui.remote.ssh import SshOptions
     from gpumem_tui.settings import load
     from gpumem_tui.tui.start import open_hosts
 
@@ -36,4 +41,6 @@ def watch_hosts(
     hosts = hosts_of(written, file=file, groups=dict(settings.hosts), slurm_job=slurm_job)
     if not is_terminal():
         raise OptionError("no terminal to draw on; `ssh HOST gpumem-tui monitor --json` needs none")
-    return open_hosts(Fleet(hosts, SshOptions(settings.remote_command, settings.interval_s)), settings)
+    return open_hosts(
+        Fleet(hosts, SshOptions(settings.remote_command, settings.interval_s)), settings, allow_signals=allow_signals
+    )
