@@ -7,10 +7,17 @@ W x + (alpha / rank) B A x. Gradients and the optimizer's state exist for A and 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from gpumem_tui.catalog.shapes import ModelShape
-from gpumem_tui.formula.parameters import ParameterTensor, parameter_tensors
+from gpumem_tui.formula.parameters import (
+    GATHERED_BLOCKS,
+    ParameterTensor,
+    block_parameters,
+    embedding_parameters,
+    parameter_tensors,
+    with_largest_blocks,
+)
 from gpumem_tui.formula.precision import PRECISION_RECORDS
 from gpumem_tui.formula.quantization import QUANTIZATION_RECORDS
 from gpumem_tui.formula.recipe import ALL_LINEAR, DEFAULT_LORA_RANK, Recipe
@@ -130,16 +137,20 @@ def trained_parameters(shape: ModelShape, recipe: Recipe) -> int:
     return _values(weights(shape, recipe).trained)
 
 
-def unquantized_parameters(shape: ModelShape, recipe: Recipe) -> int:
-    """Values that are kept as the precision has it: all but the quantized ones, adapters included."""
-    found = weights(shape, recipe)
-    return _values((*found.trained, *found.frozen))
+def copied_parameters(shape: ModelShape, recipe: Recipe) -> tuple[int, int]:
+    """Values that autocast copies in 16 bits: of the network, and of one block, the largest.
 
+    Embeddings are looked up, and grouped products of experts run, in the dtype of the weights.
+    """
 
-def unquantized_in_block(shape: ModelShape, recipe: Recipe) -> int:
-    """Those of one transformer block."""
-    without = replace(shape, layers=shape.layers - 1)
-    return unquantized_parameters(shape, recipe) - unquantized_parameters(without, recipe)
+    def copied(part: ModelShape) -> int:
+        found = weights(part, recipe)
+        return _values(tensor for tensor in (*found.trained, *found.frozen) if not tensor.is_experts)
+
+    whole = copied(shape) - embedding_parameters(shape)
+    if shape.record.has_batch_norm:
+        return whole, block_parameters(shape)
+    return whole, copied(with_largest_blocks(shape, 1)) - copied(with_largest_blocks(shape, 0))
 
 
 def kept_bytes(shape: ModelShape, recipe: Recipe) -> int:
@@ -199,9 +210,7 @@ def dequantization_row(shape: ModelShape, recipe: Recipe) -> FormulaRow | None:
 
 def gathered_bytes(shape: ModelShape, recipe: Recipe) -> int:
     """What a GPU holds whole at once of a transformer under ZeRO-3: all outside the blocks, and two of these."""
-    whole = kept_bytes(shape, recipe)
-    one_block = whole - kept_bytes(replace(shape, layers=shape.layers - 1), recipe)
-    return whole - max(0, shape.layers - 2) * one_block
+    return kept_bytes(with_largest_blocks(shape, GATHERED_BLOCKS), recipe)
 
 
 def _values(tensors: Iterable[ParameterTensor]) -> int:

@@ -37,6 +37,8 @@ def fault(shape: ModelShape, recipe: Recipe) -> tuple[str, str] | None:
 def _faults(shape: ModelShape, recipe: Recipe) -> Iterator[tuple[str, str]]:
     if recipe.has_adapters and (recipe.model_parallel > 1 or has_own_precision(recipe)):
         yield "--adapter", "under adapters a network is counted uncut, with --sharding none, zero1, zero2 or zero3"
+    if shape.sinks and recipe.attention in ("flash", "efficient"):
+        yield "--attention", f"{shape.name} has attention sinks, which PyTorch's fused kernels do not have; use auto"
     tensor, pipeline, context = recipe.tensor_parallel, recipe.pipeline_parallel, recipe.context_parallel
     for name in ("tensor_parallel", "context_parallel", "pipeline_parallel"):
         if getattr(recipe, name) > 1 and not shape.record.has_attention:
@@ -151,7 +153,10 @@ def _stage(shape: ModelShape, recipe: Recipe, place: int) -> ModelShape:
         part = "first" if place == 0 else "last" if place == stages - 1 else "middle"
     layers = shape.layers // stages + (place < shape.layers % stages)
     seq_len = shape.seq_len // recipe.context_parallel
-    return replace(shape, layers=layers, seq_len=seq_len, part=part)
+    experts = shape.experts
+    if experts is not None and place > 0:
+        experts = replace(experts, dense_layers=0)  # the first blocks are the first stage's
+    return replace(shape, layers=layers, seq_len=seq_len, part=part, experts=experts)
 
 
 def _cut(shape: ModelShape, ways: int) -> ModelShape:

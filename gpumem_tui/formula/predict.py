@@ -17,8 +17,8 @@ from gpumem_tui.formula.optimizers import offloaded_row, optimizer_row, scratch_
 from gpumem_tui.formula.parallel import Stage, parallel_assumptions, stages
 from gpumem_tui.formula.parameters import (
     ParameterTensor,
-    block_parameters,
-    embedding_parameters,
+    active_parameters,
+    count_parameters,
     gathered_parameters,
     head_parameters,
 )
@@ -301,15 +301,14 @@ def _working_copies(shape: ModelShape, recipe: Recipe) -> list[FormulaRow]:
     storage = PRECISION_RECORDS[recipe.precision]
     if not storage.working_copy_bytes:
         return []
-    copied = adapters.unquantized_parameters(shape, recipe) - embedding_parameters(shape)
-    in_block = adapters.unquantized_in_block(shape, recipe) if recipe.has_adapters else block_parameters(shape)
+    copied, in_block = adapters.copied_parameters(shape, recipe)
     row = fixed_row(
         Bucket.ACTIVATIONS,
         "16-bit working copy of the parameters",
         (copied, storage.working_copy_bytes),
         storage.source,
         "made by forward and kept for backward, so with the activations, though the batch does not change it, and "
-        "whole on every GPU however the weights are sharded; embeddings are looked up in fp32 and not copied",
+        "whole on every GPU however the weights are sharded; embeddings and experts are used in fp32 and not copied",
     )
     if recipe.recompute != "full":
         return there(FORWARD_ENDS, [row])
@@ -387,6 +386,9 @@ def _attention_assumptions(shape: ModelShape, recipe: Recipe) -> list[str]:
         assumed.append("Flash kernels take 16-bit values only; in fp32 PyTorch's fused kernel is efficient.")
     if shape.record.remark:
         assumed.append(shape.record.remark)
+    if shape.experts is not None:
+        active, total = active_parameters(shape), count_parameters(shape)
+        assumed.append(f"{active / 1e9:.1f} of {total / 1e9:.1f} billion parameters work on one token.")
     if not shape.dropout:
         assumed.append("The model has no dropout, so the textbook's masks are not counted.")
     if recipe.recompute == "selective":

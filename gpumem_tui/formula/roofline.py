@@ -15,13 +15,13 @@ from functools import lru_cache
 
 from gpumem_tui.catalog.shapes import Gpu, ModelShape
 from gpumem_tui.catalog.speeds import MULTIPROCESSORS_OF_OTHERS
+from gpumem_tui.formula.blocks import fused
 from gpumem_tui.formula.changes import BF16_SINCE
 from gpumem_tui.formula.matmuls import Matmul, matmuls
 from gpumem_tui.formula.optimizers import OPTIMIZER_RECORDS, optimizer_row
 from gpumem_tui.formula.parameters import count_parameters, parameter_tensors
 from gpumem_tui.formula.precision import PRECISION_RECORDS
 from gpumem_tui.formula.recipe import Recipe
-from gpumem_tui.formula.transformer import fused
 from gpumem_tui.memory import Unknown
 
 TERA, GIGA = 1e12, 1e9
@@ -131,7 +131,7 @@ def pass_seconds(shape: ModelShape, recipe: Recipe, gpu: Gpu, batch_size: int, s
     def seconds(flops: float, parts: int, elements: float) -> float:
         return max(flops / (flops_per_s * min(1.0, parts / units)), width * elements / bytes_per_s)
 
-    return _sum(products, recipe, batch_size, seconds)
+    return _sum(shape, products, recipe, batch_size, seconds)
 
 
 @lru_cache(maxsize=4096)
@@ -144,11 +144,15 @@ def relative_pass(shape: ModelShape, recipe: Recipe, multiprocessors: int | None
     if isinstance(products, Unknown):
         return float(batch_size)
 
-    return _sum(products, recipe, batch_size, lambda flops, parts, elements: flops / min(1.0, parts / units))
+    return _sum(shape, products, recipe, batch_size, lambda flops, parts, elements: flops / min(1.0, parts / units))
 
 
 def _sum(
-    products: tuple[Matmul, ...], recipe: Recipe, batch_size: int, seconds: Callable[[float, int, float], float]
+    shape: ModelShape,
+    products: tuple[Matmul, ...],
+    recipe: Recipe,
+    batch_size: int,
+    seconds: Callable[[float, int, float], float],
 ) -> float:
     """Over the products of forward and backward, of each `seconds` of its operations, its parts that can run beside
     each other, and the elements of its three matrices. Scores that a fused kernel keeps on the chip are not moved."""
@@ -157,8 +161,8 @@ def _sum(
         rows = product.rows if product.heads else product.rows * batch_size
         count = product.heads * batch_size or 1
         columns, depth = product.columns, product.depth
-        elements = count * (rows * depth / product.window + depth * columns + rows * columns)
-        if product.heads and fused(recipe):
+        elements = count * (rows * depth / product.window + product.matrices * depth * columns + rows * columns)
+        if product.heads and fused(shape, recipe):
             elements -= count * product.rows**2
         again = _times(product, recipe) - 1 - _BACKWARD_PASSES
         forward, *backward = (

@@ -10,6 +10,7 @@ from operator import add
 
 from gpumem_tui.catalog.shapes import Gpu
 from gpumem_tui.formula.accumulation import Accumulation, accumulation
+from gpumem_tui.formula.blocks import as_run_on
 from gpumem_tui.formula.changes import (
     MOST_TIMES_HALVED,
     STAGES,
@@ -25,7 +26,6 @@ from gpumem_tui.formula.optimizers import OPTIMIZER_RECORDS
 from gpumem_tui.formula.predict import by_stage
 from gpumem_tui.formula.price import Price
 from gpumem_tui.formula.sharding import stage_of
-from gpumem_tui.formula.transformer import as_run_on
 from gpumem_tui.memory import Unknown, format_bytes
 from gpumem_tui.plan.answers import largest_batch, predicted, setup_of, target_of, usable_of, with_setup
 from gpumem_tui.plan.judgement import SMALLEST_NORMALIZED_BATCH
