@@ -147,6 +147,7 @@ WORKLOAD_OPTIONS = [
     click.option("--tensor-parallel", type=AT_LEAST_ONE, default=1, help="GPUs over which each block is cut."),
     click.option("--sequence-parallel", is_flag=True, help="Cut what tensor parallel leaves whole as well."),
     click.option("--context-parallel", type=AT_LEAST_ONE, default=1, help="GPUs over which each sequence is cut."),
+    click.option("--expert-parallel", type=AT_LEAST_ONE, default=1, help="GPUs over which experts are spread."),
     click.option("--pipeline-parallel", type=AT_LEAST_ONE, default=1, help="Stages over which the blocks are laid."),
     choice("--schedule", SCHEDULES, "Of the pipeline: whose activations wait for backward."),
     click.option(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from math import prod
 
 from gpumem_tui.catalog.shapes import ModelShape
 from gpumem_tui.formula.parameters import (
@@ -53,11 +54,13 @@ class Weights:
 def linear_names(shape: ModelShape) -> tuple[str, ...]:
     """What the linear layers of its blocks are called, which may have adapters; of language models only.
 
+    Routers and experts are no linear layers in transformers 5, and PEFT's ``all-linear`` leaves them out.
+
     Of a classifier PEFT trains the head as well (`modules_to_save`), which these forms do not count.
     """
     if not shape.record.predicts_tokens:
         return ()
-    return tuple(tensor.linear for tensor in parameter_tensors(shape) if tensor.linear)
+    return tuple(dict.fromkeys(tensor.linear for tensor in parameter_tensors(shape) if tensor.linear))
 
 
 def targets(shape: ModelShape, recipe: Recipe) -> frozenset[str]:
@@ -121,8 +124,8 @@ def weights(shape: ModelShape, recipe: Recipe) -> Weights:
         return Weights(adapters, tensors)
     return Weights(
         adapters,
-        tuple(tensor for tensor in tensors if not tensor.linear),
-        tuple(tensor for tensor in tensors if tensor.linear),
+        tuple(tensor for tensor in tensors if not (tensor.linear or tensor.is_experts)),
+        tuple(tensor for tensor in tensors if tensor.linear or tensor.is_experts),
     )
 
 
@@ -221,4 +224,4 @@ def _quantized_bytes(tensors: Iterable[ParameterTensor], recipe: Recipe) -> int:
     if recipe.base_quantization == "none":
         return 0
     record = QUANTIZATION_RECORDS[recipe.base_quantization]
-    return sum(record.matrix_bytes(tensor.dims[0], tensor.dims[1]) * tensor.copies for tensor in tensors)
+    return sum(record.matrix_bytes(prod(tensor.dims[:-1]), tensor.dims[-1]) * tensor.copies for tensor in tensors)

@@ -153,7 +153,8 @@ def _experts(shape: ModelShape, experts: Experts, recipe: Recipe) -> int:
     Of a token and each of its experts: what goes in, gate, SiLU of the gate, up, their product, what comes out, and
     four numbers of rows. gpt-oss keeps the clamped gate and up and a sigmoid as well.
     """
-    width, wide = PRECISION_RECORDS[recipe.precision].compute_bytes, residual_bytes(recipe)
+    width = PRECISION_RECORDS[recipe.precision].compute_bytes
+    wide = residual_bytes(recipe) if recipe.base_quantization == "none" else width
     at = targets(shape, recipe) if recipe.has_adapters else frozenset[str]()
     trained = not recipe.has_adapters
     inner = (7 if experts.has_bias else 4) - (not trained)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import gcd
 from types import MappingProxyType
 from typing import Literal, get_args
 
@@ -50,6 +51,8 @@ class Recipe:
         gpus: all GPUs of the job.
         tensor_parallel: GPUs over which every block's matrices are cut; `sequence_parallel`: and what lies between.
         context_parallel: GPUs over which each sequence is cut.
+        expert_parallel: GPUs over which a block's experts are spread, of those that hold the same part of the network:
+            each has samples of its own, and sends tokens to the GPUs that hold their experts.
         pipeline_parallel: GPUs over which the blocks are laid one after another, by `schedule`, and `micro_batches` of
             a step (0 for as many as there are stages); `virtual_stages`: pieces of the network that a GPU has in turn
             when interleaved.
@@ -69,6 +72,7 @@ class Recipe:
     tensor_parallel: int = 1
     sequence_parallel: bool = False
     context_parallel: int = 1
+    expert_parallel: int = 1
     pipeline_parallel: int = 1
     schedule: Schedule = "1f1b"
     micro_batches: int = 0
@@ -82,6 +86,11 @@ class Recipe:
     def model_parallel(self) -> int:
         """GPUs that hold one copy of the network together."""
         return self.tensor_parallel * self.context_parallel * self.pipeline_parallel
+
+    @property
+    def least_gpus(self) -> int:
+        """GPUs that a job takes at least: one copy of the network, or as many as its experts are spread over."""
+        return self.model_parallel * self.expert_parallel // gcd(self.context_parallel, self.expert_parallel)
 
     @property
     def data_parallel(self) -> int:

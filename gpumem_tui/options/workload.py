@@ -94,6 +94,7 @@ class WorkloadOptions:
     tensor_parallel: int = 1
     sequence_parallel: bool = False
     context_parallel: int = 1
+    expert_parallel: int = 1
     pipeline_parallel: int = 1
     schedule: Schedule = "1f1b"
     micro_batches: int = 0
@@ -154,7 +155,7 @@ class WorkloadOptions:
     def _recipe(self) -> Recipe:
         """With as many GPUs as one copy of the network takes, where their number is not said."""
         recipe = Recipe(**{field.name: getattr(self, field.name) for field in fields(Recipe)})
-        return replace(recipe, gpus=recipe.model_parallel) if self.gpus == 1 else recipe
+        return replace(recipe, gpus=recipe.least_gpus) if self.gpus == 1 else recipe
 
     def _shape_spec(self, shape: ModelShape, recipe: Recipe) -> WorkloadSpec:
         try:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from gpumem_tui.catalog.shapes import ModelShape
 from gpumem_tui.formula.adapters import linear_names, targets
 from gpumem_tui.formula.recipe import BaseQuantization, Recipe
+from gpumem_tui.workload.models.experts import RoutedExperts
 from gpumem_tui.workload.quantized import QuantizedLinear
 
 
@@ -78,6 +79,9 @@ def adapt(
     if quantization != "none":
         for name in quantized:
             model.set_submodule(name, QuantizedLinear(_linear(model, name), quantization))
+        for layer in list(model.modules()):
+            if isinstance(layer, RoutedExperts):
+                layer.pack(quantization)
     for name in adapted:
         layer = model.get_submodule(name)
         outputs, inputs = layer.out_features, layer.in_features

@@ -134,11 +134,11 @@ def test_the_closed_form_and_our_network_are_as_transformers_builds_it(
     path.write_text(json.dumps({"model_type": name, **OWN_CONFIGS[name]}))
     options = WorkloadOptions(config=str(path), precision="bf16", optimizer="sgd")
     shape = load_hf_config(path)
-    ours = traced(options).at(2).peak_allocated_bytes
+    ours = traced(options, 32).at(32).peak_allocated_bytes
     words = ("--config", str(path), "--batch-size", BATCH, "--seq-len", "512", "--precision", "bf16")
     command = (sys.executable, "-m", HUGGING_FACE, *words, "--optimizer", "sgd")
-    theirs = traced(WorkloadOptions(command=command)).at(2).peak_allocated_bytes
-    formula = predict_by_formula(shape, options.spec().recipe, 2).peak_bytes
+    theirs = traced(WorkloadOptions(command=command), 32).at(32).peak_allocated_bytes
+    formula = predict_by_formula(shape, options.spec().recipe, 32).peak_bytes
     assert count_parameters(shape) == counts[f"{name} own"][0]
     assert ours == pytest.approx(theirs, rel=0.06)
     assert formula == pytest.approx(ours, rel=0.1)

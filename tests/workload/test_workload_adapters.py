@@ -13,11 +13,15 @@ from gpumem_tui.step.workload import WorkloadError
 from gpumem_tui.workload.hugging_face import chosen
 from gpumem_tui.workload.quantized import QuantizedLinear
 from gpumem_tui.workload.standard import CatalogWorkload
+from tests.workload.tiny_shapes import DEEPSEEK, GPT_OSS, QWEN_MOE
 
 CPU = torch.device("cpu")
 TINY: dict[str, ModelShape] = {
     "llama": find_model("llama-3.2-1b").overridden(layers=2, hidden=64, heads=4, kv_heads=2, vocab=100, seq_len=16),
     "gpt2": find_model("gpt2").overridden(layers=2, hidden=64, heads=4, vocab=100, seq_len=16),
+    "qwen-moe": QWEN_MOE,
+    "deepseek": DEEPSEEK,
+    "gpt-oss": GPT_OSS,
 }
 
 
@@ -48,6 +52,19 @@ def test_a_step_changes_the_adapters_and_nothing_else(quantization: BaseQuantiza
     assert changed == {name for name in before if "lora_" in name}
     assert len(changed) == 2 * 2 * 2
     assert all(torch.isfinite(value.float()).all() for value in model.parameters() if value.is_floating_point())
+
+
+@pytest.mark.parametrize("quantization", BASE_QUANTIZATIONS)
+def test_gradients_pass_through_packed_experts(quantization: BaseQuantization) -> None:
+    workload = CatalogWorkload(TINY["qwen-moe"], recipe(quantization, "q_proj"))
+    model, optimizer = workload.build(CPU)
+    before = model.get_parameter("blocks.0.attention.q_proj.lora_b.weight").detach().clone()
+
+    workload.train_step(model, optimizer, workload.make_batch(2, CPU))
+
+    after = model.get_parameter("blocks.0.attention.q_proj.lora_b.weight")
+    assert not _equal(after, before), "the first block's, before which all experts of the second are"
+    assert torch.isfinite(after).all()
 
 
 def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:

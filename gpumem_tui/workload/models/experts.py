@@ -12,6 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gpumem_tui.catalog.shapes import Experts, ModelShape
+from gpumem_tui.formula.recipe import BaseQuantization
+from gpumem_tui.workload.quantized import QuantizedExperts
 
 _GROUPS, _GROUPS_KEPT, _BEST_OF_GROUP = 8, 4, 2
 """DeepSeek-V3's: a token's experts are from the groups whose best two score highest (section 2.1.2)."""
@@ -92,18 +94,26 @@ class RoutedExperts(nn.Module):
 
     def __init__(self, hidden: int, ffn: int, experts: Experts) -> None:
         super().__init__()
-        self.gate_up_proj = nn.Parameter(torch.empty(experts.count, 2 * ffn, hidden).normal_(std=_STD))
-        self.down_proj = nn.Parameter(torch.empty(experts.count, hidden, ffn).normal_(std=_STD))
+        self.count = experts.count
+        self.gate_up_proj = _weight(experts.count, 2 * ffn, hidden)
+        self.down_proj = _weight(experts.count, hidden, ffn)
         self.gate_up_bias = nn.Parameter(torch.zeros(experts.count, 2 * ffn)) if experts.has_bias else None
         self.down_bias = nn.Parameter(torch.zeros(experts.count, hidden)) if experts.has_bias else None
+
+    def pack(self, quantization: BaseQuantization) -> None:
+        """Keep the weights in `quantization`, frozen."""
+        for name in ("gate_up_proj", "down_proj"):
+            weight = getattr(self, name)
+            delattr(self, name)
+            setattr(self, name, QuantizedExperts(weight.shape, quantization, weight.device))
 
     def forward(self, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
         """x [tokens, hidden], weights and chosen [tokens, active]."""
         tokens, active = chosen.shape
         experts, order = torch.sort(chosen.reshape(-1))
         weights = weights.reshape(-1)[order]
-        count = len(self.down_proj)
-        counts = torch.histc(experts.float() if x.is_cpu else experts.int(), bins=count, min=0, max=count - 1)
+        numbers = experts.float() if x.is_cpu else experts.int()
+        counts = torch.histc(numbers, bins=self.count, min=0, max=self.count - 1)
         ends = torch.cumsum(counts, dim=0, dtype=torch.int32)
         inner = self._product(x[order // active], self.gate_up_proj, ends)
         if self.gate_up_bias is not None:
@@ -124,5 +134,12 @@ class RoutedExperts(nn.Module):
         return (up + 1) * (gate * torch.sigmoid(gate * _STEEPNESS))
 
     @staticmethod
-    def _product(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
+    def _product(x: Tensor, weight: Tensor | QuantizedExperts, ends: Tensor) -> Tensor:
+        if isinstance(weight, QuantizedExperts):
+            packed: Tensor = weight(x, ends)
+            return packed
         return F.grouped_mm(x.to(weight.dtype), weight.transpose(-2, -1), offs=ends)
+
+
+def _weight(*dims: int) -> nn.Parameter | QuantizedExperts:
+    return nn.Parameter(torch.empty(dims).normal_(std=_STD))
