@@ -7,12 +7,15 @@ embeddings are left out, as by Chowdhery et al. 2022 (PaLM, appendix B) and Nara
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
 
 from gpumem_tui.catalog.shapes import Experts, LatentAttention, ModelShape
 from gpumem_tui.formula import convnet
+from gpumem_tui.formula.adapters import targets
+from gpumem_tui.formula.parameters import parameter_tensors
+from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.memory import Unknown
 
 _COLOURS = 3
@@ -28,6 +31,7 @@ class Matmul:
             those of all samples.
         window: in how many rows each input value stands: the kernel's area, for a convolution.
         matrices: over so many weights of that size the rows are spread, as over experts.
+        is_trained: the weight has a gradient; a frozen one costs backward one product instead of two.
         in_block: full recompute makes it once more. A product of attention's core is `heads` > 0.
     """
 
@@ -38,6 +42,7 @@ class Matmul:
     heads: int = 0
     window: int = 1
     matrices: int = 1
+    is_trained: bool = True
     in_block: bool = True
 
     @property
@@ -47,8 +52,26 @@ class Matmul:
 
 
 @lru_cache(maxsize=256)
-def matmuls(shape: ModelShape) -> tuple[Matmul, ...] | Unknown:
-    """The products of one forward pass, or why they are not known."""
+def matmuls(shape: ModelShape, recipe: Recipe) -> tuple[Matmul, ...] | Unknown:
+    """The products of one forward pass, adapters' included, or why they are not known."""
+    products = _of_network(shape)
+    if isinstance(products, Unknown) or not recipe.has_adapters:
+        return products
+    frozen = (product if product.heads else replace(product, is_trained=False) for product in products)
+    return (*frozen, *_adapters(shape, recipe))
+
+
+def _adapters(shape: ModelShape, recipe: Recipe) -> Iterator[Matmul]:
+    """Each adapter's two products."""
+    at = targets(shape, recipe)
+    for tensor in parameter_tensors(shape):
+        if tensor.linear in at:
+            outputs, inputs = tensor.dims
+            yield Matmul(shape.tokens, recipe.lora_rank, inputs, tensor.copies)
+            yield Matmul(shape.tokens, outputs, recipe.lora_rank, tensor.copies)
+
+
+def _of_network(shape: ModelShape) -> tuple[Matmul, ...] | Unknown:
     if shape.record.has_attention:
         return tuple(_transformer(shape))
     if shape.record.has_batch_norm:
