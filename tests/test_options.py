@@ -109,7 +109,9 @@ class TestWorkload:
         spec = options.spec("/usr/bin/python3")
         assert spec.command is not None
         text = " ".join(spec.command.words)
-        assert text.endswith("--lora-rank 4 --lora-targets all-linear --base-quantization nf4")
+        assert text.endswith(
+            "--lora-rank 4 --lora-targets all-linear --base-quantization nf4 --adapter lora --adapter-dtype base"
+        )
         assert WorkloadSpec.from_wire(asdict(spec)) == spec
 
     @pytest.mark.parametrize(

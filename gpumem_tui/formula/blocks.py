@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from gpumem_tui.catalog.shapes import Experts, Gpu, LatentAttention, ModelShape
-from gpumem_tui.formula.adapters import targets
+from gpumem_tui.formula.adapters import copies_inputs, kept_by_adapters, targets
 from gpumem_tui.formula.precision import MASK_BYTES, PRECISION_RECORDS
 from gpumem_tui.formula.recipe import Recipe
 
@@ -30,7 +30,7 @@ class BlockBytes:
         masks: the dropout masks after attention and feed-forward.
         scores: what unfused attention saves per head and per position attended to; fused kernels save none.
         logsumexp: what fused attention saves per head instead.
-        adapters: the values between the two matrices of each adapter.
+        adapters: what `adapters.kept_by_adapters` says.
         narrow: what the normalizations of queries and keys, or of what they are made of, keep.
         experts: what router, active experts and shared ones keep; of a block with one feed-forward network 0.
     """
@@ -96,7 +96,7 @@ def block_bytes(shape: ModelShape, recipe: Recipe, *, is_dense: bool = True) -> 
         masks=2 * shape.hidden * MASK_BYTES if dropout else 0,
         scores=0 if fused(shape, recipe) else _scores(shape, recipe),
         logsumexp=_LOGSUMEXP_BYTES if fused(shape, recipe) else 0,
-        adapters=unkept.adapters * width,
+        adapters=kept_by_adapters(shape, recipe) if recipe.has_adapters else 0,
         narrow=_narrow(shape, recipe),
         experts=0 if is_dense or shape.experts is None else _experts(shape, shape.experts, recipe),
     )
@@ -155,7 +155,7 @@ def _experts(shape: ModelShape, experts: Experts, recipe: Recipe) -> int:
     """
     width = PRECISION_RECORDS[recipe.precision].compute_bytes
     wide = residual_bytes(recipe) if recipe.base_quantization == "none" else width
-    at = targets(shape, recipe) if recipe.has_adapters else frozenset[str]()
+    at = targets(shape, recipe) if recipe.has_adapters and not copies_inputs(recipe) else frozenset[str]()
     trained = not recipe.has_adapters
     inner = (7 if experts.has_bias else 4) - (not trained)
     values = (2 if trained else 1) * shape.hidden + inner * shape.ffn
@@ -183,16 +183,14 @@ def expert_gradients(shape: ModelShape, experts: Experts, recipe: Recipe) -> int
 
 @dataclass(frozen=True, slots=True)
 class _Frozen:
-    """What frozen weights and adapters change of what a block keeps, in values per token.
+    """What a block does not keep for frozen weights, in values per token.
 
     Attributes:
         attention, feed_forward: inputs of linear layers that are not kept, as nothing there is trained.
-        adapters: what is kept between each adapter's two matrices.
     """
 
     attention: int = 0
     feed_forward: int = 0
-    adapters: int = 0
 
 
 def _frozen(shape: ModelShape, recipe: Recipe) -> _Frozen:
@@ -202,7 +200,7 @@ def _frozen(shape: ModelShape, recipe: Recipe) -> _Frozen:
     """
     if not recipe.has_adapters:
         return _Frozen()
-    at = targets(shape, recipe)
+    at = frozenset[str]() if copies_inputs(recipe) else targets(shape, recipe)
     into_attention = at & {"qkv", "q_proj", "k_proj", "v_proj", "q_a_proj", "kv_a_proj_with_mqa"}
     out_of_attention = fused(shape, recipe) or at & {"proj", "o_proj"}
     into_feed_forward, out_of_feed_forward = at & {"fc1", "gate_proj", "up_proj"}, at & {"fc2", "down_proj"}
@@ -216,7 +214,6 @@ def _frozen(shape: ModelShape, recipe: Recipe) -> _Frozen:
     return _Frozen(
         attention=(0 if into_attention else shape.hidden) + (0 if out_of_attention else attended) + narrow,
         feed_forward=(0 if into_feed_forward else shape.hidden) + (0 if out_of_feed_forward else ffn),
-        adapters=len(at) * recipe.lora_rank,
     )
 
 

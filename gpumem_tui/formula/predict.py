@@ -244,13 +244,13 @@ def _fixed_rows(shape: ModelShape, recipe: Recipe, extras: Extras) -> list[Formu
     weights = adapters.weights(shape, recipe)
     trained = _values(weights.trained)
     storage = PRECISION_RECORDS[recipe.precision]
-    gradients = fixed_row(
-        Bucket.GRADIENTS, "gradients", (trained, storage.gradient_bytes), storage.source, storage.note
-    )
+    updated = adapters.as_trained(recipe)
+    kept = PRECISION_RECORDS[updated.precision]
+    gradients = fixed_row(Bucket.GRADIENTS, "gradients", (trained, kept.gradient_bytes), kept.source, kept.note)
     rows = [
         *_parameter_rows(shape, recipe),
         *there({Moment.FIRST_BLOCK, Moment.UPDATE}, [gradients]),
-        offloaded_row(recipe) if "offload-optimizer" in extras else optimizer_row(recipe, weights.trained),
+        offloaded_row(recipe) if "offload-optimizer" in extras else optimizer_row(updated, weights.trained),
     ]
     rows = [shard(row, recipe) for row in rows]
     rows += _working_copies(shape, recipe)
@@ -264,12 +264,14 @@ def _fixed_rows(shape: ModelShape, recipe: Recipe, extras: Extras) -> list[Formu
             "the first that backward makes, and often the largest",
         )
         rows += there({Moment.LAST_BLOCK}, [gradient])
-    if "offload-optimizer" not in extras and (scratch := scratch_row(recipe, weights.trained)) is not None:
+    if "offload-optimizer" not in extras and (scratch := scratch_row(updated, weights.trained)) is not None:
         rows.append(shard_scratch(scratch, recipe))
     if stage_of(recipe) == 3 and recipe.sharded_over > 1:
         rows.append(_gathered_row(shape, recipe))
     if (unpacked := adapters.dequantization_row(shape, recipe)) is not None:
         rows += there(IN_A_BLOCK, [unpacked])
+    if (norm := adapters.norm_row(shape, recipe)) is not None:
+        rows += there(IN_A_BLOCK if recipe.recompute == "full" else {Moment.LAST_BLOCK}, [norm])
     return rows
 
 

@@ -100,6 +100,9 @@ def _gradients_row(shape: ModelShape, recipe: Recipe, batch_size: int) -> Formul
     return there(IN_A_BLOCK, [row])[0]
 
 
+WITHOUT_EXPERTS = ", blocks without experts"
+"""Suffix of the rows of a network's dense blocks beside those that have experts."""
+
 THE_FIRST_BLOCK = ", the first block's"
 """Suffix of the rows that are left as backward ends."""
 
@@ -114,7 +117,7 @@ _NOTES: Mapping[str, str] = MappingProxyType(
         "inputs cast again": "autocast keeps a 16-bit copy of the input for each projection that reads it",
         "repeated keys and values": "grouped ones, expanded to every query head before attention",
         "dropout masks": "one byte an element in every precision",
-        "adapters' inner values": "what each adapter keeps between its two matrices",
+        "adapters' values": "between each one's two matrices; its input in a wider format; of DoRA what is scaled",
         "inputs of the blocks": "all that full recompute keeps of a block",
     }
 )
@@ -139,7 +142,7 @@ def _blocks_rows(shape: ModelShape, recipe: Recipe, batch_size: int, blocks: int
     rows = _linear_rows(shape, block_bytes(shape, recipe, is_dense=False), batch_size, blocks - dense)
     if not dense:
         return rows
-    return [*rows, *_linear_rows(shape, block_bytes(shape, recipe), batch_size, dense, ", blocks without experts")]
+    return [*rows, *_linear_rows(shape, block_bytes(shape, recipe), batch_size, dense, WITHOUT_EXPERTS)]
 
 
 def _linear_rows(
@@ -156,7 +159,7 @@ def _linear_rows(
         "inputs cast again": saved.casts,
         "repeated keys and values": saved.repeated,
         "dropout masks": saved.masks,
-        "adapters' inner values": saved.adapters,
+        "adapters' values": saved.adapters,
     }
     return [_row(shape, name, per_token, batch_size, blocks, suffix) for name, per_token in groups.items() if per_token]
 

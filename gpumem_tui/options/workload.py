@@ -26,6 +26,7 @@ from gpumem_tui.formula.recipe import (
     ALL_LINEAR,
     DEFAULT_LORA_RANK,
     Adapter,
+    AdapterDtype,
     Attention,
     BaseQuantization,
     Optimizer,
@@ -102,6 +103,7 @@ class WorkloadOptions:
     adapter: Adapter = "none"
     lora_rank: int = DEFAULT_LORA_RANK
     lora_targets: str = ALL_LINEAR
+    adapter_dtype: AdapterDtype = "base"
     base_quantization: BaseQuantization = "none"
     assumed_rows: tuple[tuple[str, float], ...] = ()
     dequantize: bool = False
@@ -211,7 +213,8 @@ class WorkloadOptions:
         }  # fmt: skip
         if recipe.has_adapters:
             options |= {"lora-rank": recipe.lora_rank, "lora-targets": recipe.lora_targets}
-            options |= {"base-quantization": recipe.base_quantization}
+            options |= {"base-quantization": recipe.base_quantization, "adapter": recipe.adapter}
+            options |= {"adapter-dtype": recipe.adapter_dtype}
         words += [word for option, value in options.items() if value for word in (f"--{option}", str(value))]
         model = HuggingFaceModel(
             file.name, file.model_type, file.architecture, no_form, seq_len, file.takes_more_than_text

@@ -5,15 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
+from typing import cast
 
 from gpumem_tui.formula.adapters import linear_names
 from gpumem_tui.formula.recipe import ALL_LINEAR, DEFAULT_LORA_RANK, Adapter
 from gpumem_tui.plan.control import Option
 from gpumem_tui.plan.draft import Draft
 
-ADAPTER_KEYS = ("adapter", "lora_rank", "lora_targets", "base_quantization")
+ADAPTER_KEYS = ("adapter", "lora_rank", "lora_targets", "adapter_dtype", "base_quantization")
 _WORDS: Mapping[Adapter, str] = MappingProxyType(
-    {"none": "every weight is trained", "lora": "low-rank matrices beside frozen weights"}
+    {
+        "none": "every weight is trained",
+        "lora": "low-rank matrices beside frozen weights",
+        "dora": "those, and a magnitude for each output",
+    }
 )
 ADAPTER_OPTIONS = tuple(Option(name, words) for name, words in _WORDS.items())
 _OF_ATTENTION = frozenset(
@@ -31,13 +36,14 @@ def has_adapter_control(draft: Draft, key: str) -> bool:
 
 def put_adapter(draft: Draft, value: str) -> Draft:
     """Without adapters the others say what they say by default."""
-    if value == "lora":
-        return replace(draft, recipe=replace(draft.recipe, adapter="lora"))
+    if value != "none":
+        return replace(draft, recipe=replace(draft.recipe, adapter=cast(Adapter, value)))
     recipe = replace(
         draft.recipe,
         adapter="none",
         lora_rank=DEFAULT_LORA_RANK,
         lora_targets=ALL_LINEAR,
+        adapter_dtype="base",
         base_quantization="none",
     )
     return replace(draft, recipe=recipe)

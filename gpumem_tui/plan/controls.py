@@ -21,6 +21,7 @@ from gpumem_tui.formula.parameters import count_parameters
 from gpumem_tui.formula.precision import PRECISION_RECORDS
 from gpumem_tui.formula.quantization import QUANTIZATION_RECORDS
 from gpumem_tui.formula.recipe import (
+    ADAPTER_DTYPES,
     ATTENTIONS,
     BASE_QUANTIZATIONS,
     OPTIMIZERS,
@@ -292,6 +293,9 @@ _CONTROLS: tuple[Control, ...] = (
            lambda d: d.recipe.lora_rank, lambda d, v: replace(d, recipe=replace(d.recipe, lora_rank=v or 0))),
     Choice("lora_targets", "adapters at", _TRAINING, "The linear layers that have adapters", target_options,
            lambda d: d.recipe.lora_targets, lambda d, v: replace(d, recipe=replace(d.recipe, lora_targets=v))),
+    _recipe_choice("adapter_dtype", _TRAINING, "What adapters are kept in", {
+        "base": "as the precision has it", "fp32": "PEFT's default",
+    }, ADAPTER_DTYPES, "adapters in"),
     _recipe_choice("base_quantization", _TRAINING, "What the frozen weights of the blocks are kept in", {
         "none": "as the precision has it", **{key: record.keeps for key, record in QUANTIZATION_RECORDS.items()},
     }, BASE_QUANTIZATIONS, "base"),
