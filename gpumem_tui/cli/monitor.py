@@ -56,7 +56,7 @@ class Address(click.ParamType[tuple[str, int]]):
     "--metrics", "address", type=Address(), is_flag=False, flag_value=_DEFAULT_METRICS, metavar="[HOST:PORT]",
     help=f"Also serve Prometheus metrics (on {_DEFAULT_METRICS} unless told otherwise).",
 )  # fmt: skip
-@click.option("--read-only", is_flag=True, help="Only watch: end no process, attach to none, look into none.")
+@click.option("--read-only", is_flag=True, help="Only watch: end no process, attach to none, look into none, search nothing, write no file.")
 @click.option("--bell", is_flag=True, help="Ring the terminal's bell when an alert begins.")
 @click.option("--settings", "settings_path", type=_FILE, metavar="FILE", help="Instead of the user's settings file.")
 def monitor(
@@ -85,7 +85,7 @@ def monitor(
     settings = dataclasses.replace(
         settings,
         interval_s=interval_s or settings.interval_s,
-        read_only=read_only or settings.read_only or replay is not None,
+        read_only=read_only or settings.read_only,
         bell=bell or settings.bell,
     )
     on_screen = not once and not as_json and is_terminal()

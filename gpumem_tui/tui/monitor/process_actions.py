@@ -12,6 +12,7 @@ from textual.message import Message
 
 from gpumem_tui.memory import Unknown, format_bytes
 from gpumem_tui.monitor.snapshot import HostProcess
+from gpumem_tui.tui.kit.acts import Act, permitted, refused
 from gpumem_tui.tui.kit.background import in_daemon_thread
 from gpumem_tui.tui.kit.main_screen import MainScreen
 from gpumem_tui.tui.monitor.entries import Entry, entry_of
@@ -38,7 +39,7 @@ class ProcessActions(MainScreen):
 
     Attributes:
         feed: what the Monitor draws from.
-        read_only: no process is ended, attached to, or looked into.
+        read_only: no process is ended, attached to, or looked into: they are not on this machine, or not now.
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -82,17 +83,20 @@ class ProcessActions(MainScreen):
             case "details":
                 return entry is not None
             case "end":
-                return not self.read_only and entry is not None and entry.host is not None
+                return self._may(Act.END) and entry is not None and entry.host is not None
             case "look":
-                return not self.read_only and watched is not None
+                return self._may(Act.LOOK) and watched is not None
             case "attach":
-                return not self.read_only and entry is not None and entry.watched is None and _is_python(entry.host)
+                return self._may(Act.ATTACH) and entry is not None and entry.watched is None and _is_python(entry.host)
             case "ranks":
                 return watched is not None and (watched.process.process.world_size or 0) > 1
             case "plan":
                 return watched is not None and not isinstance(watched.expected, Unknown)
             case _:
                 return True
+
+    def _may(self, act: Act) -> bool:
+        return not self.read_only and permitted(self, act)
 
     # Reading
 
@@ -113,7 +117,7 @@ class ProcessActions(MainScreen):
             if ending is not None:
                 self.action_end(ending)
 
-        may_end = not self.read_only and entry.host is not None
+        may_end = self._may(Act.END) and entry.host is not None
         self._details = DetailsScreen(details_rows(self._state, entry), may_end=may_end)
         self.app.push_screen(self._details, closed)
 
@@ -206,7 +210,7 @@ class ProcessActions(MainScreen):
     def action_look(self) -> None:
         """Have its probe record the next step."""
         entry = self.chosen
-        if entry is not None and entry.watched is not None:
+        if entry is not None and entry.watched is not None and not refused(self, Act.LOOK):
             self.run_worker(self._look_into(entry.watched.process))
 
     async def _look_into(self, process: ProbedProcess) -> None:
@@ -241,7 +245,7 @@ class ProcessActions(MainScreen):
     def action_attach(self) -> None:
         """Ask, then put a probe into it."""
         entry = self.chosen
-        if entry is not None and entry.host is not None:
+        if entry is not None and entry.host is not None and not refused(self, Act.ATTACH):
             self.run_worker(self._ask_to_attach(entry.host))
 
     async def _ask_to_attach(self, host: HostProcess) -> None:
@@ -296,7 +300,7 @@ class ProcessActions(MainScreen):
 
         entry = self.chosen
         host = entry.host if entry is not None else None
-        if entry is None or host is None:
+        if entry is None or host is None or refused(self, Act.END):
             return
 
         def answered(yes: bool | None) -> None:
