@@ -56,7 +56,7 @@ class Address(click.ParamType[tuple[str, int]]):
     "--metrics", "address", type=Address(), is_flag=False, flag_value=_DEFAULT_METRICS, metavar="[HOST:PORT]",
     help=f"Also serve Prometheus metrics (on {_DEFAULT_METRICS} unless told otherwise).",
 )  # fmt: skip
-@click.option("--read-only", is_flag=True, help="Only watch: end no process, attach to none, look into none, search nothing, write no file.")
+@click.option("--read-only", is_flag=True, help="Only watch: end no process, attach to none, search nothing.")
 @click.option("--bell", is_flag=True, help="Ring the terminal's bell when an alert begins.")
 @click.option("--settings", "settings_path", type=_FILE, metavar="FILE", help="Instead of the user's settings file.")
 def monitor(
@@ -231,7 +231,8 @@ def _recording(path: Path) -> SnapshotRecording:
 
 def _serve(stack: ExitStack, source: Source, host: str, port: int) -> str:
     """Serve metrics until the stack is left. Returns where, for the screen to say."""
-    from gpumem_tui.monitor.metrics import CannotServe, Server, is_loopback
+    from gpumem_tui.addresses import is_loopback
+    from gpumem_tui.monitor.metrics import CannotServe, Server
 
     try:
         server = Server(source, host, port)

@@ -5,7 +5,6 @@ Imports prometheus_client: import this module where it is needed, not at a progr
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Iterable, Iterator, Sequence
 from http.server import HTTPServer
 from typing import Any
@@ -14,6 +13,7 @@ from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from gpumem_tui.addresses import in_url
 from gpumem_tui.memory import Unknown
 from gpumem_tui.monitor.readings import READINGS, Reading, ReadingMetric
 from gpumem_tui.monitor.report import ledger_sizes
@@ -35,14 +35,6 @@ class CannotServe(Exception):
     """The address cannot be had; one line."""
 
 
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach an address."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
 class Server:
     """Serves a source's newest snapshot until it is stopped; each scrape reads what is there and asks no driver.
 
@@ -58,8 +50,8 @@ class Server:
             self._server, self._thread = start_http_server(port, host, registry)
         except (OSError, OverflowError, UnicodeError) as error:  # the last: what no name of a host can be
             reason = error.strerror if isinstance(error, OSError) else error
-            raise CannotServe(f"{_address(host, port)} cannot be served: {reason}") from error
-        self.address = _address(host, self.port)
+            raise CannotServe(f"{in_url(host, port)} cannot be served: {reason}") from error
+        self.address = in_url(host, self.port)
         """As it stands in a URL."""
 
     @property
@@ -72,10 +64,6 @@ class Server:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
-
-
-def _address(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 class _SourceCollector(Collector):

@@ -47,7 +47,8 @@ def open_program(settings: Settings) -> int:
 
     snapshot = source.wait(None, _DECIDE_S)
     if settings.read_only or _worth_watching(snapshot) or _anything_publishes():
-        return _watch(partial(_monitor_screen, source, settings), settings)
+        notice = "read-only" if settings.read_only else ""
+        return _watch(partial(_monitor_screen, source, settings, notice=notice), settings)
     source.stop()
     from gpumem_tui.options.configuration import Options, configure
 

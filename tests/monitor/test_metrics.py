@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterator
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from gpumem_tui.addresses import is_loopback
 from gpumem_tui.memory import GIB, Unknown
-from gpumem_tui.monitor.metrics import CannotServe, Server, is_loopback
+from gpumem_tui.monitor.metrics import CannotServe, Server
 from gpumem_tui.monitor.snapshot import DeviceState, Instance, Snapshot
 from tests.monitor.scripted import Scripted
 from tests.monitor.snapshots import RESERVED_BYTES, START_S, gpu, machine, memory, process

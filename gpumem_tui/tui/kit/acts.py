@@ -1,4 +1,4 @@
-"""What reaches out of the program, and the one place where it is refused: a program that only watches does none of it."""
+"""What reaches out of the program, and the one place where it is refused: one that only watches does none of it."""
 
 from __future__ import annotations
 
