@@ -25,6 +25,7 @@ _COMMANDS = {
     "gpus": "gpumem_tui.cli.catalog:gpus",
     "doctor": "gpumem_tui.cli.monitor:doctor",
     "settings": "gpumem_tui.cli.monitor:settings_file",
+    "grafana": "gpumem_tui.cli.monitor:grafana",
     "run": "gpumem_tui.cli.watch:run",
     "attach": "gpumem_tui.cli.watch:attach",
     "watch": "gpumem_tui.cli.watch:watch",

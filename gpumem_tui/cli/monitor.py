@@ -1,4 +1,4 @@
-"""`monitor`, `doctor` and `settings`: what the GPUs hold now, whether this machine is fit for it, and how it is set."""
+"""`monitor`, `doctor`, `settings` and `grafana`: what the GPUs hold now, whether this machine is fit for it."""
 
 from __future__ import annotations
 
@@ -232,10 +232,10 @@ def _recording(path: Path) -> SnapshotRecording:
 def _serve(stack: ExitStack, source: Source, host: str, port: int) -> str:
     """Serve metrics until the stack is left. Returns where, for the screen to say."""
     from gpumem_tui.addresses import is_loopback
-    from gpumem_tui.monitor.metrics import CannotServe, Server
+    from gpumem_tui.monitor.metrics import CannotServe, Server, this_machine
 
     try:
-        server = Server(source, host, port)
+        server = Server(this_machine(source, _probes()), host, port)
     except CannotServe as error:
         raise click.UsageError(f"--metrics: {error}") from error
     stack.callback(server.stop)
@@ -282,4 +282,14 @@ def settings_file() -> int:
 
     click.echo(f"# Save this as {default_path()}")
     click.echo(default_file(), nl=False)
+    return 0
+
+
+@click.command(short_help="Print a Grafana dashboard for `monitor --metrics`.")
+def grafana() -> int:
+    """Print a Grafana dashboard for the metrics of `gpumem-tui monitor --metrics`: save it, and import it in Grafana
+    (Dashboards, New, Import)."""
+    from gpumem_tui.monitor.grafana import dashboard
+
+    click.echo(json.dumps(dashboard(), indent=2))
     return 0
