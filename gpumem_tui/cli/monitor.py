@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import click
 
 from gpumem_tui.cli.common import complain, drop_output, is_terminal
+from gpumem_tui.cli.metrics import metrics_option, serve_metrics
 from gpumem_tui.cli.numbers import Finite
 from gpumem_tui.exit_codes import EXIT_FAILED, EXIT_INTERRUPTED
 
@@ -25,24 +26,7 @@ if TYPE_CHECKING:
     from gpumem_tui.monitor.snapshot import Source
     from gpumem_tui.settings import Settings
 
-_DEFAULT_METRICS = "127.0.0.1:9820"
 _FILE = click.Path(path_type=Path)
-
-
-class Address(click.ParamType[tuple[str, int]]):
-    """HOST:PORT, or PORT alone for this machine only; an IPv6 host stands in brackets."""
-
-    name = "address"
-
-    def convert(
-        self, value: str | tuple[str, int], param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[str, int]:
-        if isinstance(value, tuple):
-            return value
-        host, _, port = value.rpartition(":")
-        if not port.isdecimal() or int(port) > 65535:
-            self.fail(f"{value!r} is not HOST:PORT such as {_DEFAULT_METRICS}", param, ctx)
-        return host.strip("[]") or "127.0.0.1", int(port)
 
 
 @click.command(short_help="Every GPU's memory as one ledger, live.")
@@ -52,10 +36,7 @@ class Address(click.ParamType[tuple[str, int]]):
 @click.option("--record", type=_FILE, metavar="FILE", help="Also keep every reading in a new file.")
 @click.option("--replay", type=_FILE, metavar="FILE", help="Show a recording instead of this machine.")
 @click.option("--speed", type=Finite(0.01, 1000), metavar="X", help="Play it X times as fast on the screen.")
-@click.option(
-    "--metrics", "address", type=Address(), is_flag=False, flag_value=_DEFAULT_METRICS, metavar="[HOST:PORT]",
-    help=f"Also serve Prometheus metrics (on {_DEFAULT_METRICS} unless told otherwise).",
-)  # fmt: skip
+@metrics_option
 @click.option("--read-only", is_flag=True, help="Only watch: end no process, attach to none, search nothing.")
 @click.option("--bell", is_flag=True, help="Ring the terminal's bell when an alert begins.")
 @click.option("--settings", "settings_path", type=_FILE, metavar="FILE", help="Instead of the user's settings file.")
@@ -99,7 +80,7 @@ def monitor(
     source = Sampler(interval_s=settings.interval_s)
     with ExitStack() as stack:
         recorder = None if record is None else _recorder(record)
-        notice = "" if address is None else _serve(stack, source, *address)
+        notice = "" if address is None else _serve_metrics(stack, source, *address)
         if on_screen:
             return _show(source, settings, recorder, notice)
         if notice:
@@ -208,6 +189,12 @@ def _alerts(settings: Settings) -> Alerts:
     return Alerts(settings)
 
 
+def _serve_metrics(stack: ExitStack, source: Source, host: str, port: int) -> str:
+    from gpumem_tui.monitor.metrics import this_machine
+
+    return serve_metrics(stack, this_machine(source, _probes()), host, port)
+
+
 def _recorder(path: Path) -> SnapshotRecorder:
     from gpumem_tui.monitor.recording import RecordingError, SnapshotRecorder
 
@@ -227,21 +214,6 @@ def _recording(path: Path) -> SnapshotRecording:
     if next(recording.snapshots(), None) is None:
         raise click.UsageError(f"--replay: {path} holds no reading that can be played")
     return recording
-
-
-def _serve(stack: ExitStack, source: Source, host: str, port: int) -> str:
-    """Serve metrics until the stack is left. Returns where, for the screen to say."""
-    from gpumem_tui.addresses import is_loopback
-    from gpumem_tui.monitor.metrics import CannotServe, Server, this_machine
-
-    try:
-        server = Server(this_machine(source, _probes()), host, port)
-    except CannotServe as error:
-        raise click.UsageError(f"--metrics: {error}") from error
-    stack.callback(server.stop)
-    if not is_loopback(host):
-        complain(f"--metrics: everyone who can reach {server.address} can read users and process names", 0)
-    return f"metrics on {server.address}"
 
 
 @click.command()
