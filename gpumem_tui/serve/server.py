@@ -20,16 +20,19 @@ from gpumem_tui.serve.access import Access
 from gpumem_tui.serve.pages import message_page, terminal_page
 from gpumem_tui.serve.visit import Visit
 
+_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; font-src 'self'; img-src 'self' data:; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; connect-src 'self'"
+)
 _HEADERS = {
     "Cache-Control": "no-store",
-    "Content-Security-Policy": (
-        "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; font-src 'self'; "
-        "img-src 'self' data:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-    ),
+    "Content-Security-Policy": _POLICY,
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
 }
 """The token stands in the page's URL: no cache keeps it, no other site is told it, none is loaded from."""
+_CLOSE_S = 2.0
+"""How long a browser has to say that it has closed."""
 _HEARTBEAT_S = 15.0
 """A browser that does not answer within half of this has left."""
 _LARGEST_MESSAGE_BYTES = 1 << 20
@@ -71,7 +74,7 @@ class WebServer:
         stopped = asyncio.Event()
         for number in _SIGNALS:
             asyncio.get_running_loop().add_signal_handler(number, stopped.set)
-        runner = web.AppRunner(self._application(), access_log=None)
+        runner = web.AppRunner(self._application(), access_log=None, shutdown_timeout=_CLOSE_S)
         await runner.setup()
         try:
             try:
@@ -114,14 +117,17 @@ class WebServer:
             return self._full()
         websocket = f"ws://{request.host}/ws/{self._token}"
         page = terminal_page(socket.gethostname(), websocket, request.query.get("fontsize", ""))
-        return web.Response(text=page, content_type="text/html")
+        policy = f"{_POLICY} ws://{request.host}"  # not every browser takes 'self' for a websocket too
+        return web.Response(text=page, content_type="text/html", headers={"Content-Security-Policy": policy})
 
     async def _websocket(self, request: web.Request) -> web.StreamResponse:
         if not self._access.knows_token(request.match_info["token"]):
             return _no_token()
         if len(self._visits) >= self._most:
             return self._full()
-        connection = web.WebSocketResponse(heartbeat=_HEARTBEAT_S, max_msg_size=_LARGEST_MESSAGE_BYTES)
+        connection = web.WebSocketResponse(
+            timeout=_CLOSE_S, heartbeat=_HEARTBEAT_S, max_msg_size=_LARGEST_MESSAGE_BYTES
+        )
         visit = Visit(self._command, connection.send_bytes, connection.send_str, connection.close)
         self._visits[visit] = connection  # before the first wait: nobody takes the same place
         try:
@@ -134,9 +140,10 @@ class WebServer:
         return connection
 
     async def _end_visits(self, application: web.Application) -> None:
-        """The processes first: each ends its connection. Then those that were only just being made."""
+        """The processes first, whatever the browsers do."""
+        connections = list(self._visits.values())
         await asyncio.gather(*(visit.stop() for visit in self._visits))
-        await asyncio.gather(*(connection.close() for connection in self._visits.values() if connection.prepared))
+        await asyncio.gather(*(connection.close() for connection in connections if connection.prepared))
 
     def _full(self) -> web.Response:
         text = (
@@ -191,4 +198,5 @@ def _message(status: int, title: str, text: str, *, reloads: bool = False) -> we
 
 
 async def _add_headers(request: web.Request, response: web.StreamResponse) -> None:
-    response.headers.update(_HEADERS)
+    for name, value in _HEADERS.items():
+        response.headers.setdefault(name, value)

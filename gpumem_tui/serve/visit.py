@@ -21,6 +21,8 @@ USED = ("_open_app_process", "_process", "_stdin", "_task", "_build_environment"
 
 _ORDERLY_S = 4.0
 """How long a process has to end by itself; it ends itself the hard way after two seconds."""
+_SENT_S = 1.0
+"""How long what it drew last may take to be sent, to a browser that may take nothing any more."""
 
 
 class Visit(AppService):
@@ -45,6 +47,7 @@ class Visit(AppService):
             "", write_bytes=write, write_str=write_text, close=close_it, download_manager=DownloadManager()
         )
         self._command = tuple(command)
+        self._is_ending = False
 
     async def _open_app_process(self, width: int = 80, height: int = 24) -> asyncio.subprocess.Process:
         """Start it in a session of its own: ctrl+c in the server's terminal is the server's to see to."""
@@ -61,7 +64,8 @@ class Visit(AppService):
     async def run(self) -> None:
         """Pass on what the process draws; once it draws no more, the connection ends."""
         await super().run()
-        await self.remote_close()
+        if not self._is_ending:
+            await self.remote_close()
 
     async def on_data(self, payload: bytes) -> None:
         """Send it; what is drawn for a visitor who has left is dropped, so that the process need not wait."""
@@ -69,7 +73,9 @@ class Visit(AppService):
             await super().on_data(payload)
 
     async def stop(self) -> None:
-        """Hang up, and wait until the process has ended, with what it started. May be called twice."""
+        """Hang up, and wait until the process has ended, with what it started. May be called twice, and waits for no
+        browser."""
+        self._is_ending = True
         process = self._process
         if process is None:
             return
@@ -82,7 +88,9 @@ class Visit(AppService):
             os.killpg(process.pid, signal.SIGKILL)
         await process.wait()
         if self._task is not None:
-            await self._task
+            await asyncio.wait({self._task}, timeout=_SENT_S)
+            self._task.cancel()
+            await asyncio.wait({self._task})
 
 
 def _environment(made: dict[str, str]) -> dict[str, str]:
