@@ -50,7 +50,9 @@ _OF_A_SEARCH = frozenset({"limit_bytes", "share"})
 )  # fmt: skip
 @click.option("--no-what-if", is_flag=True, help="Of a command: run it as it is only.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
-@click.option("--markdown", is_flag=True, help="Markdown instead of the screen; what a pipe gets anyway.")
+@click.option(
+    "--markdown", "--plain", "markdown", is_flag=True, help="Markdown instead of the screen; what a pipe gets anyway."
+)
 @click.option("--no-trace", is_flag=True, help="Formula only: answer at once, without torch.")
 @click.option("--quiet", is_flag=True, help="Do not show what a command prints.")
 def plan(as_json: bool, markdown: bool, **values: Any) -> int:

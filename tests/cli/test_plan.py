@@ -139,6 +139,7 @@ def test_an_optimizer_that_cannot_be_traced_says_so(program: Program) -> None:
     ("arguments", "said"),
     [
         (("--json", "--markdown"), "give only one of them"),
+        (("--json", "--plain"), "give only one of them"),
         (("--model", "resnet-50", "--extra", "chunked-loss"), "--extra chunked-loss: a classifier's head"),
         (("--gpus", "0"), "--gpus"),
         (("--batch-size", "0"), "--batch-size"),
