@@ -1,7 +1,8 @@
 """Makes the pictures of this folder from the real screens: `python screenshots/make.py`.
 
 The searches and plans are real ones on a simulated GPU; the Monitor's machines are those of tests/tui/monitor_scene
-and watch_scene.
+and watch_scene. The browser's is a real server on the fake NVML, in a headless Chromium, and needs a C compiler;
+`python screenshots/make.py browser` makes that one alone.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import subprocess
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
@@ -53,7 +55,11 @@ FOLDER = Path(__file__).parent
 sys.path.insert(0, str(FOLDER.parent))
 
 from tests.monitor import snapshots  # noqa: E402  from the root of the repository, which is no package
+from tests.nvml_stub.machine import FakeMachine, compile_stub  # noqa: E402
+from tests.nvml_stub.scenario import FakeGpu, FakeProcess, Scenario  # noqa: E402
 from tests.remote.standins import Ssh  # noqa: E402
+from tests.serve.browser import browsing, find_chromium  # noqa: E402
+from tests.serve.serving import serving  # noqa: E402
 from tests.tui import monitor_scene, watch_scene  # noqa: E402
 from tests.tui.pictures import stands_still, until  # noqa: E402
 
@@ -312,5 +318,63 @@ async def _plans() -> None:
     await _plan_picture("plan-curves", gpt2, "v", row="memory-over-step")
 
 
+_WINDOW = (1000, 620)
+_SIZES_GIB = (31, 62, 77, 12)
+"""Of the browser's picture: its pixels, and what each GPU holds."""
+_SEEN_S = 32
+
+
+async def _browser_picture() -> None:
+    """A machine with four GPUs, on each of which a process of this user's computes."""
+    chromium = find_chromium()
+    if chromium is None:
+        sys.exit("no Chromium is installed here (Debian: apt install chromium)")
+    with TemporaryDirectory() as name, _busy(Path(name), len(_SIZES_GIB)) as pids:
+        folder = Path(name)
+        machine = FakeMachine(compile_stub(folder), folder)
+        machine.show(_four_gpus(pids, 0))
+        settings = folder / "settings.toml"
+        settings.write_text("chart_minutes = 0.5\n")
+        own = {**machine.environment, "PATH": os.environ["PATH"]}
+        with serving(own, "--settings", str(settings)) as served:
+            async with browsing(chromium, folder / "browser") as page:
+                await page.open(served.url, *_WINDOW)
+                for second in range(_SEEN_S):
+                    machine.show(_four_gpus(pids, second))
+                    await asyncio.sleep(1)
+                (FOLDER / "browser.png").write_bytes(await page.picture())
+
+
+def _four_gpus(pids: list[int], second: int) -> Scenario:
+    """The first process holds more while it is in the middle of what it does."""
+    held = [size * GIB + (9 * GIB if not place and second % 16 > 7 else 0) for place, size in enumerate(_SIZES_GIB)]
+    return Scenario(
+        gpus=[
+            FakeGpu(
+                used_bytes=size, processes=[FakeProcess(pid, size - GIB // 4, sm_percent=96 - 7 * place)],
+                utilization_percent=97 - 7 * place - second % 5,
+                power_w=310.0 - 20 * place, temperature_c=61 - 3 * place,
+            )
+            for place, (pid, size) in enumerate(zip(pids, held, strict=True))
+        ]
+    )  # fmt: skip
+
+
+@contextmanager
+def _busy(folder: Path, count: int) -> Iterator[list[int]]:
+    """Processes that look like training."""
+    (folder / "train.py").write_text("import time\ntime.sleep(600)\n")
+    command = ["python", "train.py", "--batch-size", "16"]
+    processes = [subprocess.Popen(command, executable=sys.executable, cwd=folder) for _ in range(count)]
+    try:
+        yield [process.pid for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
 if __name__ == "__main__":
-    asyncio.run(_all())
+    if sys.argv[1:] != ["browser"]:
+        asyncio.run(_all())
+    asyncio.run(_browser_picture())

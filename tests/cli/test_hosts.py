@@ -21,6 +21,8 @@ from tests.cli.conftest import Program
         (("--remote-command", "x"), "--remote-command is for other hosts"),
         (("--allow-signals",), "--allow-signals is for other hosts"),
         (("--interval", "2"), "--interval is for other hosts"),
+        (("--metrics",), "--metrics is for other hosts"),
+        (("--host", "a", "--metrics", "x"), "'x' is not HOST:PORT"),
         (("--host", "a", "--interval", "0"), "--interval"),
         (("--slurm", "x"), "is no Slurm job"),
         (("--host", "a"), "no terminal to draw on"),

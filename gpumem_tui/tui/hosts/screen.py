@@ -30,6 +30,7 @@ from gpumem_tui.tui.hosts.rows import (
     processes_title,
 )
 from gpumem_tui.tui.hosts.state import HostsSort, HostsState, listed_processes
+from gpumem_tui.tui.kit.acts import Act, permitted, refused
 from gpumem_tui.tui.kit.background import in_daemon_thread, setter_for
 from gpumem_tui.tui.kit.figures import MUTED, clock
 from gpumem_tui.tui.kit.key_bar import KeyBar
@@ -206,7 +207,8 @@ class HostsScreen(MainScreen):
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Ending is offered only where it can be done."""
-        return self._allow_signals and self._processes.has_focus if action == "end" else True
+        may_end = self._allow_signals and permitted(self, Act.END)
+        return may_end and self._processes.has_focus if action == "end" else True
 
     def action_end(self, ending: Ending) -> None:
         """Ask, then end the chosen process: the one that was asked about, whatever its pid means by then."""
@@ -214,7 +216,7 @@ class HostsScreen(MainScreen):
 
         chosen = self.chosen_process
         host = None if chosen is None else chosen.known
-        if chosen is None or host is None:
+        if chosen is None or host is None or refused(self, Act.END):
             return
         connection = self._fleet.connections[chosen.host_name]
 

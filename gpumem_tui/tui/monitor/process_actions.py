@@ -12,6 +12,7 @@ from textual.message import Message
 
 from gpumem_tui.memory import Unknown, format_bytes
 from gpumem_tui.monitor.snapshot import HostProcess
+from gpumem_tui.tui.kit.acts import Act, permitted, refused
 from gpumem_tui.tui.kit.background import in_daemon_thread
 from gpumem_tui.tui.kit.main_screen import MainScreen
 from gpumem_tui.tui.monitor.entries import Entry, entry_of
@@ -38,7 +39,7 @@ class ProcessActions(MainScreen):
 
     Attributes:
         feed: what the Monitor draws from.
-        read_only: no process is ended, attached to, or looked into.
+        read_only: no process is ended, attached to, or looked into: they are not on this machine, or not now.
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -81,7 +82,7 @@ class ProcessActions(MainScreen):
     @property
     def may_end(self) -> bool:
         """Whether processes may be ended."""
-        return not self.read_only
+        return self._may(Act.END)
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Only what does something now is offered."""
@@ -93,15 +94,18 @@ class ProcessActions(MainScreen):
             case "end":
                 return self.may_end and entry is not None and entry.host is not None
             case "look":
-                return not self.read_only and watched is not None
+                return self._may(Act.LOOK) and watched is not None
             case "attach":
-                return not self.read_only and entry is not None and entry.watched is None and _is_python(entry.host)
+                return self._may(Act.ATTACH) and entry is not None and entry.watched is None and _is_python(entry.host)
             case "ranks":
                 return watched is not None and (watched.process.process.world_size or 0) > 1
             case "plan":
                 return watched is not None and not isinstance(watched.expected, Unknown)
             case _:
                 return True
+
+    def _may(self, act: Act) -> bool:
+        return not self.read_only and permitted(self, act)
 
     # Reading
 
@@ -215,7 +219,7 @@ class ProcessActions(MainScreen):
     def action_look(self) -> None:
         """Have its probe record the next step."""
         entry = self.chosen
-        if entry is not None and entry.watched is not None:
+        if entry is not None and entry.watched is not None and not refused(self, Act.LOOK):
             self.run_worker(self._look_into(entry.watched.process))
 
     async def _look_into(self, process: ProbedProcess) -> None:
@@ -250,7 +254,7 @@ class ProcessActions(MainScreen):
     def action_attach(self) -> None:
         """Ask, then put a probe into it."""
         entry = self.chosen
-        if entry is not None and entry.host is not None:
+        if entry is not None and entry.host is not None and not refused(self, Act.ATTACH):
             self.run_worker(self._ask_to_attach(entry.host))
 
     async def _ask_to_attach(self, host: HostProcess) -> None:
@@ -305,7 +309,7 @@ class ProcessActions(MainScreen):
 
         entry = self.chosen
         host = entry.host if entry is not None else None
-        if entry is None or host is None:
+        if entry is None or host is None or refused(self, Act.END):
             return
 
         def answered(yes: bool | None) -> None:
