@@ -4,24 +4,30 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
+import signal
 import sys
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from gpumem_tui.cli.common import complain, is_terminal
+from gpumem_tui.cli.metrics import serve_metrics
 from gpumem_tui.errors import OptionError
 from gpumem_tui.exit_codes import EXIT_FAILED, EXIT_INTERRUPTED
 from gpumem_tui.text import shortened
 
 if TYPE_CHECKING:
     from gpumem_tui.monitor.marks import Mark
+    from gpumem_tui.monitor.metrics import Machine
     from gpumem_tui.options.configuration import Options
-    from gpumem_tui.remote.connection import SshOptions
     from gpumem_tui.remote.fleet import Fleet
     from gpumem_tui.remote.hosts import RemoteHost
+    from gpumem_tui.remote.ssh import SshOptions
     from gpumem_tui.settings import Settings
 
 LAST_LINES = 24
@@ -57,19 +63,24 @@ def watch_hosts(
     slurm_job: str,
     remote_command: str | None,
     interval_s: float | None,
+    address: tuple[str, int] | None = None,
     record: Path | None = None,
+    *,
+    allow_signals: bool = False,
 ) -> int:
     """Open on the hosts that were named and return the exit code; the command line goes before the settings.
 
     Args:
         record: also keep how they stand in this new file; without a terminal nothing else is done.
+        address: where metrics of all of them are served; then no terminal is needed.
+        allow_signals: offer to end processes there.
 
     Raises:
         OptionError: no host, one that is none, Slurm says no, the settings are invalid, there is no terminal.
     """
-    from gpumem_tui.remote.connection import SshOptions
     from gpumem_tui.remote.fleet import Fleet
     from gpumem_tui.remote.hosts import hosts_of
+    from gpumem_tui.remote.ssh import SshOptions
     from gpumem_tui.settings import load
     from gpumem_tui.tui.start import open_hosts
 
@@ -80,13 +91,41 @@ def watch_hosts(
         remote_command=remote_command or settings.remote_command,
     )
     hosts = hosts_of(written, file=file, groups=dict(settings.hosts), slurm_job=slurm_job)
-    if not is_terminal() and record is None:
+    if not is_terminal() and address is None and record is None:
         raise OptionError("no terminal to draw on; `ssh HOST gpumem-tui monitor --json` needs none")
     fleet = Fleet(hosts, SshOptions(settings.remote_command, settings.interval_s))
-    return open_hosts(fleet, settings) if record is None else _record_hosts(fleet, record, settings)
+    with ExitStack() as stack:
+        if address is not None:
+            notice = serve_metrics(stack, partial(_machines, fleet), *address)
+            complain(f"{notice}, of {len(hosts)} host{'s' * (len(hosts) > 1)}", 0)
+        if record is not None:
+            return _record_hosts(fleet, record, settings, allow_signals=allow_signals)
+        if is_terminal():
+            return open_hosts(fleet, settings, allow_signals=allow_signals)
+        stack.callback(fleet.stop)
+        fleet.start()
+        stopped = threading.Event()
+        for number in (signal.SIGTERM, signal.SIGHUP):  # ctrl+c ends it anyway
+            signal.signal(number, lambda *_: stopped.set())
+        stopped.wait()
+    return 0
 
 
-def _record_hosts(fleet: Fleet, path: Path, settings: Settings) -> int:
+def _machines(fleet: Fleet) -> Iterator[Machine]:
+    """What each host said last."""
+    from gpumem_tui.monitor.metrics import Machine
+    from gpumem_tui.monitor.probes import ProbeReport
+
+    for status in fleet.statuses:
+        report = status.report
+        if report is None:
+            yield Machine(status.host.name, None)
+        else:
+            probes = ProbeReport(listed={place: dict(said) for place, said in report.probes.items()})
+            yield Machine(status.host.name, report.snapshot, probes, is_up=not status.problem)
+
+
+def _record_hosts(fleet: Fleet, path: Path, settings: Settings, *, allow_signals: bool) -> int:
     """Record how hosts stand, on the screen if there is one; else the alerts that begin are a line each."""
     from gpumem_tui.monitor.recording_file import RecordingError
     from gpumem_tui.remote.recording import HostsRecorder, RecordedHosts
@@ -106,7 +145,7 @@ def _record_hosts(fleet: Fleet, path: Path, settings: Settings) -> int:
     recorded.start()
     try:
         if on_screen:
-            code = open_hosts(fleet, settings)
+            code = open_hosts(fleet, settings, allow_signals=allow_signals)
         else:
             fleet.start()
             names = ", ".join(fleet.connections)
@@ -140,8 +179,8 @@ def the_host(
         if alone := next((name for name, value in of_hosts.items() if value is not None), ""):
             raise click.UsageError(f"{alone} is for another machine: name it with --host")
         return None
-    from gpumem_tui.remote.connection import SshOptions
     from gpumem_tui.remote.hosts import hosts_of
+    from gpumem_tui.remote.ssh import SshOptions
     from gpumem_tui.settings import load
 
     settings = load()

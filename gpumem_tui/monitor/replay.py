@@ -68,6 +68,10 @@ class Replay(Generic[Picture]):
         """Have this called after each picture and at the end, from another thread; it must not wait."""
         self._newest.subscribe(tell)
 
+    def unsubscribe(self, tell: Callable[[], None]) -> None:
+        """Have it called no more."""
+        self._newest.unsubscribe(tell)
+
     @property
     def picture(self) -> Picture | None:
         """The newest; None before the first."""

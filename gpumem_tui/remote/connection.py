@@ -13,15 +13,17 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from enum import Enum
+from dataclasses import replace
 
 from gpumem_tui.monitor.newest import Newest
-from gpumem_tui.monitor.snapshot import Snapshot
+from gpumem_tui.monitor.snapshot import HostProcess, Snapshot
 from gpumem_tui.remote.decode import HostReport, NoReading, OtherSchema, decoded
 from gpumem_tui.remote.explain import explained
 from gpumem_tui.remote.hosts import RemoteHost
-from gpumem_tui.remote.ssh import LastWords, end_process, exit_code, ssh_words
+from gpumem_tui.remote.signals import RemoteSignal, send_signal
+from gpumem_tui.remote.ssh import SshOptions
+from gpumem_tui.remote.ssh_process import LastWords, end_process, exit_code
+from gpumem_tui.remote.status import HostStatus, Phase
 from gpumem_tui.text import shortened
 
 _LONGEST_LINE = 4 << 20
@@ -29,6 +31,8 @@ _LONGEST_LINE = 4 << 20
 _CHUNK = 1 << 16
 _MOST_BANNER = 64 << 10
 """Bytes that a host's shell may print before the first reading."""
+_MOST_ERRORS = 1 << 20
+"""Bytes that may come on stderr between two readings: `ssh -vvv` writes a tenth of that."""
 _MOST_LINES = 40
 """Readings in one second beyond which a host floods: the shortest interval asks for five."""
 _FIRST_ANSWER_S = 45.0
@@ -40,58 +44,6 @@ _BACK_OFF_S = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
 _REFUSED_BACK_OFF_S = 60.0
 """Between two tries of a host that refuses the key or is refused itself: nothing changes there by itself."""
 _END_S = 1.0
-
-
-class Phase(Enum):
-    """How a connection stands."""
-
-    CONNECTING = "connecting"
-    LIVE = "live"
-    AWAY = "away"
-
-
-@dataclass(frozen=True)
-class SshOptions:
-    """How hosts are reached.
-
-    Attributes:
-        remote_command: what is called there, as its shell takes it.
-        interval_s: between two readings.
-        ssh: the program that connects.
-    """
-
-    remote_command: str = "gpumem-tui"
-    interval_s: float = 1.0
-    ssh: str = "ssh"
-
-    def command(self, host: RemoteHost) -> list[str]:
-        """The words of the process that reads a host."""
-        return ssh_words(self.ssh, host, f"{self.remote_command} monitor --json --interval {self.interval_s:g}")
-
-
-@dataclass(frozen=True)
-class HostStatus:
-    """One host at one moment.
-
-    Attributes:
-        report: the last reading; None before the first.
-        received_s: when it came (`time.monotonic`).
-        problem: one line on why it is away; empty otherwise.
-        note: one line on what is odd of a host that answers.
-        retry_s: when it is tried again (`time.monotonic`); None while it is connected.
-    """
-
-    host: RemoteHost
-    phase: Phase = Phase.CONNECTING
-    report: HostReport | None = None
-    received_s: float | None = None
-    problem: str = ""
-    note: str = ""
-    retry_s: float | None = None
-
-    def age_s(self, now_s: float) -> float | None:
-        """Seconds since its last reading; None before the first."""
-        return None if self.received_s is None else max(0.0, now_s - self.received_s)
 
 
 class _Broken(Exception):
@@ -147,6 +99,18 @@ class Connection:
     def subscribe(self, tell: Callable[[], None]) -> None:
         """Have this called whenever the status changes, from another thread; it must not wait."""
         self._status.subscribe(tell)
+
+    def unsubscribe(self, tell: Callable[[], None]) -> None:
+        """Have it called no more."""
+        self._status.unsubscribe(tell)
+
+    def signal(self, process: HostProcess, signal: RemoteSignal) -> None:
+        """Signal a process there; takes as long as ssh does.
+
+        Raises:
+            NotSignalled: one line says why.
+        """
+        send_signal(self.host, self._options, process, signal)
 
     def connect_now(self) -> None:
         """Do not wait any longer before the next try."""
@@ -226,6 +190,7 @@ class _Reading:
         self._silence_s = max(_LEAST_SILENCE_S, _SILENT_INTERVALS * interval_s)
         self._out = b""
         self._banner = 0
+        self._complained = 0
         self._first_line = ""
         self._second, self._lines = 0, 0
 
@@ -249,16 +214,23 @@ class _Reading:
             selector.register(error, selectors.EVENT_READ)
             while not stopped.is_set():
                 ready = [key.fd for key, _ in selector.select(_POLL_S)]
-                if error in ready and not self._said.take(os.read(error, _CHUNK)):
+                if error in ready and not self._hear(os.read(error, _CHUNK)):
                     selector.unregister(error)
                 if out in ready:
                     data = os.read(out, _CHUNK)
                     if not data:
-                        self._said.take_rest(selector, error, self._process)
+                        self._said.take_rest(selector, error, self._process, self._hear)
                         return
                     heard_s = time.monotonic()
                     self._read(data)
                 self._check_silence(time.monotonic() - heard_s)
+
+    def _hear(self, data: bytes) -> bool:
+        """Keep the last lines of stderr; False at its end."""
+        self._complained += len(data)
+        if self._complained > _MOST_ERRORS:
+            raise _Broken(f"writes more than {_MOST_ERRORS >> 20} MiB to stderr between two readings")
+        return self._said.take(data)
 
     def _check_silence(self, silent_s: float) -> None:
         patience_s = self._silence_s if self.answered else _FIRST_ANSWER_S
@@ -290,7 +262,7 @@ class _Reading:
         except NoReading:
             self._pass_over(line)
             return
-        self.answered, self._banner = True, 0
+        self.answered, self._banner, self._complained = True, 0, 0
         note = f"its shell prints “{self._first_line}”: passed over" if self._first_line else ""
         self._take(report, note)
 

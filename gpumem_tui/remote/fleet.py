@@ -6,8 +6,10 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
 from gpumem_tui.monitor.snapshot import Source
-from gpumem_tui.remote.connection import Connection, HostStatus, SshOptions
+from gpumem_tui.remote.connection import Connection
 from gpumem_tui.remote.hosts import RemoteHost
+from gpumem_tui.remote.ssh import SshOptions
+from gpumem_tui.remote.status import HostStatus
 
 
 class WatchedHost(Source, Protocol):
@@ -16,6 +18,9 @@ class WatchedHost(Source, Protocol):
     @property
     def status(self) -> HostStatus:
         """How it stands."""
+
+    def unsubscribe(self, tell: Callable[[], None]) -> None:
+        """Have it called no more."""
 
 
 class WatchedHosts(Protocol):

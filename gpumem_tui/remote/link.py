@@ -11,10 +11,10 @@ import time
 from contextlib import suppress
 from typing import Any
 
-from gpumem_tui.remote.connection import SshOptions
 from gpumem_tui.remote.explain import explained
 from gpumem_tui.remote.hosts import RemoteHost
-from gpumem_tui.remote.ssh import LastWords, end_process, exit_code, ssh_words
+from gpumem_tui.remote.ssh import SshOptions
+from gpumem_tui.remote.ssh_process import LastWords, end_process, exit_code
 
 ALIVE_S = 15.0
 """How often a line goes there at least: without any for `PATIENCE_S` the program there ends."""
@@ -45,7 +45,7 @@ class Link:
         self._host, self._options = host, options
         try:
             self._process = subprocess.Popen(
-                ssh_words(options.ssh, host, there, *KEEP_ALIVE), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                options.words(host, there, *KEEP_ALIVE), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE, bufsize=0, start_new_session=True,
             )  # fmt: skip
         except OSError as error:

@@ -19,9 +19,9 @@ from gpumem_tui.monitor.recording import MARKED, Recording, began_line
 from gpumem_tui.monitor.recording_file import HEADER_KEY, RecordingError, RecordingFile, RecordingWriter
 from gpumem_tui.monitor.replay import Replay
 from gpumem_tui.monitor.snapshot import Snapshot
-from gpumem_tui.remote.connection import HostStatus, Phase
 from gpumem_tui.remote.decode import HostReport
 from gpumem_tui.remote.hosts import RemoteHost
+from gpumem_tui.remote.status import HostStatus, Phase
 
 HOSTS_VERSION = 2
 
@@ -269,6 +269,10 @@ class ReplayedHost:
     def subscribe(self, tell: Callable[[], None]) -> None:
         """Have this called after each picture."""
         self._replay.subscribe(tell)
+
+    def unsubscribe(self, tell: Callable[[], None]) -> None:
+        """Have it called no more."""
+        self._replay.unsubscribe(tell)
 
     def _in(self, statuses: Iterable[HostStatus]) -> HostStatus:
         return next((each for each in statuses if each.host.name == self.host.name), HostStatus(self.host))

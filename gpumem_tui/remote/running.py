@@ -12,11 +12,10 @@ from contextlib import suppress
 from types import FrameType
 
 from gpumem_tui import __version__
-from gpumem_tui.remote.connection import SshOptions
 from gpumem_tui.remote.explain import explained
 from gpumem_tui.remote.hosts import RemoteHost
 from gpumem_tui.remote.link import ALIVE_S, KEEP_ALIVE, LinkLost
-from gpumem_tui.remote.ssh import ssh_words
+from gpumem_tui.remote.ssh import SshOptions
 from gpumem_tui.text import shortened
 
 _FIRST_ANSWER_S = 60.0
@@ -32,7 +31,7 @@ def check_host(host: RemoteHost, options: SshOptions) -> None:
     Raises:
         LinkLost: it has not, or cannot be reached; one line.
     """
-    words = ssh_words(options.ssh, host, f"{options.remote_command} --version", *KEEP_ALIVE)
+    words = options.words(host, options.program("--version"), *KEEP_ALIVE)
     try:
         done = subprocess.run(
             words, stdin=subprocess.DEVNULL, capture_output=True, timeout=_FIRST_ANSWER_S, check=False,
@@ -63,7 +62,7 @@ def remote_words(
     """
     there = shlex.join(["run", "--leashed", *(["--remote-directory", directory] if directory else []), "--", *command])
     ours = ("-tt", "-o", "LogLevel=ERROR") if terminal else ()
-    return ssh_words(options.ssh, host, f"{options.remote_command} {there}", *ours, *KEEP_ALIVE)
+    return options.words(host, options.program(there), *ours, *KEEP_ALIVE)
 
 
 def become(words: Sequence[str]) -> None:

@@ -9,9 +9,9 @@ from dataclasses import asdict, replace
 from gpumem_tui import __version__
 from gpumem_tui.errors import OptionError
 from gpumem_tui.options.configuration import Options
-from gpumem_tui.remote.connection import SshOptions
 from gpumem_tui.remote.hosts import RemoteHost
 from gpumem_tui.remote.link import Link, LinkLost
+from gpumem_tui.remote.ssh import SshOptions
 from gpumem_tui.search import verdict
 from gpumem_tui.search.config import SearchConfig
 from gpumem_tui.search.control import Control, Unusable
@@ -54,7 +54,7 @@ class RemoteSearch:
         """
         if self._link is not None:
             self._link.end()
-        self._link = link = Link(self.host, self._ssh, f"{self._ssh.remote_command} {COMMAND}")
+        self._link = link = Link(self.host, self._ssh, self._ssh.program(COMMAND))
         link.send("configure", version=__version__, directory=self._directory, options=asdict(self._asked))
         deadline_s, banner, said = time.monotonic() + _FIRST_ANSWER_S, 0, ""
         while time.monotonic() < deadline_s:

@@ -1,84 +1,73 @@
-"""The user's own ssh as a process: how it is called, the last that it says, its end."""
+"""How hosts are reached: the words of the user's ssh, and what is called at its other end.
+
+What is called is taken by the login shell of the user there, whichever that is: a script is handed to ``sh`` between
+single quotes, in which POSIX shells, csh and fish all leave it as it is, so it has neither quotes of this kind, nor
+backslashes, nor exclamation marks, nor more than one line.
+"""
 
 from __future__ import annotations
 
-import os
-import selectors
 import shlex
-import subprocess
-import time
-from collections import deque
+from dataclasses import dataclass
 
 from gpumem_tui.remote.hosts import RemoteHost
-from gpumem_tui.text import shortened
 
-_KEPT_LINES = 20
-_LONGEST_LINE = 4096
-_CHUNK = 1 << 16
-_POLL_S = 0.5
-_END_S = 1.0
+PROGRAM = "gpumem-tui"
+OFFERS = "gpumem-tui is offered by: "
+"""Before the name of what could run it, on stderr of a host that lacks it."""
+
+_FIND_AND_RUN = (
+    f'p=$(command -v {PROGRAM}) && exec "$p" "$@"; '
+    f'p=$HOME/.local/bin/{PROGRAM}; [ -x "$p" ] && exec "$p" "$@"; '
+    f'p=$("$SHELL" -lc "command -v {PROGRAM}" </dev/null 2>/dev/null | tail -n 1); [ -x "$p" ] && exec "$p" "$@"; '
+    "for t in uvx pipx; do "
+    f'command -v $t >/dev/null && {{ echo "{OFFERS}$t" >&2; exit 127; }}; '
+    f'[ -x "$HOME/.local/bin/$t" ] && {{ echo "{OFFERS}~/.local/bin/$t" >&2; exit 127; }}; '
+    "done; exit 127"
+)
+"""Runs the program from where users install it. A login shell is asked last: it may take long, or print."""
 
 
-def ssh_words(ssh: str, host: RemoteHost, there: str, *options: str) -> list[str]:
-    """The words of a process that has `there` run by the host's shell.
+@dataclass(frozen=True)
+class SshOptions:
+    """How hosts are reached.
 
-    `BatchMode` so that no question waits for an answer (ssh_config(5)).
-
-    Args:
-        ssh: the program, with options of its own if need be.
-        options: of ssh; ``-T``, no terminal there, unless it says otherwise.
+    Attributes:
+        remote_command: what is called there, as its shell takes it; empty to look for the program.
+        interval_s: between two readings.
+        ssh: the program that connects.
     """
-    port = [] if host.port is None else ["-p", str(host.port)]
-    terminal = [] if "-tt" in options else ["-T"]
-    return [*shlex.split(ssh), *terminal, "-o", "BatchMode=yes", *options, *port, "--", host.destination, there]
+
+    remote_command: str = ""
+    interval_s: float = 1.0
+    ssh: str = "ssh"
+
+    @property
+    def called(self) -> str:
+        """What is called, for people."""
+        return self.remote_command or PROGRAM
+
+    def command(self, host: RemoteHost) -> list[str]:
+        """The words of the process whose lines are the host's readings."""
+        return self.words(host, self.program(f"monitor --json --interval {self.interval_s:g}"))
+
+    def program(self, arguments: str) -> str:
+        """The program there with these arguments, for the shell there."""
+        return f"{self.remote_command or f'{in_sh(_FIND_AND_RUN)} {PROGRAM}'} {arguments}"
+
+    def words(self, host: RemoteHost, there: str, *options: str) -> list[str]:
+        """To run something there; `BatchMode` so that no question waits for an answer (ssh_config(5)).
+
+        Args:
+            options: of ssh; ``-tt`` among them for a terminal there.
+        """
+        port = [] if host.port is None else ["-p", str(host.port)]
+        terminal = [] if "-tt" in options else ["-T"]
+        ours = [*shlex.split(self.ssh), *terminal, "-o", "BatchMode=yes", *options]
+        return [*ours, *port, "--", host.destination, there]
 
 
-class LastWords:
-    """The last lines of a process's stderr, bounded whatever it writes."""
-
-    def __init__(self) -> None:
-        self.lines: deque[str] = deque(maxlen=_KEPT_LINES)
-        self._rest = b""
-
-    def take(self, data: bytes) -> bool:
-        """Add what was read; False at the end."""
-        *lines, rest = (self._rest + data).split(b"\n")
-        self._rest = rest[-_LONGEST_LINE:]
-        lines += [] if data else [self._rest]
-        said = (shortened(line[:_LONGEST_LINE].decode("utf-8", "replace").strip(), 300) for line in lines)
-        self.lines.extend(line for line in said if line)
-        return bool(data)
-
-    def take_rest(self, selector: selectors.BaseSelector, fd: int, process: subprocess.Popen[bytes]) -> None:
-        """What `fd` still holds once stdout has ended. It need not end: with ControlPersist ssh's master keeps it."""
-        until_s = time.monotonic() + _END_S
-        while fd in selector.get_map() and time.monotonic() < until_s:
-            ready = {key.fd for key, _ in selector.select(_POLL_S)}
-            if fd in ready:
-                if not self.take(os.read(fd, _CHUNK)):
-                    return
-            elif process.poll() is not None:
-                return
-
-
-def exit_code(process: subprocess.Popen[bytes]) -> int | None:
-    """Of a process that has closed its output; None if it goes on all the same."""
-    try:
-        return process.wait(_END_S)
-    except subprocess.TimeoutExpired:
-        return None
-
-
-def end_process(process: subprocess.Popen[bytes], patience_s: float) -> None:
-    """End ssh; what runs on the host ends when it writes next, or by what it reads."""
-    if process.poll() is None:
-        process.terminate()
-    if patience_s:
-        try:
-            process.wait(patience_s)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        for pipe in (process.stdin, process.stdout, process.stderr):
-            if pipe is not None:
-                pipe.close()
+def in_sh(script: str) -> str:
+    """A script as the first words of a command for any login shell; the words after it are its $0, $1, …."""
+    assert not set(script) & set("'\\!\n"), script
+    return f"sh -c '{script}'"

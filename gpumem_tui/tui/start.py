@@ -17,15 +17,17 @@ if TYPE_CHECKING:
     from gpumem_tui.monitor.replay import RecordingReplay
     from gpumem_tui.options.workload import WorkloadOptions
     from gpumem_tui.plan.plan import Plan
-    from gpumem_tui.remote.connection import Connection, SshOptions
+    from gpumem_tui.remote.connection import Connection
     from gpumem_tui.remote.fleet import Fleet
     from gpumem_tui.remote.recording import HostsReplay
     from gpumem_tui.remote.searching import RemoteSearch
+    from gpumem_tui.remote.ssh import SshOptions
     from gpumem_tui.search.config import SearchConfig
     from gpumem_tui.search.wire import Configured
     from gpumem_tui.snapshots.analysis import Analysis
     from gpumem_tui.snapshots.model import MemorySnapshot
     from gpumem_tui.tui.app import ScreenName
+    from gpumem_tui.tui.kit.acts import Act
     from gpumem_tui.tui.kit.main_screen import MainScreen
     from gpumem_tui.watch.terminal_command import TerminalCommand
 
@@ -38,17 +40,22 @@ _DECIDE_S = 1.0
 def open_program(settings: Settings) -> int:
     """Open on the Monitor if a GPU or a probe answers, else on Search with the simulated GPU; returns the exit code.
 
+    Where the settings have it read-only, nothing can be searched: it opens on the Monitor.
+
     Raises:
         OptionError: the environment asks for what cannot be searched.
     """
     _leave_garbage()
     source = _sampler(settings)
     source.start()  # reads while Textual is imported
-    from gpumem_tui.tui import app as _  # noqa: F401
+    from gpumem_tui.tui import app  # noqa: F401
 
+    if source.latest() is None:  # a driver answers at once that there is no GPU, so that there will be one to watch
+        from gpumem_tui.tui.monitor import screen  # noqa: F401
     snapshot = source.wait(None, _DECIDE_S)
-    if _worth_watching(snapshot) or _anything_publishes():
-        return _watch(partial(_monitor_screen, source, settings), settings)
+    if settings.read_only or _worth_watching(snapshot) or _anything_publishes():
+        notice = "read-only" if settings.read_only else ""
+        return _watch(partial(_monitor_screen, source, settings, notice=notice), settings)
     source.stop()
     from gpumem_tui.options.configuration import Options, configure
 
@@ -76,13 +83,17 @@ def open_replay(replay: RecordingReplay, settings: Settings) -> int:
     return _watch(partial(_replay_screen, replay, settings), settings)
 
 
-def open_hosts(fleet: Fleet | HostsReplay, settings: Settings) -> int:
-    """Open on several hosts, which are connected to or played from here on, and return the exit code."""
+def open_hosts(fleet: Fleet | HostsReplay, settings: Settings, *, allow_signals: bool = False) -> int:
+    """Open on several hosts, which are connected to or played from here on, and return the exit code.
+
+    Args:
+        allow_signals: offer to end processes there.
+    """
     from gpumem_tui.tui.hosts.making import hosts_screen
 
     _leave_garbage()
     fleet.start()
-    return _watch(partial(hosts_screen, fleet, settings), settings)
+    return _watch(partial(hosts_screen, fleet, settings, allow_signals=allow_signals), settings)
 
 
 def open_search(
@@ -115,24 +126,14 @@ def open_search_on_host(
     Args:
         there: connected, and ended by the caller; found: what it will search; options: as typed.
     """
-    from gpumem_tui.remote.connection import Connection
-    from gpumem_tui.search import report
-    from gpumem_tui.tui.hosts.making import host_parts
-    from gpumem_tui.tui.monitor.screen import MonitorScreen
-    from gpumem_tui.tui.search.screen import SearchScreen
+    from gpumem_tui.tui.hosts.making import host_monitor, host_search
 
     _leave_garbage()
-    notice = f"{report.device_line(found.config.device)}, in {found.directory}"
-
-    def search() -> MainScreen:
-        return SearchScreen(found.config, options, notice, autostart=True, search_function=there.search)
-
-    def monitor() -> MainScreen:
-        connection = Connection(there.host, ssh)
-        connection.start()
-        return MonitorScreen(connection, **host_parts(connection, settings))
-
-    return _run({"monitor": monitor, "search": search}, "search", settings)
+    screens: Screens = {
+        "monitor": partial(host_monitor, there.host, ssh, settings),
+        "search": partial(host_search, there, found, options),
+    }
+    return _run(screens, "search", settings)
 
 
 def open_plan(plan: Plan, config: SearchConfig) -> int:
@@ -215,7 +216,8 @@ def open_run(
     made: list[RunScreen] = []
 
     def make() -> MainScreen:
-        parts = _monitor_parts(settings) if connection is None else host_parts(connection, settings)
+        there = {} if connection is None else {"read_only": True, **host_parts(connection, settings)}
+        parts = there or _monitor_parts(settings)
         made.append(RunScreen(source, command, words, **parts))
         return made[0]
 
@@ -231,15 +233,38 @@ def _leave_garbage() -> None:
 
 
 def _watch(monitor: Callable[[], MainScreen], settings: Settings) -> int:
-    return _run({"monitor": monitor, "search": _default_search, "plan": _default_plan}, "monitor", settings)
+    from gpumem_tui.tui.kit.acts import EVERY_ACT
+
+    search = _no_search if settings.read_only else _default_search
+    screens: Screens = {"monitor": monitor, "search": search, "plan": _default_plan}
+    return _run(screens, "monitor", settings, forbidden=EVERY_ACT if settings.read_only else None)
 
 
-def _run(screens: Screens, first: ScreenName, settings: Settings, python: str | None = None) -> int:
+def _no_search() -> MainScreen:
+    from gpumem_tui.tui.app import Unavailable
+    from gpumem_tui.tui.kit.acts import Act, refusal
+
+    raise Unavailable(refusal(Act.SEARCH))
+
+
+def _run(
+    screens: Screens,
+    first: ScreenName,
+    settings: Settings,
+    python: str | None = None,
+    *,
+    forbidden: frozenset[Act] | None = None,
+) -> int:
+    """Run it until it is left; who types `search` or `plan` may do so, but touch no process, if the settings say so."""
     from gpumem_tui.tui.app import GpuMemApp, run_app
+    from gpumem_tui.tui.kit.acts import TO_PROCESSES
     from gpumem_tui.tui.kit.glyphs import wants_ascii
 
     ascii_only = settings.ascii or wants_ascii(os.environ)
-    return run_app(GpuMemApp(screens, first, ascii_only=ascii_only, theme=settings.theme, python=python))
+    if forbidden is None:
+        forbidden = TO_PROCESSES if settings.read_only else frozenset()
+    app = GpuMemApp(screens, first, ascii_only=ascii_only, theme=settings.theme, python=python, forbidden=forbidden)
+    return run_app(app)
 
 
 def _monitor_screen(source: Source, settings: Settings, *, notice: str = "", is_here: bool = True) -> MainScreen:
@@ -261,7 +286,7 @@ def _monitor_parts(settings: Settings, *, is_here: bool = True) -> dict[str, Any
         "history": History(settings.interval_s, settings.history_hours),
         "alerts": Alerts(settings),
         "chart_s": settings.chart_minutes * 60,
-        "read_only": settings.read_only,
+        "read_only": not is_here,
         "bell": settings.bell,
         "probes": probes,
     }

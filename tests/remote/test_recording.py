@@ -14,10 +14,10 @@ from gpumem_tui.monitor.codec import to_plain
 from gpumem_tui.monitor.recording import SnapshotRecorder, SnapshotRecording
 from gpumem_tui.monitor.recording_file import RecordingError, RecordingFile, RecordingWriter
 from gpumem_tui.monitor.recording_index import RecordingIndex
-from gpumem_tui.remote.connection import HostStatus, Phase
 from gpumem_tui.remote.decode import HostReport
 from gpumem_tui.remote.hosts import parse_host
 from gpumem_tui.remote.recording import HostsPicture, HostsRecorder, HostsRecording, HostsReplay, RecordedHosts
+from gpumem_tui.remote.status import HostStatus, Phase
 from tests.monitor.snapshots import START_S, gpu, machine
 from tests.waiting import wait_until
 

@@ -10,7 +10,7 @@ from textual.binding import Binding, BindingType
 from gpumem_tui.monitor.marks import Mark
 from gpumem_tui.monitor.recording_file import when
 from gpumem_tui.monitor.replay import Replay
-from gpumem_tui.plan.controls import Option
+from gpumem_tui.plan.control import Option
 from gpumem_tui.tui.kit.figures import Row
 from gpumem_tui.tui.kit.key_bar import KeyBar
 from gpumem_tui.tui.kit.main_screen import MainScreen

@@ -23,6 +23,7 @@ from gpumem_tui.search.control import Control, Unusable
 from gpumem_tui.search.predicting import CommandOutput, Predicted
 from gpumem_tui.search.prediction import Prediction
 from gpumem_tui.search.runner import SearchEvent, TrialFinished, TrialStarted, search
+from gpumem_tui.tui.kit.acts import Act, permitted, refused
 from gpumem_tui.tui.kit.dialogs import HelpScreen
 from gpumem_tui.tui.kit.lines import Lines
 from gpumem_tui.tui.kit.main_screen import MainScreen
@@ -198,9 +199,10 @@ class SearchScreen(MainScreen):
         state = self._state
         match action:
             case "start":
-                return not state.busy
+                return not state.busy and permitted(self, Act.SEARCH)
             case "edit":
-                return not state.busy and not state.config.device.host  # its GPUs and files are not known here
+                here = not state.config.device.host  # the GPUs and files of another machine are not known here
+                return not state.busy and here and permitted(self, Act.SEARCH)
             case "pause":
                 return state.busy and not state.paused and not state.cancelling
             case "resume":
@@ -220,6 +222,8 @@ class SearchScreen(MainScreen):
 
     def action_start(self) -> None:
         """Search, or search again."""
+        if refused(self, Act.SEARCH):
+            return
         self._control = Control()
         self._ended = threading.Event()
         self._began = self._clock()
