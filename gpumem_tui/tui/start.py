@@ -63,24 +63,24 @@ def open_program(settings: Settings) -> int:
     return open_search(options.trained, configure(options), autostart=False, settings=settings)
 
 
-def open_monitor(source: Source, settings: Settings, *, notice: str = "", is_here: bool = True) -> int:
+def open_monitor(source: Source, settings: Settings, *, notice: str = "") -> int:
     """Open on the Monitor and return the exit code.
 
     Args:
         source: where snapshots come from; started here, and stopped at the end.
-        notice: the header's first words, such as the name of a recording.
-        is_here: the snapshots are of this machine now, so that the probes of its processes go with them.
+        notice: the header's first words, such as where metrics are.
     """
     _leave_garbage()
     source.start()
-    return _watch(partial(_monitor_screen, source, settings, notice=notice, is_here=is_here), settings)
+    return _watch(partial(_monitor_screen, source, settings, notice=notice), settings)
 
 
 def open_replay(replay: RecordingReplay, settings: Settings) -> int:
     """Open on the recording of a machine, which plays from here on, and return the exit code."""
     _leave_garbage()
     replay.start()
-    return _watch(partial(_replay_screen, replay, settings), settings)
+    played: dict[str, Any] = {"replay": replay, "past": replay.past_snapshots}
+    return _watch(partial(_monitor_screen, replay, settings, is_here=False, **played), settings)
 
 
 def open_hosts(fleet: Fleet | HostsReplay, settings: Settings, *, allow_signals: bool = False) -> int:
@@ -267,10 +267,10 @@ def _run(
     return run_app(app)
 
 
-def _monitor_screen(source: Source, settings: Settings, *, notice: str = "", is_here: bool = True) -> MainScreen:
+def _monitor_screen(source: Source, settings: Settings, *, is_here: bool = True, **others: Any) -> MainScreen:
     from gpumem_tui.tui.monitor.screen import MonitorScreen
 
-    return MonitorScreen(source, notice=notice, **_monitor_parts(settings, is_here=is_here))
+    return MonitorScreen(source, **_monitor_parts(settings, is_here=is_here), **others)
 
 
 def _monitor_parts(settings: Settings, *, is_here: bool = True) -> dict[str, Any]:
@@ -290,13 +290,6 @@ def _monitor_parts(settings: Settings, *, is_here: bool = True) -> dict[str, Any
         "bell": settings.bell,
         "probes": probes,
     }
-
-
-def _replay_screen(replay: RecordingReplay, settings: Settings) -> MainScreen:
-    from gpumem_tui.tui.monitor.screen import MonitorScreen
-
-    parts = _monitor_parts(settings, is_here=False)
-    return MonitorScreen(replay, replay=replay, past=replay.past_snapshots, **parts)
 
 
 def _own_monitor(settings: Settings) -> MainScreen:

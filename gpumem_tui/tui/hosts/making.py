@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gpumem_tui.monitor.history import History
-from gpumem_tui.options.workload import WorkloadOptions
 from gpumem_tui.remote.connection import Connection
 from gpumem_tui.remote.fleet import Fleet, WatchedHost
 from gpumem_tui.remote.hosts import RemoteHost
 from gpumem_tui.remote.recording import HostsReplay, ReplayedHost
-from gpumem_tui.remote.searching import RemoteSearch
 from gpumem_tui.remote.ssh import SshOptions
-from gpumem_tui.search.report import device_line
-from gpumem_tui.search.wire import Configured
 from gpumem_tui.settings import Settings
 from gpumem_tui.tui.hosts.one import HostAlerts, HostMonitor, HostSource
 from gpumem_tui.tui.hosts.screen import HostsScreen
 from gpumem_tui.tui.kit.main_screen import MainScreen
 from gpumem_tui.tui.monitor.screen import MonitorScreen
-from gpumem_tui.tui.search.screen import SearchScreen
+
+if TYPE_CHECKING:
+    from gpumem_tui.options.workload import WorkloadOptions
+    from gpumem_tui.remote.searching import RemoteSearch
+    from gpumem_tui.search.wire import Configured
 
 
 def hosts_screen(fleet: Fleet | HostsReplay, settings: Settings, *, allow_signals: bool = False) -> MainScreen:
@@ -56,5 +56,8 @@ def host_monitor(host: RemoteHost, ssh: SshOptions, settings: Settings) -> MainS
 
 def host_search(there: RemoteSearch, found: Configured, options: WorkloadOptions) -> MainScreen:
     """A search that runs on another machine, begun at once."""
+    from gpumem_tui.search.report import device_line
+    from gpumem_tui.tui.search.screen import SearchScreen
+
     notice = f"{device_line(found.config.device)}, in {found.directory}"
     return SearchScreen(found.config, options, notice, autostart=True, search_function=there.search)
