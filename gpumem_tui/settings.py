@@ -36,7 +36,10 @@ class Settings:
     temperature_limit_c: int = _key(90, "The limit of a GPU for which the driver names none.", low=30, high=150)
     history_hours: float = _key(24.0, "How far back the history reaches.", low=0.1, high=24 * 31)
     chart_minutes: float = _key(10.0, "Time that the history chart shows when it opens.", low=0.5, high=24 * 60)
-    remote_command: str = _key("gpumem-tui", "What is called on other hosts, as their shell takes it.")
+    remote_command: str = _key(
+        "",
+        "What is called on other hosts, as their shell takes it. Empty: gpumem-tui, found there.",
+    )
     hosts: tuple[tuple[str, tuple[str, ...]], ...] = _key(
         (), 'Lists of hosts by name, for --host NAME. As a table: [hosts], then cluster = ["node[01-16]", "me@b:2222"].'
     )

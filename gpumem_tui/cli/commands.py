@@ -81,8 +81,9 @@ _FILE = click.Path(path_type=Path)
 )  # fmt: skip
 @click.option("--hosts", "hosts_file", type=_FILE, metavar="FILE", help="Watch the hosts of a file, one a line.")
 @click.option("--slurm", "slurm_job", metavar="JOBID", help="Watch the nodes of a Slurm job.")
-@click.option("--remote-command", metavar="COMMAND", help="What is called on hosts (gpumem-tui, found in PATH there).")
+@click.option("--remote-command", metavar="COMMAND", help="What is called on hosts (gpumem-tui, from PATH there).")
 @click.option("--interval", "interval_s", type=Finite(0.2, 3600), metavar="S", help="Seconds between hosts' readings.")
+@click.option("--allow-signals", is_flag=True, help="Offer to end processes on hosts, by kill over ssh; asks first.")
 @metrics_option
 @click.pass_context
 def cli(
@@ -92,6 +93,7 @@ def cli(
     slurm_job: str | None,
     remote_command: str | None,
     interval_s: float | None,
+    allow_signals: bool,
     address: tuple[str, int] | None,
 ) -> int:
     """Where GPU memory goes while a neural network trains, how large a batch fits, and what would help.
@@ -100,7 +102,12 @@ def cli(
     --host, --hosts or --slurm on the Monitors of other machines.
     """
     names_hosts = bool(hosts or hosts_file or slurm_job)
-    of_hosts = {"--remote-command": remote_command, "--interval": interval_s, "--metrics": address}
+    of_hosts = {
+        "--remote-command": remote_command,
+        "--interval": interval_s,
+        "--allow-signals": allow_signals or None,
+        "--metrics": address,
+    }
     alone = next((name for name, value in of_hosts.items() if value is not None and not names_hosts), "")
     if context.invoked_subcommand is not None:
         if names_hosts or alone:
@@ -111,7 +118,9 @@ def cli(
         raise click.UsageError(f"{alone} is for other hosts: name them with --host, --hosts or --slurm{here}")
     from gpumem_tui.cli.hosts import watch_hosts
 
-    return watch_hosts(hosts, hosts_file, slurm_job or "", remote_command, interval_s, address)
+    return watch_hosts(
+        hosts, hosts_file, slurm_job or "", remote_command, interval_s, address=address, allow_signals=allow_signals
+    )
 
 
 def run() -> int:

@@ -26,19 +26,22 @@ def watch_hosts(
     slurm_job: str,
     remote_command: str | None,
     interval_s: float | None,
-    address: tuple[str, int] | None,
+    *,
+    address: tuple[str, int] | None = None,
+    allow_signals: bool = False,
 ) -> int:
     """Open on the hosts that were named and return the exit code; the command line goes before the settings.
 
     Args:
         address: where metrics of all of them are served; then no terminal is needed.
+        allow_signals: offer to end processes there.
 
     Raises:
         OptionError: no host, one that is none, Slurm says no, the settings are invalid, there is no terminal.
     """
-    from gpumem_tui.remote.connection import SshOptions
     from gpumem_tui.remote.fleet import Fleet
     from gpumem_tui.remote.hosts import hosts_of
+    from gpumem_tui.remote.ssh import SshOptions
     from gpumem_tui.settings import load
     from gpumem_tui.tui.start import open_hosts
 
@@ -57,7 +60,7 @@ def watch_hosts(
             notice = serve_metrics(stack, partial(_machines, fleet), *address)
             complain(f"{notice}, of {len(hosts)} host{'s' * (len(hosts) > 1)}", 0)
         if is_terminal():
-            return open_hosts(fleet, settings)
+            return open_hosts(fleet, settings, allow_signals=allow_signals)
         stack.callback(fleet.stop)
         fleet.start()
         stopped = threading.Event()

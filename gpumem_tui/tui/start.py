@@ -43,8 +43,10 @@ def open_program(settings: Settings) -> int:
     _leave_garbage()
     source = _sampler(settings)
     source.start()  # reads while Textual is imported
-    from gpumem_tui.tui import app as _  # noqa: F401
+    from gpumem_tui.tui import app  # noqa: F401
 
+    if source.latest() is None:  # a driver answers at once that there is no GPU, so that there will be one to watch
+        from gpumem_tui.tui.monitor import screen  # noqa: F401
     snapshot = source.wait(None, _DECIDE_S)
     if settings.read_only or _worth_watching(snapshot) or _anything_publishes():
         notice = "read-only" if settings.read_only else ""
@@ -69,11 +71,15 @@ def open_monitor(source: Source, settings: Settings, *, notice: str = "", is_her
     return _watch(partial(_monitor_screen, source, settings, notice=notice, is_here=is_here), settings)
 
 
-def open_hosts(fleet: Fleet, settings: Settings) -> int:
-    """Open on several hosts, which are connected to from here on, and return the exit code."""
+def open_hosts(fleet: Fleet, settings: Settings, *, allow_signals: bool = False) -> int:
+    """Open on several hosts, which are connected to from here on, and return the exit code.
+
+    Args:
+        allow_signals: offer to end processes there.
+    """
     _leave_garbage()
     fleet.start()
-    return _watch(partial(hosts_screen, fleet, settings), settings)
+    return _watch(partial(hosts_screen, fleet, settings, allow_signals=allow_signals), settings)
 
 
 def open_search(
@@ -248,17 +254,21 @@ def _monitor_parts(settings: Settings, *, is_here: bool = True) -> dict[str, Any
     }
 
 
-def hosts_screen(fleet: Fleet, settings: Settings) -> MainScreen:
-    """The Monitors of all hosts, to look only."""
+def hosts_screen(fleet: Fleet, settings: Settings, *, allow_signals: bool = False) -> MainScreen:
+    """The Monitors of all hosts, to look only, unless processes there may be signalled."""
     from gpumem_tui.monitor.history import History
     from gpumem_tui.tui.hosts.one import HostAlerts, HostMonitor, HostSource
     from gpumem_tui.tui.hosts.screen import HostsScreen
 
     def monitor(connection: Connection, history: History) -> HostMonitor:
         alerts, chart_s = HostAlerts(connection), settings.chart_minutes * 60
-        return HostMonitor(HostSource(connection), history=history, alerts=alerts, chart_s=chart_s, read_only=True)
+        signalled = connection if allow_signals else None
+        return HostMonitor(HostSource(connection), signalled, history=history, alerts=alerts, chart_s=chart_s)
 
-    return HostsScreen(fleet, monitor, lambda: History(settings.interval_s, settings.history_hours))
+    def history() -> History:
+        return History(settings.interval_s, settings.history_hours)
+
+    return HostsScreen(fleet, monitor, history, allow_signals=allow_signals)
 
 
 def _own_monitor(settings: Settings) -> MainScreen:

@@ -19,6 +19,7 @@ from tests.cli.conftest import Program
         (("--hosts", "missing"), "missing: cannot be read: No such file or directory"),
         (("--host", "a", "monitor"), "hosts are watched without a command: leave out monitor"),
         (("--remote-command", "x"), "--remote-command is for other hosts"),
+        (("--allow-signals",), "--allow-signals is for other hosts"),
         (("--interval", "2"), "--interval is for other hosts"),
         (("--metrics",), "--metrics is for other hosts"),
         (("--host", "a", "--metrics", "x"), "'x' is not HOST:PORT"),

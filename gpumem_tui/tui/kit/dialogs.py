@@ -15,7 +15,7 @@ from textual.screen import ModalScreen
 from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option as ListOption
 
-from gpumem_tui.plan.controls import Option
+from gpumem_tui.plan.control import Option
 from gpumem_tui.tui.kit.acts import Act, permitted, refused
 from gpumem_tui.tui.kit.figures import MUTED, Row, Span
 from gpumem_tui.tui.kit.lines import assembled

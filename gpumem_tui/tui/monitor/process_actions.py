@@ -62,6 +62,8 @@ class ProcessActions(MainScreen):
         self.feed = feed
         self.read_only = read_only
         self._state = MonitorState()
+        self._chosen_in: MonitorState | None = None
+        self._chosen: Entry | None = None
         self._details: DetailsScreen | None = None
         self._report: tuple[PagesScreen, Callable[[], Report | None]] | None = None
 
@@ -73,7 +75,14 @@ class ProcessActions(MainScreen):
     @property
     def chosen(self) -> Entry | None:
         """The process under the cursor."""
-        return entry_of(self._state, self._state.cursor)
+        if self._chosen_in is not self._state:  # every key asks, several times a second
+            self._chosen_in, self._chosen = self._state, entry_of(self._state, self._state.cursor)
+        return self._chosen
+
+    @property
+    def may_end(self) -> bool:
+        """Whether processes may be ended."""
+        return not self.read_only
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Only what does something now is offered."""
@@ -83,7 +92,7 @@ class ProcessActions(MainScreen):
             case "details":
                 return entry is not None
             case "end":
-                return self._may(Act.END) and entry is not None and entry.host is not None
+                return self.may_end and permitted(self, Act.END) and entry is not None and entry.host is not None
             case "look":
                 return self._may(Act.LOOK) and watched is not None
             case "attach":
@@ -117,7 +126,7 @@ class ProcessActions(MainScreen):
             if ending is not None:
                 self.action_end(ending)
 
-        may_end = self._may(Act.END) and entry.host is not None
+        may_end = self.may_end and permitted(self, Act.END) and entry.host is not None
         self._details = DetailsScreen(details_rows(self._state, entry), may_end=may_end)
         self.app.push_screen(self._details, closed)
 
@@ -310,10 +319,14 @@ class ProcessActions(MainScreen):
         self.app.push_screen(ConfirmScreen(ending, describe(entry)), answered)
 
     async def _signal(self, host: HostProcess, ending: Ending) -> None:
+        said, failed = await in_daemon_thread(lambda: self.end_it(host, ending))
+        self.notify(said, severity="error" if failed else "information")
+
+    def end_it(self, host: HostProcess, ending: Ending) -> tuple[str, bool]:
+        """End a process where the Monitor looks; what to say, and whether it failed. Not for the event loop."""
         from gpumem_tui.tui.process.dialogs import end_process
 
-        said, failed = await in_daemon_thread(lambda: end_process(host, ending))
-        self.notify(said, severity="error" if failed else "information")
+        return end_process(host, ending)
 
 
 def _until_complete(process: ProbedProcess, look: LookAnswer) -> Callable[[], Report]:

@@ -11,7 +11,7 @@ from textual.app import App
 from gpumem_tui.catalog.loader import gpus
 from gpumem_tui.formula.parallel import why_formula_only
 from gpumem_tui.memory import Unknown
-from gpumem_tui.plan.controls import Option
+from gpumem_tui.plan.control import Option
 from gpumem_tui.plan.export import command_line, plan_json
 from gpumem_tui.plan.markdown import plan_markdown
 from gpumem_tui.plan.plan import Plan
