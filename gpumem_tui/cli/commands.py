@@ -119,7 +119,7 @@ def cli(
     from gpumem_tui.cli.hosts import watch_hosts
 
     return watch_hosts(
-        hosts, hosts_file, slurm_job or "", remote_command, interval_s, address=address, allow_signals=allow_signals
+        hosts, hosts_file, slurm_job or "", remote_command, interval_s, address, allow_signals=allow_signals
     )
 
 

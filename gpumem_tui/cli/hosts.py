@@ -26,8 +26,8 @@ def watch_hosts(
     slurm_job: str,
     remote_command: str | None,
     interval_s: float | None,
+    address: tuple[str, int] | None,
     *,
-    address: tuple[str, int] | None = None,
     allow_signals: bool = False,
 ) -> int:
     """Open on the hosts that were named and return the exit code; the command line goes before the settings.

@@ -12,6 +12,7 @@ from gpumem_tui.monitor.probes import Growing, Probes, RanOutOfMemory
 from gpumem_tui.monitor.snapshot import HostProcess, Snapshot
 from gpumem_tui.remote.connection import Connection
 from gpumem_tui.remote.signals import NotSignalled
+from gpumem_tui.tui.kit.acts import Act, permitted
 from gpumem_tui.tui.monitor.screen import MonitorScreen
 
 if TYPE_CHECKING:
@@ -102,7 +103,7 @@ class HostMonitor(MonitorScreen):
     @property
     def may_end(self) -> bool:
         """Only where the user has allowed it."""
-        return self._signalled is not None
+        return self._signalled is not None and permitted(self, Act.END)
 
     def end_it(self, host: HostProcess, ending: Ending) -> tuple[str, bool]:
         """Over ssh."""

@@ -82,7 +82,7 @@ class ProcessActions(MainScreen):
     @property
     def may_end(self) -> bool:
         """Whether processes may be ended."""
-        return not self.read_only
+        return self._may(Act.END)
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Only what does something now is offered."""
@@ -92,7 +92,7 @@ class ProcessActions(MainScreen):
             case "details":
                 return entry is not None
             case "end":
-                return self.may_end and permitted(self, Act.END) and entry is not None and entry.host is not None
+                return self.may_end and entry is not None and entry.host is not None
             case "look":
                 return self._may(Act.LOOK) and watched is not None
             case "attach":
@@ -126,7 +126,7 @@ class ProcessActions(MainScreen):
             if ending is not None:
                 self.action_end(ending)
 
-        may_end = self.may_end and permitted(self, Act.END) and entry.host is not None
+        may_end = self.may_end and entry.host is not None
         self._details = DetailsScreen(details_rows(self._state, entry), may_end=may_end)
         self.app.push_screen(self._details, closed)
 
