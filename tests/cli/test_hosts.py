@@ -19,7 +19,10 @@ from tests.cli.conftest import Program
         (("--hosts", "missing"), "missing: cannot be read: No such file or directory"),
         (("--host", "a", "monitor"), "hosts are watched without a command: leave out monitor"),
         (("--remote-command", "x"), "--remote-command is for other hosts"),
+        (("--allow-signals",), "--allow-signals is for other hosts"),
         (("--interval", "2"), "--interval is for other hosts"),
+        (("--metrics",), "--metrics is for other hosts"),
+        (("--host", "a", "--metrics", "x"), "'x' is not HOST:PORT"),
         (("--host", "a", "--interval", "0"), "--interval"),
         (("--slurm", "x"), "is no Slurm job"),
         (("--host", "a"), "no terminal to draw on"),
@@ -66,3 +69,12 @@ def test_a_file_without_a_host(program: Program, tmp_path: Path) -> None:
     empty = tmp_path / "hosts"
     empty.write_text("# nobody yet\n")
     assert "no host stands in it" in program("--hosts", str(empty)).err
+
+
+def test_signals_where_the_settings_forbid_them(program: Program, tmp_path: Path) -> None:
+    folder = tmp_path / "gpumem-tui"
+    folder.mkdir()
+    (folder / "settings.toml").write_text("read_only = true\n")
+    done = program("--host", "a", "--allow-signals", env={"XDG_CONFIG_HOME": str(tmp_path)})
+    assert done.code == EXIT_BAD_INPUT
+    assert "the settings file has read_only = true" in done.err

@@ -18,6 +18,7 @@ from gpumem_tui.plan.plan import Plan
 from gpumem_tui.plan.store import PlanStore, SavedPlan, StoreError
 from gpumem_tui.plan.tracing import TraceFailed, TraceReady, TraceState
 from gpumem_tui.search.prediction import Traced
+from gpumem_tui.tui.kit.acts import Act, permitted, refused
 from gpumem_tui.tui.kit.background import in_daemon_thread
 from gpumem_tui.tui.kit.dialogs import NameScreen, PickScreen, TextScreen
 from gpumem_tui.tui.kit.figures import Row
@@ -70,6 +71,8 @@ class PlanFiles:
 
     async def save(self, app: App[int], plan: Plan) -> None:
         """Ask for a name and save under it; over another plan only when that has been said twice."""
+        if refused(app, Act.WRITE):
+            return
         warned = ""
 
         def save(wanted: str) -> str:
@@ -121,7 +124,8 @@ class PlanFiles:
             return None
         options = [Option(found.name, _summary(found.plan)) for found in by_name.values()]
         deletable = {found.name for found in plans}
-        name = await app.push_screen_wait(PickScreen(title, options, current, complaints, self._delete, deletable))
+        delete = self._delete if permitted(app, Act.WRITE) else None
+        name = await app.push_screen_wait(PickScreen(title, options, current, complaints, delete, deletable))
         return None if name is None else by_name[name]
 
     def _delete(self, name: str) -> str:
