@@ -71,13 +71,13 @@ def processes_of(host_name: str, report: HostReport) -> tuple[RemoteProcess, ...
 
 
 def job_of(each: RemoteProcess) -> tuple[str, str, int]:
-    """What the ranks of a job have in common on whatever host: user, command, how many they are.
+    """What the ranks of a job have in common on whatever host: user, the job's name or their command, how many.
 
-    Probes publish no job's number: two runs of one user with the same command and size at once count as one.
+    Where the launcher gives no name, two runs of one user with the same command and size at once count as one.
     """
-    known = each.known
-    about = ("", "") if known is None else (known.user, known.command)
-    return (*about, each.count("world_size") or 0)
+    known, job = each.known, each.probe.get("job")
+    user, command = ("", "") if known is None else (known.user, known.command)
+    return user, job if isinstance(job, str) and job else command, each.count("world_size") or 0
 
 
 @dataclass(frozen=True)
@@ -123,6 +123,10 @@ def jobs(listed: Sequence[RemoteProcess]) -> dict[tuple[str, str, int], JobRanks
         if each.count("rank") is not None and (each.count("world_size") or 0) > 1:
             found.setdefault(job_of(each), []).append(each)
     return {
-        key: JobRanks(key[1], key[2], tuple(sorted(ranks, key=lambda each: each.count("rank") or 0)))
+        key: JobRanks(_command(ranks[0]), key[2], tuple(sorted(ranks, key=lambda each: each.count("rank") or 0)))
         for key, ranks in found.items()
     }
+
+
+def _command(each: RemoteProcess) -> str:
+    return "" if each.known is None else each.known.command

@@ -14,6 +14,7 @@ from gpumem_tui.monitor.snapshot import DeviceState, HostProcess
 from gpumem_tui.remote.decode import HostReport
 from gpumem_tui.remote.fleet import Fleet
 from gpumem_tui.remote.hosts import parse_host
+from gpumem_tui.remote.processes import jobs
 from gpumem_tui.remote.signals import NotSignalled
 from gpumem_tui.remote.status import HostStatus, Phase
 from gpumem_tui.settings import Settings
@@ -138,6 +139,15 @@ def test_the_rank_that_lags_and_those_that_are_not_seen() -> None:
     job, *_ = said(processes_rows(state, listed_processes(state))(118, ""))
     assert "2 of 4 ranks on 2 hosts" in job
     assert "rank 1 lags 12 steps" in job
+
+
+def test_two_jobs_of_one_command_are_told_apart_by_the_name_that_their_launcher_gives() -> None:
+    one = live("a", 10, probes={(gpu(0).uuid, 4000): {**rank(0, 41, 8), "job": "slurm 1"}})
+    other = live("b", 40, probes={(gpu(0).uuid, 4000): {**rank(0, 42, 39), "job": "slurm 2"}})
+    state = HostsState((one, other), 100.0, sort=HostsSort.RANK)
+    found = jobs(listed_processes(state))
+    assert [key[1] for key in found] == ["slurm 1", "slurm 2"]
+    assert all(len(job.ranks) == 1 and "train.py" in job.command for job in found.values())
 
 
 # What is done
