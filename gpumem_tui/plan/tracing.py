@@ -107,6 +107,11 @@ class TraceOptions:
     steps: int = 3
     settings: AllocatorSettings = field(default_factory=AllocatorSettings)
 
+    @classmethod
+    def of(cls, config: SearchConfig) -> TraceOptions:
+        """As a search has them."""
+        return cls(config.python, config.steps, config.allocator)
+
     def config(self, plan: Plan) -> SearchConfig:
         """The plan, as a search on the simulated GPU would take it."""
         return SearchConfig(

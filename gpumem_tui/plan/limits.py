@@ -1,0 +1,362 @@
+"""How far one of a plan's numbers can go with the others as they are: the largest micro-batch, the longest sequence,
+the fewest GPUs, the fewest passes of an optimizer step.
+
+By traces where there are any, else by the closed form. Nothing is traced here: who asks says what traces there are, and
+is told which ones are wanted next, until nothing more is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from gpumem_tui.catalog.shapes import ModelShape
+from gpumem_tui.memory import Unknown
+from gpumem_tui.plan.answers import headroom_of, largest_batch, on_gpu, predicted, target_of, usable_of
+from gpumem_tui.plan.draft import SHAPE_LIMITS
+from gpumem_tui.plan.plan import Plan
+from gpumem_tui.plan.quantities import Quantity
+from gpumem_tui.search.prediction import Traced
+from gpumem_tui.simulator.lengths import TraceByLength
+from gpumem_tui.simulator.replay import NotAffine
+
+Known = Callable[[Plan], Traced | Unknown | None]
+"""The trace of a plan's step; why there can be none; None where it was not traced so far."""
+
+How = Literal["verified", "traced", "formula"]
+"""Verified: the value was traced and fits, and the next one was traced and does not (or there is no next one). Traced:
+by a replay of another trace. Formula: an estimate."""
+
+_GRID = 128
+"""Sequence lengths are answered in multiples of it, as people choose them."""
+_MOST_GPUS = 1024
+_MOST_ROUNDS = 24
+
+
+@dataclass(frozen=True)
+class Limit:
+    """One of a plan's numbers, solved for.
+
+    Attributes:
+        value: None where no value will do.
+        formula: what the closed form says; None where it has no value either.
+        beyond: the next value, which does not fit; None where that was not found out or there is none.
+        plan: with the value; None without one.
+        note: what bounds it, or why it is an estimate; empty for nothing to say.
+        wanted: plans whose traces would settle more, the first first; with any, the value may change.
+    """
+
+    quantity: Quantity
+    value: int | None
+    formula: int | None
+    how: How
+    plan: Plan | None
+    beyond: int | None = None
+    note: str = ""
+    wanted: tuple[Plan, ...] = ()
+
+
+def limit(quantity: Quantity, plan: Plan, known: Known, passes: int | None = None) -> Limit:
+    """How far a number can go, as far as the traces tell.
+
+    Args:
+        passes: of an optimizer step, where the GPUs are asked for and the plan has a target; None for as many as it
+            takes.
+    """
+    match quantity:
+        case "batch-size":
+            return _largest_batch(plan, known)
+        case "seq-len":
+            return _longest_sequence(plan, known)
+        case "gpus":
+            return _fewest_gpus(plan, known, passes)
+        case "accumulation":
+            return _fewest_passes(plan, known)
+
+
+# The micro-batch, and the passes that follow from it
+
+
+def _largest_batch(plan: Plan, known: Known) -> Limit:
+    formula = largest_batch(plan)
+    found = known(plan)
+    how: How = "formula"
+    value, note, wanted = formula, "", (plan,) if found is None else ()
+    if isinstance(found, Unknown):
+        note = found.reason
+    elif found is not None:
+        largest = on_gpu(plan, found).max_batch_size_leaving(headroom_of(plan))
+        if isinstance(largest, Unknown):
+            note = largest.reason
+        else:
+            value, how = largest, "traced"
+    with_it = _with_batch(plan, value) if value else None
+    return Limit("batch-size", value or None, formula or None, how, with_it, note=note, wanted=wanted)
+
+
+def _with_batch(plan: Plan, batch_size: int) -> Plan:
+    target = plan.target_batch
+    if target is not None:
+        target = max(target, batch_size * plan.recipe.data_parallel)
+    return replace(plan, batch_size=batch_size, target_batch=target)
+
+
+def _fewest_passes(plan: Plan, known: Known) -> Limit:
+    """The samples of a step spread evenly over as few passes as the largest micro-batch allows."""
+    batch = _largest_batch(plan, known)
+    per_gpu = -(-target_of(plan) // plan.recipe.data_parallel)
+
+    def passes(largest: int | None) -> int | None:
+        return -(-per_gpu // largest) if largest else None
+
+    value = passes(batch.value)
+    with_it = None
+    if value is not None:
+        with_it = replace(plan, batch_size=-(-per_gpu // value), target_batch=target_of(plan))
+        over = with_it.batch_size * plan.recipe.data_parallel
+        with_it = replace(with_it, target_batch=max(over, target_of(plan)))
+    note = batch.note or ("" if plan.target_batch is not None else "for the samples of one pass; --target-batch asks more")
+    return Limit("accumulation", value, passes(batch.formula), batch.how, with_it, note=note, wanted=batch.wanted)
+
+
+# The sequence
+
+
+def _longest_sequence(plan: Plan, known: Known) -> Limit:
+    if not plan.shape.seq_len:
+        return Limit("seq-len", None, None, "formula", None, note=f"{plan.shape.name} has no sequence")
+    step, most = sequence_grid(plan.shape)
+
+    def with_length(length: int) -> Plan:
+        return replace(plan, shape=plan.shape.overridden(seq_len=length))
+
+    formula = step * _most(most // step, lambda times: _fits_by_formula(with_length(step * times)))
+    search = _Search(step, most, lambda length: _fits_by_trace(with_length(length), known))
+    guess = formula
+    lengths = [step, 2 * step, 3 * step]
+    found = {length: known(with_length(length)) for length in lengths if length <= most}
+    if (why := next((one for one in found.values() if isinstance(one, Unknown)), None)) is not None:
+        return _by_formula("seq-len", formula, with_length, why.reason)
+    traces = {length: one for length, one in found.items() if isinstance(one, Traced)}
+    if len(traces) < len(found):
+        wanted = tuple(with_length(length) for length in found if length not in traces)
+        return replace(_by_formula("seq-len", formula, with_length, ""), wanted=wanted)
+    if len(traces) == len(lengths):
+        try:
+            guess = _longest_by_form(plan, traces, step, most)
+        except NotAffine:
+            pass  # whatever lies between is traced
+    search.low = max((length for length in traces if search.fits(length)), default=0)
+    answer = search.around(guess)
+    if answer.settled or answer.wanted:
+        value, note, how = search.low, _sequence_note(plan.shape, search.low, most), _how(settled=answer.settled)
+    else:
+        value, how = max(search.low, guess), "traced"
+        note = f"by traces at {step:,}, {2 * step:,} and {3 * step:,}, not verified: {answer.why}"
+    beyond = search.high if search.high is not None and search.high <= most else None
+    return Limit(
+        "seq-len", value or None, formula or None, how, with_length(value) if value else None, beyond, note,
+        tuple(with_length(length) for length in answer.wanted),
+    )  # fmt: skip
+
+
+def sequence_grid(shape: ModelShape) -> tuple[int, int]:
+    """The distance of the lengths that are tried, and the longest: what a table of learned positions takes."""
+    if shape.record.positions != "learned":
+        return _GRID, SHAPE_LIMITS["seq_len"] // _GRID * _GRID
+    step = _GRID
+    while step > 1 and (3 * step > shape.max_seq_len or shape.max_seq_len % step):
+        step //= 2
+    return step, shape.max_seq_len
+
+
+def _sequence_note(shape: ModelShape, value: int, most: int) -> str:
+    if value >= most and shape.record.positions == "learned":
+        return f"memory is not what bounds it: {shape.name} has {shape.max_seq_len:,} positions"
+    if 0 < shape.max_seq_len < value:
+        return f"longer than the {shape.max_seq_len:,} positions that {shape.name} was trained at"
+    return ""
+
+
+def _longest_by_form(plan: Plan, traces: dict[int, Traced], step: int, most: int) -> int:
+    """The longest by the form through three lengths; 0 for none."""
+    form = TraceByLength.fit({length: one.trace for length, one in traces.items()})
+    here = on_gpu(plan, next(iter(traces.values())))
+    free_bytes = headroom_of(plan)
+
+    def fits(times: int) -> bool:
+        at = replace(here, trace=form.at(step * times), finder=None, _runs={})
+        return at.fits_leaving(plan.batch_size, free_bytes)
+
+    return step * _most(most // step, fits)
+
+
+# The GPUs
+
+
+def _fewest_gpus(plan: Plan, known: Known, passes: int | None) -> Limit:
+    recipe = plan.recipe
+    each = recipe.model_parallel
+    least = each
+    if plan.target_batch is not None and passes is not None:
+        least *= max(1, -(-plan.target_batch // (plan.batch_size * passes)))
+
+    def with_gpus(gpus: int) -> Plan:
+        target = plan.target_batch
+        if target is not None:
+            target = max(target, plan.batch_size * max(1, gpus // each))
+        sharding = "none" if gpus == 1 else recipe.sharding
+        return replace(plan, recipe=replace(recipe, gpus=gpus, sharding=sharding), target_batch=target)
+
+    if recipe.sharding == "none":
+        return _unsharded_gpus(plan, known, with_gpus(least))
+    counts = range(least, max(_MOST_GPUS, least) + 1, each)
+    place = _least(len(counts), lambda index: _fits_by_formula(with_gpus(counts[index])))
+    formula = None if place is None else counts[place]
+    if isinstance(why := known(with_gpus(formula or least)), Unknown):
+        return _by_formula("gpus", formula, with_gpus, why.reason)
+    # Searched as the largest number of GPUs with which it does not fit: that one, and the next.
+    search = _Search(each, counts[-1], lambda gpus: _reversed(_fits_by_trace(with_gpus(gpus), known)))
+    search.low = least - each
+    answer = search.around((formula or least) - each)
+    value, note = search.high, answer.why
+    if value is None and not answer.wanted and not answer.why:
+        return Limit("gpus", None, formula, "traced", None, note=f"it does not fit on {counts[-1]:,} GPUs either")
+    if value is None:
+        return replace(
+            _by_formula("gpus", formula, with_gpus, note), wanted=tuple(with_gpus(one) for one in answer.wanted)
+        )
+    beyond = search.low if search.low >= least else None
+    wanted = tuple(with_gpus(gpus) for gpus in answer.wanted)
+    return Limit("gpus", value, formula, _how(settled=answer.settled), with_gpus(value), beyond, note, wanted)
+
+
+def _unsharded_gpus(plan: Plan, known: Known, fewest: Plan) -> Limit:
+    """Every GPU holds everything: how many there are decides the samples of a step alone."""
+    by_trace, formula = _fits_by_trace(fewest, known), _fits_by_formula(fewest)
+    fits, how, wanted = formula, "formula", ()
+    note = "unsharded, more GPUs take no memory off one: --sharding divides it"
+    if isinstance(by_trace, bool):
+        fits, how = by_trace, "traced"
+    elif by_trace is None:
+        wanted = (fewest,)
+    else:
+        note = f"{note}; {by_trace.reason}"
+    count = fewest.recipe.gpus
+    return Limit(
+        "gpus", count if fits else None, count if formula else None, how, fewest if fits else None, None, note, wanted
+    )  # fmt: skip
+
+
+# Both
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """How far a search has come. `wanted`: what to run next; `why`: why there is nothing to run for that."""
+
+    settled: bool
+    wanted: tuple[int, ...] = ()
+    why: str = ""
+
+
+def _how(*, settled: bool) -> How:
+    return "verified" if settled else "traced"
+
+
+@dataclass
+class _Search:
+    """The largest value on a grid that fits, by runs: around a guess first, then between what is known.
+
+    Attributes:
+        low: the largest that fits, at first one below the least; `high`: the smallest that does not.
+    """
+
+    step: int
+    most: int
+    fits: Callable[[int], bool | Unknown | None]
+    low: int = 0
+    high: int | None = None
+
+    def around(self, guess: int) -> _Answer:
+        """Narrow down as far as the runs that there are tell; the next ones that are wanted."""
+        values = self._values(max(self.low, min(guess, self.most)))
+        for wanted in values:
+            found = {value: self._take(value) for value in wanted}
+            if self.settled:
+                return _Answer(True)
+            if missing := tuple(value for value in wanted if found[value] is None):
+                return _Answer(False, missing)
+            if why := next((one for one in found.values() if isinstance(one, Unknown)), None):
+                return _Answer(False, why=why.reason)
+        return _Answer(self.settled, why="it does not settle")
+
+    @property
+    def settled(self) -> bool:
+        """Nothing lies between what fits and what does not, or all there is fits."""
+        return self.low >= self.most or (self.high is not None and self.high - self.low <= self.step)
+
+    def _values(self, guess: int) -> Iterator[tuple[int, ...]]:
+        """The guess and the one after it; then twice as far as what fits, or between what does and what does not."""
+        yield tuple(one for one in (guess, guess + self.step) if self._is_open(one))
+        for _ in range(_MOST_ROUNDS):
+            if self.high is None:
+                yield (min(self.most, max(self.step, 2 * self.low)),)
+            else:
+                yield (self.low + (self.high - self.low) // self.step // 2 * self.step,)
+
+    def _is_open(self, value: int) -> bool:
+        return self.low < value <= self.most and (self.high is None or value < self.high)
+
+    def _take(self, value: int) -> bool | Unknown | None:
+        found = self.fits(value)
+        if found is True:
+            self.low = max(self.low, value)
+        elif found is False:
+            self.high = value if self.high is None else min(self.high, value)
+        return found
+
+
+def _by_formula(quantity: Quantity, value: int | None, with_it: Callable[[int], Plan], note: str) -> Limit:
+    return Limit(quantity, value or None, value or None, "formula", with_it(value) if value else None, note=note)
+
+
+def _fits_by_formula(plan: Plan) -> bool:
+    return predicted(plan).needed_bytes <= usable_of(plan)
+
+
+def _fits_by_trace(plan: Plan, known: Known) -> bool | Unknown | None:
+    found = known(plan)
+    if not isinstance(found, Traced):
+        return found
+    try:
+        return on_gpu(plan, found).fits_leaving(plan.batch_size, headroom_of(plan))
+    except NotAffine as error:
+        return Unknown(str(error))
+
+
+def _reversed(found: bool | Unknown | None) -> bool | Unknown | None:
+    return not found if isinstance(found, bool) else found
+
+
+def _most(count: int, fits: Callable[[int], bool]) -> int:
+    """The largest of 1 to `count` that fits, where no smaller one does not; 0 for none."""
+    if count < 1 or not fits(1):
+        return 0
+    low, high = 1, 2
+    while high <= count and fits(high):
+        low, high = high, 2 * high
+    high = min(high, count + 1)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+def _least(count: int, fits: Callable[[int], bool]) -> int | None:
+    """The first of `count` places that fits, where every later one does; None for none."""
+    if fits(0):
+        return 0
+    most = _most(count - 1, lambda place: not fits(place))
+    return most + 1 if most + 1 < count else None

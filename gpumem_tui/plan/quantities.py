@@ -1,0 +1,11 @@
+"""What a plan can be solved for, and how long that may take. No import that costs time: the command line needs it."""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+Quantity = Literal["batch-size", "seq-len", "gpus", "accumulation"]
+QUANTITIES: tuple[Quantity, ...] = get_args(Quantity)
+
+TRACE_LIMIT_S = 50.0
+"""So long are traces waited for without a screen, unless told otherwise: the formula answers at once."""
