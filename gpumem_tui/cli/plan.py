@@ -46,7 +46,8 @@ _OF_A_SEARCH = frozenset({"limit_bytes", "share"})
 @click.option("--batch-size", type=AT_LEAST_ONE, help="Samples of one pass on one GPU (default: 1).")
 @click.option("--accumulation", type=AT_LEAST_ONE, help="Passes of an optimizer step, instead of --target-batch.")
 @click.option(
-    "--solve", type=click.Choice(QUANTITIES),
+    "--solve",
+    type=click.Choice(QUANTITIES),
     help="Of a model: how far this number can go with the others as they are; says that alone.",
 )
 @click.option(
@@ -63,7 +64,10 @@ _OF_A_SEARCH = frozenset({"limit_bytes", "share"})
 @click.option("--plain", is_flag=True, help="Text instead of the screen, as --markdown.")
 @click.option("--no-trace", is_flag=True, help="Formula only: answer at once, without torch.")
 @click.option(
-    "--trace-limit", type=Finite(min=0), default=TRACE_LIMIT_S, show_default=True,
+    "--trace-limit",
+    type=Finite(min=0),
+    default=TRACE_LIMIT_S,
+    show_default=True,
     help="Without the screen, of a model: seconds that traces may take; then the formula answers.",
 )
 @click.option("--quiet", is_flag=True, help="Do not show what a command prints.")

@@ -259,7 +259,12 @@ def on_gpu(plan: Plan, traced: Traced, finder: BatchFinder | None = None) -> Tra
     capacity_bytes = plan.gpu.cuda_total_bytes - traced.context_bytes
     total_range = plan.gpu.cuda_total_range
     return replace(
-        traced, capacity_bytes=capacity_bytes, total_range=total_range, allowed_bytes=None, finder=finder, _runs={}
+        traced,
+        capacity_bytes=capacity_bytes,
+        total_range=total_range,
+        allowed_bytes=None,
+        finder=finder or traced.finder,
+        _runs={},
     )
 
 

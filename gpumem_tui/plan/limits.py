@@ -7,7 +7,7 @@ is told which ones are wanted next, until nothing more is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -19,7 +19,7 @@ from gpumem_tui.plan.plan import Plan
 from gpumem_tui.plan.quantities import Quantity
 from gpumem_tui.search.prediction import Traced
 from gpumem_tui.simulator.lengths import TraceByLength
-from gpumem_tui.simulator.replay import NotAffine
+from gpumem_tui.simulator.replay import AffineTrace, NotAffine
 
 Known = Callable[[Plan], Traced | Unknown | None]
 """The trace of a plan's step; why there can be none; None where it was not traced so far."""
@@ -31,6 +31,8 @@ by a replay of another trace. Formula: an estimate."""
 _GRID = 128
 """Sequence lengths are answered in multiples of it, as people choose them."""
 _MOST_GPUS = 1024
+_FORM_RUNS = 3
+_BETTER_GUESSES = 3
 _MOST_ROUNDS = 24
 
 
@@ -116,7 +118,9 @@ def _fewest_passes(plan: Plan, known: Known) -> Limit:
         with_it = replace(plan, batch_size=-(-per_gpu // value), target_batch=target_of(plan))
         over = with_it.batch_size * plan.recipe.data_parallel
         with_it = replace(with_it, target_batch=max(over, target_of(plan)))
-    note = batch.note or ("" if plan.target_batch is not None else "for the samples of one pass; --target-batch asks more")
+    note = batch.note
+    if not note and plan.target_batch is None:
+        note = "for the samples of one pass; --target-batch asks for more"
     return Limit("accumulation", value, passes(batch.formula), batch.how, with_it, note=note, wanted=batch.wanted)
 
 
@@ -132,28 +136,25 @@ def _longest_sequence(plan: Plan, known: Known) -> Limit:
         return replace(plan, shape=plan.shape.overridden(seq_len=length))
 
     formula = step * _most(most // step, lambda times: _fits_by_formula(with_length(step * times)))
-    search = _Search(step, most, lambda length: _fits_by_trace(with_length(length), known))
-    guess = formula
-    lengths = [step, 2 * step, 3 * step]
-    found = {length: known(with_length(length)) for length in lengths if length <= most}
-    if (why := next((one for one in found.values() if isinstance(one, Unknown)), None)) is not None:
-        return _by_formula("seq-len", formula, with_length, why.reason)
-    traces = {length: one for length, one in found.items() if isinstance(one, Traced)}
-    if len(traces) < len(found):
-        wanted = tuple(with_length(length) for length in found if length not in traces)
-        return replace(_by_formula("seq-len", formula, with_length, ""), wanted=wanted)
-    if len(traces) == len(lengths):
-        try:
-            guess = _longest_by_form(plan, traces, step, most)
-        except NotAffine:
-            pass  # whatever lies between is traced
-    search.low = max((length for length in traces if search.fits(length)), default=0)
-    answer = search.around(guess)
-    if answer.settled or answer.wanted:
-        value, note, how = search.low, _sequence_note(plan.shape, search.low, most), _how(settled=answer.settled)
-    else:
-        value, how = max(search.low, guess), "traced"
-        note = f"by traces at {step:,}, {2 * step:,} and {3 * step:,}, not verified: {answer.why}"
+    runs: dict[int, Traced] = {}
+
+    def fits(length: int) -> bool | Unknown | None:
+        found = known(with_length(length))
+        if isinstance(found, Traced):
+            at_size = AffineTrace.constant(found.trace.at(plan.batch_size))
+            runs[length] = replace(found, trace=at_size, finder=None, _runs={})
+        return _fits_by_trace(with_length(length), known)
+
+    search = _Search(step, most, fits, lambda: _longest_by_form(plan, runs, step, most))
+    answer = search.around(formula)
+    value, how = search.low, _how(settled=answer.settled)
+    note = _sequence_note(plan.shape, value, most)
+    if not answer.settled:
+        by_form = _longest_by_form(plan, runs, step, most)
+        value, how = (formula, "formula") if by_form is None else (by_form, "traced")
+        others = " and ".join(f"{length:,}" for length in sorted(runs))
+        note = answer.why if by_form is None else f"by the traces at {others}, not verified: {answer.why}"
+        note = note if answer.why else ""
     beyond = search.high if search.high is not None and search.high <= most else None
     return Limit(
         "seq-len", value or None, formula or None, how, with_length(value) if value else None, beyond, note,
@@ -179,15 +180,24 @@ def _sequence_note(shape: ModelShape, value: int, most: int) -> str:
     return ""
 
 
-def _longest_by_form(plan: Plan, traces: dict[int, Traced], step: int, most: int) -> int:
-    """The longest by the form through three lengths; 0 for none."""
-    form = TraceByLength.fit({length: one.trace for length, one in traces.items()})
-    here = on_gpu(plan, next(iter(traces.values())))
+def _longest_by_form(plan: Plan, runs: Mapping[int, Traced], step: int, most: int) -> int | None:
+    """The longest by the form through the last lengths that were traced; None without two of one program."""
+    last = dict(list(runs.items())[-_FORM_RUNS:])
+    if len(last) < 2:
+        return None
+    try:
+        form = TraceByLength.fit({length: one.trace for length, one in last.items()})
+    except NotAffine:
+        return None
+    here = on_gpu(plan, next(iter(last.values())))
     free_bytes = headroom_of(plan)
 
     def fits(times: int) -> bool:
-        at = replace(here, trace=form.at(step * times), finder=None, _runs={})
-        return at.fits_leaving(plan.batch_size, free_bytes)
+        try:
+            at = replace(here, trace=form.at(step * times), finder=None, _runs={})
+            return at.fits_leaving(plan.batch_size, free_bytes)
+        except NotAffine:
+            return True  # so short that what grows is extrapolated to less than nothing
 
     return step * _most(most // step, fits)
 
@@ -270,12 +280,14 @@ class _Search:
     """The largest value on a grid that fits, by runs: around a guess first, then between what is known.
 
     Attributes:
+        refined: a better guess after some runs; None for none.
         low: the largest that fits, at first one below the least; `high`: the smallest that does not.
     """
 
     step: int
     most: int
     fits: Callable[[int], bool | Unknown | None]
+    refined: Callable[[], int | None] = lambda: None
     low: int = 0
     high: int | None = None
 
@@ -298,13 +310,22 @@ class _Search:
         return self.low >= self.most or (self.high is not None and self.high - self.low <= self.step)
 
     def _values(self, guess: int) -> Iterator[tuple[int, ...]]:
-        """The guess and the one after it; then twice as far as what fits, or between what does and what does not."""
-        yield tuple(one for one in (guess, guess + self.step) if self._is_open(one))
+        """The guess and the one after it; the same of better guesses; then twice as far as what fits, or between what
+        does and what does not."""
+        yield self._pair(guess)
+        for _ in range(_BETTER_GUESSES):
+            better = self.refined()
+            yield () if better is None else self._pair(better)
         for _ in range(_MOST_ROUNDS):
             if self.high is None:
                 yield (min(self.most, max(self.step, 2 * self.low)),)
             else:
                 yield (self.low + (self.high - self.low) // self.step // 2 * self.step,)
+
+    def _pair(self, guess: int) -> tuple[int, ...]:
+        """Both sides of the end that is guessed; at least two runs, as the next guess is from their difference."""
+        guess = max(guess, self.step) if self.low == 0 and self.high is None else guess
+        return tuple(one for one in (guess, guess + self.step) if self._is_open(one))
 
     def _is_open(self, value: int) -> bool:
         return self.low < value <= self.most and (self.high is None or value < self.high)

@@ -1,4 +1,4 @@
-"""Solves a plan for one of its numbers without a screen: traces what is wanted, several at once, within a time limit."""
+"""Solves a plan for one of its numbers without a screen: traces what is wanted, several at once, within a time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from gpumem_tui.memory import Unknown
 from gpumem_tui.plan.limits import Limit, limit
 from gpumem_tui.plan.plan import Plan
-from gpumem_tui.plan.quantities import TRACE_LIMIT_S, Quantity
+from gpumem_tui.plan.quantities import AT_ONE_SIZE, TRACE_LIMIT_S, Quantity
 from gpumem_tui.plan.tracing import TraceKey, TraceOptions, trace_key
 from gpumem_tui.search.control import Cancelled, Control, Unusable
 from gpumem_tui.search.predicting import predict
@@ -50,7 +50,7 @@ class Solver:
         Args:
             passes: of an optimizer step, where the GPUs are asked for; None for as many as it takes.
         """
-        every_batch = quantity in ("batch-size", "accumulation")
+        every_batch = quantity not in AT_ONE_SIZE
 
         def known(one: Plan) -> Traced | Unknown | None:
             key = trace_key(one)

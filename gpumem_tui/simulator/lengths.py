@@ -1,84 +1,82 @@
-"""Traces at any sequence length from those at three, without running the step again and without torch.
+"""Traces at any sequence length from those at two or three, without running the step again and without torch.
 
-What a training step asks for is a polynomial in the sequence length, of the second degree where attention writes its
-scores. Three lengths at equal distances give it for every length on their grid, exactly in whole bytes. That a longer
-step allocates as these say is an assumption: whoever needs to be sure traces at the answer.
+What a training step asks for is a polynomial in the sequence length: a straight line, or of the second degree where
+attention writes its scores. Through as many lengths as its degree asks for, it gives whole bytes at every other length;
+where the step does otherwise (in kernels that round their sizes up) it is near. Whoever needs to be sure traces at the
+answer.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 
 from gpumem_tui.simulator.replay import AffineTrace, NotAffine
-
-Three = tuple[AffineTrace, AffineTrace, AffineTrace]
 
 
 @dataclass(frozen=True)
 class TraceByLength:
-    """A training run at every sequence length ``first + k · step``, and every batch size that the three answer for."""
+    """A training run at every sequence length, and every batch size that the traces it is from answer for."""
 
-    first: int
-    step: int
-    traces: Three
+    lengths: tuple[int, ...]
+    traces: tuple[AffineTrace, ...]
 
     @classmethod
     def fit(cls, traces: Mapping[int, AffineTrace]) -> TraceByLength:
-        """The form through three traces, by sequence length.
+        """The form through two or three traces, by sequence length.
 
         Raises:
-            ValueError: they are not three at equal distances.
-            NotAffine: the three runs made different allocations.
+            ValueError: fewer or more.
+            NotAffine: the runs made different allocations.
         """
-        lengths = sorted(traces)
-        if len(lengths) != 3 or lengths[1] - lengths[0] != lengths[2] - lengths[1]:
-            raise ValueError(f"three lengths at equal distances give the form, not {lengths}")
-        one, two, three = (traces[length] for length in lengths)
-        for length, other in zip(lengths[1:], (two, three), strict=True):
-            if not (_program(one) == _program(other) and _same_apart(one, other)):
+        lengths = tuple(sorted(traces))
+        if len(lengths) not in (2, 3):
+            raise ValueError(f"two or three lengths give the form, not {len(lengths)}")
+        first = traces[lengths[0]]
+        for length in lengths[1:]:
+            if not (_program(first) == _program(traces[length]) and _same_apart(first, traces[length])):
                 raise NotAffine(f"the step allocates differently at sequence lengths {lengths[0]} and {length}")
-        return cls(lengths[0], lengths[1] - lengths[0], (one, two, three))
+        return cls(lengths, tuple(traces[length] for length in lengths))
 
     def at(self, length: int) -> AffineTrace:
-        """The trace at a sequence length.
+        """The trace at a sequence length."""
+        shares = [
+            (prod(length - other for other in self.lengths if other != one),
+             prod(one - other for other in self.lengths if other != one))
+            for one in self.lengths
+        ]  # fmt: skip
+        whole = prod(below for _, below in shares)
+        return _extended(self.traces, [above * (whole // below) for above, below in shares], whole)
 
-        Raises:
-            ValueError: one that is not on the grid.
-        """
-        times, rest = divmod(length - self.first, self.step)
-        if rest:
-            raise ValueError(f"{length} is not {self.first} and a multiple of {self.step}")
-        return _extended(self.traces, times)
 
+def _extended(traces: Sequence[AffineTrace], weights: Sequence[int], whole: int) -> AffineTrace:
+    """The sum of the traces by their weights, each over `whole` (Lagrange's polynomials)."""
 
-def _extended(traces: Three, times: int) -> AffineTrace:
-    one, two, three = traces
+    def polynomials(values: Sequence[Sequence[int]]) -> tuple[int, ...]:
+        return tuple(
+            same[0] if same.count(same[0]) == len(same) else round_up(sum(map(int.__mul__, weights, same)))
+            for same in zip(*values, strict=True)
+        )
+
+    def round_up(times: int) -> int:
+        return -(-times // whole)
+
     computed = []
-    for (number, first, grows1), (_, second, grows2), (_, third, grows3) in zip(
-        one.computed, two.computed, three.computed, strict=True
-    ):
-        arguments = _polynomials((first.arguments, second.arguments, third.arguments), times)
-        computed.append((number, replace(first, arguments=arguments), _polynomials((grows1, grows2, grows3), times)))
+    for of_one in zip(*(trace.computed for trace in traces), strict=True):
+        number, first, _ = of_one[0]
+        arguments = polynomials([at.arguments for _, at, _ in of_one])
+        computed.append((number, replace(first, arguments=arguments), polynomials([grows for _, _, grows in of_one])))
     apart = []
-    for (size, first_run), (_, second_run), (_, third_run) in zip(one.apart, two.apart, three.apart, strict=True):
-        runs = (AffineTrace.constant(run) for run in (first_run, second_run, third_run))
-        apart.append((size, _extended((next(runs), next(runs), next(runs)), times).at(size)))
+    for runs in zip(*(trace.apart for trace in traces), strict=True):
+        size = runs[0][0]
+        apart.append((size, _extended([AffineTrace.constant(run) for _, run in runs], weights, whole).at(size)))
     return replace(
-        one,
-        constants=_polynomials((one.constants, two.constants, three.constants), times),
-        slopes=_polynomials((one.slopes, two.slopes, three.slopes), times),
+        traces[0],
+        constants=polynomials([trace.constants for trace in traces]),
+        slopes=polynomials([trace.slopes for trace in traces]),
         computed=tuple(computed),
         apart=tuple(apart),
-    )
-
-
-def _polynomials(values: tuple[Sequence[int], Sequence[int], Sequence[int]], times: int) -> tuple[int, ...]:
-    """The polynomials of second degree through the values at 0, 1 and 2, at `times` (Newton's forward differences)."""
-    pairs = times * (times - 1) // 2
-    return tuple(
-        first + times * (second - first) + pairs * (third - 2 * second + first)
-        for first, second, third in zip(*values, strict=True)
     )
 
 

@@ -42,6 +42,7 @@ PANES = {
     "techniques": "t",
     "curves": "v",
     "gpus": "p",
+    "limits": "l",
     "judgement": "j",
     "compare": "c",
 }
