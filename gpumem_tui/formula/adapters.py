@@ -121,8 +121,8 @@ def weights(shape: ModelShape, recipe: Recipe) -> Weights:
 
 def _adapter(tensor: ParameterTensor, rank: int) -> Iterator[ParameterTensor]:
     outputs, inputs = tensor.dims
-    yield ParameterTensor((rank, inputs), tensor.copies)
-    yield ParameterTensor((outputs, rank), tensor.copies)
+    yield ParameterTensor((rank, inputs), tensor.copies, tensor.linear)
+    yield ParameterTensor((outputs, rank), tensor.copies, tensor.linear)
 
 
 def trained_parameters(shape: ModelShape, recipe: Recipe) -> int:

@@ -249,7 +249,7 @@ def _fixed_rows(shape: ModelShape, recipe: Recipe, extras: Extras) -> list[Formu
     )
     rows = [
         *_parameter_rows(shape, recipe),
-        *there({Moment.FIRST_BLOCK, Moment.UPDATE}, [gradients]),
+        *there({Moment.FIRST_BLOCK, Moment.EMBEDDING, Moment.UPDATE}, [gradients]),
         offloaded_row(recipe) if "offload-optimizer" in extras else optimizer_row(recipe, weights.trained),
     ]
     rows = [shard(row, recipe) for row in rows]
@@ -264,6 +264,15 @@ def _fixed_rows(shape: ModelShape, recipe: Recipe, extras: Extras) -> list[Formu
             "the first that backward makes, and often the largest",
         )
         rows += there({Moment.LAST_BLOCK}, [gradient])
+        if shape.tied_head and shape.has_embedding:
+            tied = fixed_row(
+                Bucket.TEMPORARY,
+                "gradients of the tied embedding",
+                (2, head, storage.gradient_bytes),
+                "PyTorch autograd",
+                "the embedding's dense gradient beside the head's, until both are summed in a third",
+            )
+            rows += there({Moment.EMBEDDING}, [tied])
     if "offload-optimizer" not in extras and (scratch := scratch_row(recipe, weights.trained)) is not None:
         rows.append(shard_scratch(scratch, recipe))
     if stage_of(recipe) == 3 and recipe.sharded_over > 1:

@@ -147,6 +147,7 @@ _PHASES: Mapping[Moment, tuple[Phase, ...]] = MappingProxyType(
         Moment.LOSS_BACKWARD: (Phase.FORWARD, Phase.BACKWARD),
         Moment.LAST_BLOCK: (Phase.FORWARD, Phase.BACKWARD),
         Moment.FIRST_BLOCK: (Phase.BACKWARD,),
+        Moment.EMBEDDING: (Phase.BACKWARD,),
         Moment.UPDATE: (Phase.OPTIMIZER,),
     }
 )

@@ -21,7 +21,7 @@ from gpumem_tui.formula.changes import (
     sharded,
     smaller_sample,
 )
-from gpumem_tui.formula.optimizers import OPTIMIZER_RECORDS
+from gpumem_tui.formula.parallel import why_formula_only
 from gpumem_tui.formula.predict import by_stage
 from gpumem_tui.formula.price import Price
 from gpumem_tui.formula.sharding import stage_of
@@ -126,7 +126,7 @@ def techniques(plan: Plan) -> Techniques:
 
 def formula_only(plan: Plan) -> bool:
     """Whether nothing but the closed form can answer the plan."""
-    return bool(plan.extras) or bool(OPTIMIZER_RECORDS[plan.recipe.optimizer].elsewhere)
+    return bool(plan.extras) or bool(why_formula_only(plan.recipe))
 
 
 @dataclass(frozen=True)
