@@ -29,7 +29,7 @@ from textual.widget import Widget
 from gpumem_tui.errors import OptionError
 from gpumem_tui.tui.kit.background import in_daemon_thread
 from gpumem_tui.tui.kit.glyphs import to_ascii
-from gpumem_tui.tui.kit.main_screen import MainScreen
+from gpumem_tui.tui.kit.main_screen import FRAME_CSS, MainScreen
 from gpumem_tui.tui.kit.textual_internals import KeysInOrder, TerminalDriver
 from gpumem_tui.tui.kit.theme import PALETTE, THEME, THEMES
 
@@ -85,6 +85,7 @@ class GpuMemApp(KeysInOrder[int]):
     """
 
     TITLE = "gpumem-tui"
+    CSS = FRAME_CSS
     COMMAND_PALETTE_BINDING: ClassVar[str] = "ctrl+p"
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("ctrl+c", "interrupt", show=False, priority=True),

@@ -29,6 +29,7 @@ from gpumem_tui.tui.monitor.screen import MonitorScreen
 from gpumem_tui.tui.monitor.state import ProcessParts
 from tests.monitor import snapshots
 from tests.monitor.scripted import Scripted
+from tests.tui.reading import text_of
 
 NOON_S = 1_772_452_800.0
 TOTAL_BYTES = 80 * GIB
@@ -180,11 +181,6 @@ def screen_of(program: App[int]) -> MonitorScreen:
     screen = program.main_screen("monitor")
     assert isinstance(screen, MonitorScreen)
     return screen
-
-
-def text_of(widget: Lines) -> str:
-    """What is written on it."""
-    return "\n".join("".join(part for part, _ in row) for row in widget.rows)
 
 
 def shown(pilot: Pilot[int], kind: type[Lines]) -> str:

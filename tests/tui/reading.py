@@ -8,6 +8,7 @@ from html import unescape
 from rich.cells import cell_len
 from textual.app import App
 
+from gpumem_tui.tui.kit.lines import Lines
 from tests.tui.pictures import Before
 
 _CELL = 12.2
@@ -25,6 +26,11 @@ def read_picture(svg: str) -> str:
             line + " " * (column - cell_len(line)) + unescape(content).replace("\xa0", " ").rstrip("\n")
         )
     return "\n".join(lines.get(number, "") for number in range(max(lines, default=0) + 1))
+
+
+def text_of(widget: Lines) -> str:
+    """What is written on it."""
+    return "\n".join("".join(part for part, _ in row) for row in widget.rows)
 
 
 async def assert_shown(app: App[int], *wanted: str, size: tuple[int, int], before: Before) -> None:

@@ -121,7 +121,7 @@ class _SlowScreen(MainScreen):
         super().__init__()
         self.begun = asyncio.Event()
 
-    def compose(self) -> ComposeResult:
+    def compose_parts(self) -> ComposeResult:
         yield _Slow(self.begun)
 
 

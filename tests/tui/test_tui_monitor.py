@@ -39,8 +39,9 @@ from gpumem_tui.tui.monitor.state import SortBy
 from gpumem_tui.tui.process.dialogs import ConfirmScreen, DetailsScreen
 from tests.monitor.scripted import Scripted
 from tests.tui import monitor_scene as scene
-from tests.tui.monitor_scene import shown, text_of
+from tests.tui.monitor_scene import shown
 from tests.tui.pictures import until
+from tests.tui.reading import text_of
 
 SIZE = (120, 40)
 

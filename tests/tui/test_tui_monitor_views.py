@@ -20,10 +20,11 @@ from gpumem_tui.tui.monitor.entries import entries, entry_of, moved
 from gpumem_tui.tui.monitor.gpus import gpus_view
 from gpumem_tui.tui.monitor.header import alert_row, header_row, trouble_rows
 from gpumem_tui.tui.monitor.history import axis_of, chart_columns, history_view
-from gpumem_tui.tui.monitor.layout import SMALLEST, layout
+from gpumem_tui.tui.monitor.layout import layout
 from gpumem_tui.tui.monitor.process_details import details_rows
 from gpumem_tui.tui.monitor.processes import table_view
 from gpumem_tui.tui.monitor.readings import short_name
+from gpumem_tui.tui.monitor.screen import MonitorScreen
 from gpumem_tui.tui.monitor.shares import shares
 from gpumem_tui.tui.monitor.state import MonitorState, SortBy, device_key, focused_on, seen, sorted_by, sorted_on
 from gpumem_tui.watch.published import Published
@@ -50,8 +51,8 @@ def pids(shown: MonitorState) -> list[int]:
 
 
 @given(
-    columns=st.integers(SMALLEST[0] - 2, 300),
-    rows=st.integers(SMALLEST[1] - 3, 100),
+    columns=st.integers(MonitorScreen.SMALLEST[0] - 2, 300),
+    rows=st.integers(MonitorScreen.SMALLEST[1] - 3, 100),
     gpus=st.integers(0, 64),
     processes=st.integers(0, 500),
     prefer_history=st.booleans(),

@@ -11,8 +11,9 @@ from gpumem_tui.tui.monitor.history import HistoryChart
 from gpumem_tui.tui.monitor.processes import ProcessTable
 from gpumem_tui.tui.run.screen import CommandPane, RunScreen
 from tests.tui import run_scene
-from tests.tui.monitor_scene import shown, text_of
+from tests.tui.monitor_scene import shown
 from tests.tui.pictures import SIZES, Compare, stands_still, until
+from tests.tui.reading import text_of
 from tests.tui.run_scene import Command
 
 SIZE = (120, 40)

@@ -11,8 +11,7 @@ import pytest
 from textual.command import CommandList
 from textual.pilot import Pilot
 from textual.widget import Widget
-from textual.widgets import Footer, Input, Select, Static
-from textual.widgets._footer import FooterKey
+from textual.widgets import Input, Select, Static
 
 from gpumem_tui.cli.search import search as search_command
 from gpumem_tui.memory import GIB
@@ -22,6 +21,8 @@ from gpumem_tui.search.control import Control
 from gpumem_tui.search.runner import SearchEvent
 from gpumem_tui.tui.app import GpuMemApp
 from gpumem_tui.tui.kit.dialogs import HelpScreen
+from gpumem_tui.tui.kit.key_bar import KeyBar
+from gpumem_tui.tui.kit.lines import Lines
 from gpumem_tui.tui.search.form import EditScreen
 from gpumem_tui.tui.search.form_fields import FIELDS
 from gpumem_tui.tui.search.panels import LedgerTable, ReasonPanel, VerdictPanel
@@ -30,6 +31,7 @@ from gpumem_tui.tui.search.state import Stage
 from gpumem_tui.tui.search.trial_log import TrialLog
 from tests.tui import scene
 from tests.tui.pictures import until
+from tests.tui.reading import text_of
 
 CONFIG = scene.config()
 SIZE = (120, 40)
@@ -222,8 +224,8 @@ async def test_a_tiny_terminal_says_what_is_needed_and_still_quits() -> None:
     app = scene.app(CONFIG, scene.scripted(scene.found(CONFIG)), autostart=False)
     async with app.run_test(size=(40, 10)) as pilot:
         screen = screen_of(pilot)
-        notice = screen.query_one("#too-small", Static)
-        assert str(notice.render()) == "needs 60×16, this is 40×10"
+        notice = screen.query_one("#too-small", Lines)
+        assert text_of(notice) == "needs 60×16, this is 40×10"
         assert [child.id for child in screen.children if child.display] == ["too-small"]
         await pilot.resize_terminal(120, 40)
         await pilot.pause()
@@ -241,7 +243,7 @@ async def test_every_size_can_be_resized_to_while_a_search_runs() -> None:
             await pilot.pause()
             tiny = screen.has_class("-tiny")
             assert tiny is (width < 60 or height < 16)
-            footer = screen.query_one(Footer)
+            footer = screen.query_one(KeyBar)
             assert tiny or footer.region.bottom == height
 
 
@@ -508,16 +510,12 @@ async def test_the_footer_follows_the_width() -> None:
     """The key that switches panes is offered where only one has room."""
     app = scene.app(CONFIG, scene.missing_torch, autostart=False)
     async with app.run_test(size=(120, 40)) as pilot:
-        footer = screen_of(pilot).query_one(Footer)
-
-        def offered() -> set[str]:
-            return {key.action for key in footer.query(FooterKey)}
-
-        assert "switch" not in offered()
+        footer = screen_of(pilot).query_one(KeyBar)
+        assert "v plot/table" not in text_of(footer)
         await pilot.resize_terminal(80, 24)
-        await until(pilot, lambda: "switch" in offered())
+        await until(pilot, lambda: "v plot/table" in text_of(footer))
         await pilot.resize_terminal(120, 40)
-        await until(pilot, lambda: "switch" not in offered())
+        await until(pilot, lambda: "v plot/table" not in text_of(footer))
 
 
 async def test_a_model_of_transformers_is_edited_like_any_other(tmp_path: Path) -> None:

@@ -43,8 +43,9 @@ from tests.attach import loops
 from tests.monitor.scripted import Scripted
 from tests.tui import monitor_scene as scene
 from tests.tui import watch_scene
-from tests.tui.monitor_scene import shown, text_of
+from tests.tui.monitor_scene import shown
 from tests.tui.pictures import until
+from tests.tui.reading import text_of
 from tests.watch.rings import RECORD, RingFile, this_process
 from tests.watch.test_report import LOOK
 

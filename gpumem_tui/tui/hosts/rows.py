@@ -21,7 +21,6 @@ from gpumem_tui.tui.hosts.state import (
     worst_alert,
 )
 from gpumem_tui.tui.kit.figures import ABSENT, MUTED, ListRow, Row, Span, age, fit, fit_right, header_line
-from gpumem_tui.tui.kit.glyphs import PROGRAM
 
 _STALE_S = 5.0
 """A live host whose last reading is older than this shows its age."""
@@ -65,13 +64,13 @@ def hosts_header(state: HostsState, width: int, right: Row) -> Row:
     live = [status for status in state.statuses if status.phase is Phase.LIVE]
     gpus = [gpu for status in live for gpu in gpus_of(status)]
     held = _sum(gpus)
-    facts: list[Span] = [(_count(len(state.statuses), "host"), "bold")]
+    subject = (_count(len(state.statuses), "host"), "bold")
     away = sum(status.phase is Phase.AWAY for status in state.statuses)
-    facts += [(f"{len(live)} live", MUTED)]
+    facts: list[Span] = [(f"{len(live)} live", MUTED)]
     facts += [(f"{away} away", "bold $warning")] if away else []
     facts += [(f"{_count(len(gpus), 'GPU')}", MUTED)] if gpus else []
     facts += [(f"{held.text} GiB used, {held.free_text} free", MUTED)] if gpus else []
-    return header_line(PROGRAM, facts, right, width)
+    return header_line(subject, facts, right, width)
 
 
 def _count(number: int, noun: str) -> str:

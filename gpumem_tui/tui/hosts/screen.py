@@ -40,8 +40,6 @@ if TYPE_CHECKING:
 
     from gpumem_tui.tui.hosts.one import HostMonitor
 
-SMALLEST = (60, 12)
-"""Columns and rows below which the screen only says so."""
 _TICK_S = 1.0
 """Ages go on without news."""
 _SHORTEST_S = 0.25
@@ -69,6 +67,7 @@ class HostsScreen(MainScreen):
     """
 
     CSS_PATH = "screen.tcss"
+    SMALLEST = (60, 12)
     AUTO_FOCUS = "#hosts"
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("x", "expand", "GPUs", tooltip="The GPUs of this host, or not"),
@@ -101,7 +100,7 @@ class HostsScreen(MainScreen):
         """What is shown."""
         return self._state
 
-    def compose(self) -> ComposeResult:
+    def compose_parts(self) -> ComposeResult:
         """Header, hosts, processes, keys; and what stands there instead."""
         yield Lines(id="hosts-header")
         yield Lines(id="hosts-heading")
@@ -110,8 +109,6 @@ class HostsScreen(MainScreen):
         yield Lines(id="processes-title")
         yield Lines(id="processes-heading")
         yield HostList(id="hosts-processes")
-        yield KeyBar()
-        yield Lines(id="too-small")
 
     def on_mount(self) -> None:
         """Show what there is, and look for more."""
@@ -125,10 +122,7 @@ class HostsScreen(MainScreen):
 
     def on_resize(self, event: Resize) -> None:
         """A tiny terminal gets one line that says what is needed."""
-        width, height = event.size
-        self.set_class(width < SMALLEST[0] or height < SMALLEST[1], "-tiny")
-        needed, given = "×".join(map(str, SMALLEST)), f"{width}×{height}"
-        self.query_one("#too-small", Lines).show_rows([[(f"needs {needed}, this is {given}", "")]])
+        self.fit_terminal(event)
         self._draw()
 
     def on_screen_resume(self) -> None:

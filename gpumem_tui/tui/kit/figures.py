@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from rich.cells import cell_len, set_cell_size
 
 from gpumem_tui.memory import GIB, KIB, MIB, Unknown, Value
+from gpumem_tui.tui.kit.glyphs import PROGRAM
 
 Span = tuple[str, str]
 """Text and its style (Textual's, with theme variables); "" for none."""
@@ -19,6 +20,7 @@ Row = list[Span]
 
 ABSENT = "–"
 _ELLIPSIS = "…"
+_FACT_LEAD = " · "
 
 RULE = "$foreground 25%"
 
@@ -158,13 +160,16 @@ def ruled(left: list[Span], right: list[Span], width: int) -> list[Span]:
     return [*left, (line, RULE), *right]
 
 
-def header_line(program: str, facts: Sequence[Span], right: Row, width: int) -> Row:
-    """A screen's first line: the program, the facts that there is room for beside what stands right."""
-    left: Row = [(program, "bold $primary")]
-    for number, fact in enumerate(facts):
-        lead = " · " if number else "  "
-        if span_width(left) + len(lead) + cell_len(fact[0]) + span_width(right) + 1 <= width:
-            left += [(lead, MUTED), fact]
+def header_line(subject: Span, facts: Sequence[Span], right: Row, width: int) -> Row:
+    """A screen's first line: the program and what is shown, cut if need be; the facts that there is room for beside
+    what stands right."""
+    left: Row = [(PROGRAM, "bold $primary"), ("  ", "")]
+    text, style = subject
+    room = width - span_width(left) - span_width(right) - 1
+    left.append((text if cell_len(text) <= room else fit(text, room), style))
+    for fact in facts:
+        if span_width(left) + len(_FACT_LEAD) + cell_len(fact[0]) + span_width(right) + 1 <= width:
+            left += [(_FACT_LEAD, MUTED), fact]
     return [*left, (" " * max(0, width - span_width(left) - span_width(right)), ""), *right]
 
 

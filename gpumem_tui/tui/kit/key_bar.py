@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from textual.binding import Binding
 from textual.events import Click, Resize
 from textual.screen import Screen
 
@@ -10,6 +11,12 @@ from gpumem_tui.tui.kit.lines import Lines
 
 _KEPT = 2
 """The last keys (help and quit) are shown however narrow the screen is."""
+_PALETTE = "palette"
+"""The command palette's key stands right where there is room for it."""
+_ROOM_BEFORE_PALETTE = 3
+
+_Shown = tuple[str, str, str]
+"""A key, how it is written, and what it does."""
 
 
 class KeyBar(Lines):
@@ -41,7 +48,7 @@ class KeyBar(Lines):
 
     def _show_keys(self, screen: Screen[object]) -> None:
         shown = [
-            (active.binding.key, f"{self.app.get_key_display(active.binding)}", active.binding.description)
+            (active.binding.key, self.app.get_key_display(active.binding), active.binding.description)
             for active in screen.active_bindings.values()
             if active.binding.show and active.enabled
         ]
@@ -50,13 +57,21 @@ class KeyBar(Lines):
             del shown[-_KEPT - 1]
         row: Row = []
         self._places = []
-        for key, display, description in shown:
-            start = span_width(row)
-            row += [(display, "bold $footer-key-foreground"), (f" {description}", "")]
-            self._places.append((start, span_width(row), key))
-            row.append(("  ", ""))
+        for number, key in enumerate(shown):
+            self._add(row, key, "  " if number else "")
+        palette = self.app.COMMAND_PALETTE_BINDING
+        last = (palette, self.app.get_key_display(Binding(palette, "")), _PALETTE)
+        room = width - span_width(row) - _length([last])
+        if room >= _ROOM_BEFORE_PALETTE and palette in screen.active_bindings:
+            self._add(row, last, " " * room)
         self.show_rows([row])
 
+    def _add(self, row: Row, shown: _Shown, gap: str) -> None:
+        key, display, description = shown
+        start = span_width(row) + len(gap)
+        row += [(gap, ""), (display, "bold $footer-key-foreground"), (f" {description}", "")]
+        self._places.append((start, span_width(row), key))
 
-def _length(shown: list[tuple[str, str, str]]) -> int:
+
+def _length(shown: list[_Shown]) -> int:
     return sum(len(display) + len(description) + 3 for _, display, description in shown) - 2

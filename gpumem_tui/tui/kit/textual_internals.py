@@ -1,7 +1,8 @@
 """All that reaches into what Textual does not promise to keep: its terminal driver, the way of its events, a cache.
 
 Written for Textual 8 (checked on 8.2.8), which `pyproject.toml` asks for. `tests/tui/test_tui_textual_internals.py`
-names what a later Textual lacks. None of it has an upstream issue that we know of; each place says what it is for.
+names what a later Textual lacks. Each place says what it is for. Upstream: Textualize/textual#1582 is open for stopping
+and continuing, #1199 (closed) is a key that reaches who gets the focus next; for the others we know of no issue.
 """
 
 from __future__ import annotations

@@ -9,7 +9,6 @@ from gpumem_tui.memory import GIB, Unknown
 from gpumem_tui.monitor.alerts import Alert, AlertKind, Severity
 from gpumem_tui.monitor.snapshot import Snapshot
 from gpumem_tui.tui.kit.figures import MUTED, Row, fit, header_line, span_width
-from gpumem_tui.tui.kit.glyphs import PROGRAM
 from gpumem_tui.tui.monitor.state import MonitorState
 
 
@@ -22,8 +21,8 @@ def header_row(state: MonitorState, width: int, clock: Callable[[float], str], n
         right.append((clock(snapshot.time_s), MUTED))
     facts = [notice for notice in notices if notice]
     facts += _facts(snapshot) if snapshot is not None else []
-    styled = [(fact, MUTED if number else "bold") for number, fact in enumerate(facts)]
-    return header_line(PROGRAM, styled, right, width)
+    subject, *others = facts or [""]
+    return header_line((subject, "bold"), [(fact, MUTED) for fact in others], right, width)
 
 
 def lasting_last(alerts: Sequence[Alert]) -> list[Alert]:

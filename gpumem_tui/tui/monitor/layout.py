@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-SMALLEST = (40, 8)
-"""Columns and rows below which the screen only says so."""
-
 CARD_WIDTH = 78
 """Cells below which a GPU gets a line instead of a card."""
 

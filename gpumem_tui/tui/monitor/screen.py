@@ -26,7 +26,7 @@ from gpumem_tui.tui.monitor.feed import HOLD_S, Feed
 from gpumem_tui.tui.monitor.gpus import GpuPanel
 from gpumem_tui.tui.monitor.header import alert_row, header_row, is_troubled, lasting_last, trouble_rows
 from gpumem_tui.tui.monitor.history import ChartSpan, HistoryChart
-from gpumem_tui.tui.monitor.layout import SMALLEST, Layout, layout
+from gpumem_tui.tui.monitor.layout import Layout, layout
 from gpumem_tui.tui.monitor.process_actions import ProcessActions
 from gpumem_tui.tui.monitor.processes import ProcessTable
 from gpumem_tui.tui.monitor.state import MonitorState, focused_on, seen, sorted_by, sorted_on
@@ -64,6 +64,7 @@ class MonitorScreen(ProcessActions):
     """
 
     CSS_PATH = "screen.tcss"
+    SMALLEST = (40, 8)
     AUTO_FOCUS = "ProcessTable"
     BLANK = True  # nothing of its own behind its widgets
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -123,7 +124,7 @@ class MonitorScreen(ProcessActions):
 
     # What is on it
 
-    def compose(self) -> ComposeResult:
+    def compose_parts(self) -> ComposeResult:
         """Header, alerts, GPUs, history, processes, filter, footer; and what stands there instead."""
         yield Lines(id="header")
         yield Lines(id="alerts", classes="-gone")
@@ -131,8 +132,6 @@ class MonitorScreen(ProcessActions):
         yield HistoryChart(self._span)
         yield ProcessTable()
         yield Lines(id="trouble")
-        yield KeyBar()
-        yield Lines(id="too-small")
 
     def on_mount(self) -> None:
         """Show what there is already, and look for more."""
@@ -147,17 +146,9 @@ class MonitorScreen(ProcessActions):
 
     def on_resize(self, event: Resize) -> None:
         """A tiny terminal gets one line that says what is needed."""
-        width, height = event.size
-        self.set_class(width < self.smallest[0] or height < self.smallest[1], "-tiny")
-        needed, given = "×".join(map(str, self.smallest)), f"{width}×{height}"
-        self.query_one("#too-small", Lines).show_rows([[(f"needs {needed}, this is {given}", "")]])
+        self.fit_terminal(event)
         if event.size != self._drawn_size:
             self._draw()
-
-    @property
-    def smallest(self) -> tuple[int, int]:
-        """Columns and rows below which the screen only says so."""
-        return SMALLEST
 
     # What comes in
 

@@ -12,15 +12,11 @@ from gpumem_tui.search.prediction import Fit
 from gpumem_tui.search.ranges import largest_words, range_line
 from gpumem_tui.search.report import workload_line
 from gpumem_tui.tui.kit.dialogs import help_entry, help_heading
-from gpumem_tui.tui.kit.figures import MUTED, ListRow, Row, Span, compact_bytes, fit, paragraph, row, span_width
-from gpumem_tui.tui.kit.glyphs import PROGRAM
+from gpumem_tui.tui.kit.figures import MUTED, ListRow, Row, Span, compact_bytes, fit, header_line, paragraph, row
 from gpumem_tui.tui.plan.command_state import CommandPlanState
 
 PANES = {"what-ifs": "w", "GPUs": "u", "batches": "b", "places": "p"}
 """The lists, by the key that shows each."""
-
-SMALLEST = (60, 16)
-"""Columns and rows below which the screen only says so."""
 
 _NUMBER = 8
 _WORD = 8
@@ -43,16 +39,13 @@ _KEYS = (
 
 
 def header_row(state: CommandPlanState, time: str, width: int) -> ListRow:
-    """The command and the GPU; what there is no room for is cut."""
+    """The command and the GPU."""
     right: Row = [(state.gpu.title, "bold"), ("  ", ""), (time, MUTED), (" ", "")]
-    left: Row = [(PROGRAM, "bold $primary"), ("  ", "")]
-    room = width - span_width(left) - span_width(right) - 2
     workload, plan = state.config.workload, state.plan
     name = workload.name
     if workload.hugging_face is not None:
         name = workload_line(workload, 0 if plan is None else plan.base.parameters)
-    left.append((fit(name, max(0, room)), ""))
-    return row(*left, ("  ", ""), *right)
+    return row(*header_line((name, ""), (), right, width))
 
 
 def verdict_rows(state: CommandPlanState, figures: CommandFigures | None, elapsed_s: int, width: int) -> list[ListRow]:

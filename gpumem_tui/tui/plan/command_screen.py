@@ -16,7 +16,6 @@ from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
 from textual.events import Resize
 from textual.message import Message
-from textual.widgets import Footer, Static
 
 from gpumem_tui.catalog.shapes import Gpu
 from gpumem_tui.exit_codes import EXIT_FAILED
@@ -39,7 +38,6 @@ from gpumem_tui.tui.plan import command_lines as views
 from gpumem_tui.tui.plan import command_state as states
 from gpumem_tui.tui.plan.command_state import CommandPlanState
 
-_ROOMY_FOOTER = 76
 _TICK_S = 1.0
 _ENDS_WITHIN_S = 1.0
 
@@ -75,6 +73,7 @@ class CommandPlanScreen(MainScreen):
     """
 
     CSS_PATH = "command_screen.tcss"
+    SMALLEST = (60, 16)
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (110, "-wide")]  # noqa: RUF012  as Textual declares it
     BINDINGS: ClassVar[list[BindingType]] = [
         *(Binding(key, f"pane('{pane}')", pane) for pane, key in views.PANES.items()),
@@ -122,8 +121,8 @@ class CommandPlanScreen(MainScreen):
 
     # What is on it
 
-    def compose(self) -> ComposeResult:
-        """Header, verdict, the ledger beside the lists, footer; and what a tiny terminal gets instead."""
+    def compose_parts(self) -> ComposeResult:
+        """Header, verdict, the ledger beside the lists."""
         yield FixedRows(id="plan-header")
         yield FixedRows(id="plan-verdict")
         with Horizontal(id="plan-body"):
@@ -134,8 +133,6 @@ class CommandPlanScreen(MainScreen):
                 yield RowList(id="what-ifs", title="What-ifs")
                 yield RowList(id="GPUs", title="GPUs")
                 yield RowList(id="places", title="What holds the peak")
-        yield Footer()
-        yield Static(id="too-small")
 
     def on_mount(self) -> None:
         """Begin at once: there is nothing to see before."""
@@ -146,7 +143,7 @@ class CommandPlanScreen(MainScreen):
 
     def on_resize(self, event: Resize) -> None:
         """A tiny terminal gets one line that says what is needed."""
-        self.set_class(self.fit_width(event.size, views.SMALLEST, _ROOMY_FOOTER), "-tiny")
+        self.fit_terminal(event)
         self.call_after_refresh(self._draw)
 
     # Keys

@@ -10,12 +10,8 @@ from gpumem_tui.memory import format_count
 from gpumem_tui.plan.answers import Answer
 from gpumem_tui.plan.tracing import Pending, TraceReady, TraceState
 from gpumem_tui.tui.kit.figures import MUTED, ListRow, Row, Span, header_line, row
-from gpumem_tui.tui.kit.glyphs import PROGRAM
 from gpumem_tui.tui.kit.row_list import CURSOR, FixedRows
 from gpumem_tui.tui.plan.numbers import PENDING
-
-SMALLEST = (72, 18)
-"""Columns and rows below which the screen only says so."""
 
 _BESIDE = 160
 _ABOVE = (110, 36)
@@ -30,7 +26,6 @@ def layout_classes(width: int, height: int) -> dict[str, bool]:
     """
     wide = width >= _BESIDE
     return {
-        "-tiny": width < SMALLEST[0] or height < SMALLEST[1],
         "-wide": wide,
         "-step": wide and height >= _WITH_STEP,
         "-single": not wide and (width < _ABOVE[0] or height < _ABOVE[1]),
@@ -66,8 +61,8 @@ def header_row(answer: Answer, traced: TraceState, name: str, time: str, width: 
         facts.append(plan.recipe.adapter_words)
     if name:
         facts.insert(0, name)
-    styled = [(fact, "" if index else "bold") for index, fact in enumerate(facts)]
-    return row(*header_line(PROGRAM, styled, right, width))
+    subject, *others = facts
+    return row(*header_line((subject, "bold"), [(fact, "") for fact in others], right, width))
 
 
 def _verdict(answer: Answer, traced: TraceState) -> Span:

@@ -15,7 +15,6 @@ from textual.binding import Binding, BindingType
 from textual.containers import Container, Horizontal, Vertical
 from textual.events import Resize
 from textual.message import Message
-from textual.widgets import Footer, Static
 
 from gpumem_tui.plan import state as states
 from gpumem_tui.plan.answers import answer
@@ -33,11 +32,10 @@ from gpumem_tui.tui.plan.controls import PlanControls
 from gpumem_tui.tui.plan.explain import control_help, explanation, plan_help
 from gpumem_tui.tui.plan.files import PlanFiles, why_no_search
 from gpumem_tui.tui.plan.goals_form import GoalsScreen
-from gpumem_tui.tui.plan.header import PANES, SMALLEST, PaneNames, header_row, layout_classes
+from gpumem_tui.tui.plan.header import PANES, PaneNames, header_row, layout_classes
 from gpumem_tui.tui.plan.numbers import fact_rows, ledger_rows, verdict_rows
 from gpumem_tui.tui.plan.panes import PaneRequest, PlanPane
 
-_ROOMY_FOOTER = 100
 _SWITCH_S = 0.0005
 """Traces and panes are worked out in threads of this process: the screen has its turn this soon, not after 5 ms."""
 _CLOCK_S = _ENDS_WITHIN_S = 1.0
@@ -56,6 +54,7 @@ class PlanScreen(MainScreen):
     """
 
     CSS_PATH = "screen.tcss"
+    SMALLEST = (72, 18)
     BINDINGS: ClassVar[list[BindingType]] = [
         *(Binding(key, f"pane('{pane}')", pane, show=False) for pane, key in PANES.items()),
         Binding("escape", "controls", "controls", show=False),
@@ -127,8 +126,8 @@ class PlanScreen(MainScreen):
 
     # What is on it
 
-    def compose(self) -> ComposeResult:
-        """Header, controls, numbers, pane, footer; and what a tiny terminal gets instead."""
+    def compose_parts(self) -> ComposeResult:
+        """Header, controls, numbers, pane."""
         yield FixedRows(id="plan-header")
         with Horizontal(id="body"):
             yield PlanControls()
@@ -142,8 +141,6 @@ class PlanScreen(MainScreen):
                         yield RowList(id="facts")
                         yield FixedRows(id="step")
                 yield PlanPane(self._tracer)
-        yield Footer()
-        yield Static(id="too-small")
 
     def on_mount(self) -> None:
         """The numbers at once; the trace and the pane follow."""
@@ -157,7 +154,7 @@ class PlanScreen(MainScreen):
         """One pane, two, or three beside each other; a tiny terminal gets one line that says what is needed."""
         for name, there in layout_classes(*event.size).items():
             self.set_class(there, name)
-        self.fit_width(event.size, SMALLEST, _ROOMY_FOOTER)
+        self.fit_terminal(event)
         self.call_after_refresh(self._draw)
 
     # The controls

@@ -18,8 +18,6 @@ from textual.message import Message
 from gpumem_tui.output_lines import OutputLines
 from gpumem_tui.text import shortened
 from gpumem_tui.tui.kit.background import in_daemon_thread
-from gpumem_tui.tui.kit.key_bar import KeyBar
-from gpumem_tui.tui.kit.lines import Lines
 from gpumem_tui.tui.kit.output_pane import OutputPane, Printed, PrintedLine
 from gpumem_tui.tui.monitor.entries import entries
 from gpumem_tui.tui.monitor.screen import MonitorScreen
@@ -86,7 +84,6 @@ class CommandPane(OutputPane):
 
 BESIDE_WIDTH = 160
 """Columns from which the two panes stand beside one another, not below."""
-SMALLEST = (40, 16)
 _KEYS = 1
 _BORDER = 1
 _OUTPUT_SHARE = 0.35
@@ -108,6 +105,7 @@ class RunScreen(MonitorScreen):
     """
 
     CSS_PATH = ["../monitor/screen.tcss", "screen.tcss"]  # type: ignore[assignment]  # noqa: RUF012  as Textual takes it
+    SMALLEST = (40, 16)
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("q", "leave", "quit", tooltip="End the command and leave"),
         Binding("z", "zoom", "zoom", tooltip="The output alone, the Monitor alone, or both"),
@@ -130,15 +128,11 @@ class RunScreen(MonitorScreen):
 
     # What is on it
 
-    def compose(self) -> ComposeResult:
-        """The Monitor's parts in a pane of their own; the keys below both."""
-        parts = list(super().compose())
-        monitor = [part for part in parts if not isinstance(part, KeyBar) and part.id != "too-small"]
+    def compose_parts(self) -> ComposeResult:
+        """The Monitor's parts in a pane of their own."""
         with Container(id="panes"):
             yield CommandPane(self._command.send)
-            yield Vertical(*monitor, id="monitor-pane")
-        yield KeyBar()
-        yield Lines(id="too-small")
+            yield Vertical(*super().compose_parts(), id="monitor-pane")
 
     def on_mount(self) -> None:
         """Follow the command; the Monitor's own handler of this comes after."""
@@ -176,11 +170,6 @@ class RunScreen(MonitorScreen):
         if whole.width >= BESIDE_WIDTH:
             return Size(whole.width - whole.width * 2 // 5, whole.height)
         return Size(whole.width, whole.height - self._output_rows(whole))
-
-    @property
-    def smallest(self) -> tuple[int, int]:
-        """Columns and rows below which the screen only says so."""
-        return SMALLEST
 
     # The command
 

@@ -13,7 +13,7 @@ from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical, VerticalScroll
 from textual.events import Resize
 from textual.message import Message
-from textual.widgets import Footer, Static
+from textual.widgets import Static
 
 from gpumem_tui.exit_codes import EXIT_FAILED
 from gpumem_tui.options.workload import WorkloadOptions
@@ -24,6 +24,7 @@ from gpumem_tui.search.predicting import CommandOutput, Predicted
 from gpumem_tui.search.prediction import Prediction
 from gpumem_tui.search.runner import SearchEvent, TrialFinished, TrialStarted, search
 from gpumem_tui.tui.kit.dialogs import HelpScreen
+from gpumem_tui.tui.kit.lines import Lines
 from gpumem_tui.tui.kit.main_screen import MainScreen
 from gpumem_tui.tui.kit.output_pane import OutputPane, Printed
 from gpumem_tui.tui.search import state as states
@@ -31,15 +32,11 @@ from gpumem_tui.tui.search.bar import MemoryBar
 from gpumem_tui.tui.search.form import EditScreen
 from gpumem_tui.tui.search.form_values import Edited
 from gpumem_tui.tui.search.help import search_help
-from gpumem_tui.tui.search.panels import HeaderLine, LedgerTable, ReasonPanel, VerdictPanel, WorkloadLine, WorkloadPanel
+from gpumem_tui.tui.search.panels import LedgerTable, ReasonPanel, VerdictPanel, WorkloadLine, WorkloadPanel, header_row
 from gpumem_tui.tui.search.plot import BatchPlot, warm
 from gpumem_tui.tui.search.state import Failure, SearchState
 from gpumem_tui.tui.search.trial_log import TrialLog
 
-SMALLEST = (60, 16)
-"""Columns and rows below which the screen only says so."""
-
-_ROOMY_FOOTER = 76
 _REDRAW_S = 0.25
 _CLOCK_S = 1.0
 _ENDS_WITHIN_S = 1.0
@@ -59,6 +56,7 @@ class SearchScreen(MainScreen):
     """
 
     CSS_PATH = "screen.tcss"
+    SMALLEST = (60, 16)
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (110, "-normal"), (160, "-wide")]  # noqa: RUF012  as Textual declares it
     VERTICAL_BREAKPOINTS = [(0, "-short"), (24, "-low"), (30, "-mid"), (36, "-tall"), (50, "-high")]  # noqa: RUF012
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -138,9 +136,9 @@ class SearchScreen(MainScreen):
 
     # What is on it
 
-    def compose(self) -> ComposeResult:
-        """Header, panels, bar, log, verdict, footer; and what a tiny terminal gets instead."""
-        yield HeaderLine()
+    def compose_parts(self) -> ComposeResult:
+        """Header, panels, bar, log, verdict."""
+        yield Lines(id="header")
         yield WorkloadLine()
         with Horizontal(id="panels"):
             yield WorkloadPanel()
@@ -158,8 +156,6 @@ class SearchScreen(MainScreen):
             yield OutputPane()
         yield ReasonPanel()
         yield VerdictPanel()
-        yield Footer()
-        yield Static(id="too-small")
 
     def on_mount(self) -> None:
         """Draw what is known without a search."""
@@ -175,7 +171,7 @@ class SearchScreen(MainScreen):
 
     def on_resize(self, event: Resize) -> None:
         """A tiny terminal gets one line that says what is needed."""
-        self.set_class(self.fit_width(event.size, SMALLEST, _ROOMY_FOOTER), "-tiny")
+        self.fit_terminal(event)
         self.call_after_refresh(self._draw)
         self.call_after_refresh(self.refresh_bindings)  # the width decides which keys do something
 
@@ -354,7 +350,8 @@ class SearchScreen(MainScreen):
         self.query_one(VerdictPanel).show(self._state, self._notice, elapsed_s, short=short)
 
     def _show_time(self) -> None:
-        self.query_one(HeaderLine).show(self._state, f"{self._clock():%H:%M}")
+        header = self.query_one("#header", Lines)
+        header.show_rows([header_row(self._state, f"{self._clock():%H:%M}", header.content_size.width)])
 
     def _draw(self) -> None:
         state = self._state

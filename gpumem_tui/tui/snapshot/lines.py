@@ -12,14 +12,11 @@ from gpumem_tui.snapshots.model import MemorySnapshot
 from gpumem_tui.snapshots.report import segment_cells
 from gpumem_tui.tui.kit.chart import LABEL_WIDTH, Band, Stack, area_rows, by_column, stacked
 from gpumem_tui.tui.kit.dialogs import help_entry, help_heading
-from gpumem_tui.tui.kit.figures import MUTED, ListRow, Row, compact_bytes, fit, heading, paragraph, row, span_width
-from gpumem_tui.tui.kit.glyphs import BUCKET_LOOKS, PROGRAM, Look
+from gpumem_tui.tui.kit.figures import MUTED, ListRow, Row, compact_bytes, fit, header_line, heading, paragraph, row
+from gpumem_tui.tui.kit.glyphs import BUCKET_LOOKS, Look
 
 PANES = {"lines": "l", "stacks": "s", "segments": "m", "out of memory": "o"}
 """The lists, by the key that shows each."""
-
-SMALLEST = (60, 18)
-"""Columns and rows below which the screen only says so."""
 
 _SIZE = 8
 _MOST_ROWS = 300
@@ -51,7 +48,6 @@ _MEANS = (
 
 def header_row(snapshot: MemorySnapshot, analysis: Analysis, time: str, width: int) -> ListRow:
     """The file, and which of its devices; what there is no room for is left out."""
-    left: Row = [(PROGRAM, "bold $primary"), ("  ", "")]
     right: Row = [(time, MUTED), (" ", "")]
     devices = len(snapshot.devices)
     among = f" ({snapshot.devices.index(analysis.device) + 1} of {devices}, d)" if devices > 1 else ""
@@ -59,13 +55,7 @@ def header_row(snapshot: MemorySnapshot, analysis: Analysis, time: str, width: i
     if analysis.duration_s is not None:
         facts.append(f"{analysis.duration_s:.3g} s")
     facts.append(f"{snapshot.kind}, {format_bytes(snapshot.size_bytes)}")
-    tail = ""
-    for fact in facts:
-        if span_width(left) + len(tail) + len(fact) + 3 + 16 + span_width(right) <= width:
-            tail += f" · {fact}"
-    room = width - span_width(left) - len(tail) - span_width(right) - 1
-    left += [(snapshot.name if len(snapshot.name) <= room else fit(snapshot.name, room), "bold"), (tail, "")]
-    return row(*left, (" " * max(1, width - span_width(left) - span_width(right)), ""), *right)
+    return row(*header_line((snapshot.name, "bold"), [(fact, "") for fact in facts], right, width))
 
 
 def verdict_row(analysis: Analysis, width: int) -> ListRow:

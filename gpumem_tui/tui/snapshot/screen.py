@@ -11,7 +11,6 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
 from textual.events import Resize
-from textual.widgets import Footer, Static
 
 from gpumem_tui.snapshots.analysis import Analysis
 from gpumem_tui.snapshots.model import MemorySnapshot
@@ -21,7 +20,6 @@ from gpumem_tui.tui.kit.main_screen import MainScreen
 from gpumem_tui.tui.kit.row_list import FixedRows, RowList
 from gpumem_tui.tui.snapshot import lines as views
 
-_ROOMY_FOOTER = 76
 _TALL = 32
 _TICK_S = 20.0
 _IDS = {pane: pane.replace(" ", "-") for pane in views.PANES}
@@ -42,6 +40,7 @@ class SnapshotScreen(MainScreen):
     """
 
     CSS_PATH = "screen.tcss"
+    SMALLEST = (60, 18)
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (110, "-wide")]  # noqa: RUF012  as Textual declares it
     BINDINGS: ClassVar[list[BindingType]] = [
         *(Binding(key, f"pane('{pane}')", pane) for pane, key in views.PANES.items()),
@@ -67,8 +66,8 @@ class SnapshotScreen(MainScreen):
         """The device that is shown."""
         return self._analyses[self._at]
 
-    def compose(self) -> ComposeResult:
-        """Header, verdict, chart, the categories beside the lists, footer; and what a tiny terminal gets instead."""
+    def compose_parts(self) -> ComposeResult:
+        """Header, verdict, chart, the categories beside the lists."""
         yield FixedRows(id="header")
         yield FixedRows(id="verdict")
         yield FixedRows(id="course")
@@ -77,8 +76,6 @@ class SnapshotScreen(MainScreen):
             with Vertical(id="panes"):
                 for pane, title in _TITLES.items():
                     yield RowList(id=_IDS[pane], title=title)
-        yield Footer()
-        yield Static(id="too-small")
 
     def on_mount(self) -> None:
         """Everything is there already."""
@@ -87,7 +84,7 @@ class SnapshotScreen(MainScreen):
 
     def on_resize(self, event: Resize) -> None:
         """A tiny terminal gets one line that says what is needed."""
-        self.set_class(self.fit_width(event.size, views.SMALLEST, _ROOMY_FOOTER), "-tiny")
+        self.fit_terminal(event)
         self.set_class(event.size.height >= _TALL, "-tall")
         self.call_after_refresh(self._draw)
 
