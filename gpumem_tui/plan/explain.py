@@ -89,8 +89,8 @@ def explain(plan: Plan, key: str) -> Explanation:
 # Rows
 
 _STATES = (
-    "states per parameter: AdamW, Adam 2; momentum, Lion, Adagrad, RMSprop, Muon's matrices 1; SGD 0; Adafactor row and "
-    "column sums"
+    "states per parameter: AdamW, Adam 2; momentum, Lion, Adagrad, RMSprop, Muon's matrices 1; SGD 0; Adafactor row "
+    "and column sums"
 )
 _LINEAR = "part of the textbook's 34·S·b·h a layer; fused or compiled code keeps less"
 _ROWS: Mapping[str, tuple[str, str]] = MappingProxyType(

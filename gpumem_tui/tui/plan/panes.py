@@ -22,7 +22,7 @@ from gpumem_tui.plan.plan import Plan
 from gpumem_tui.plan.quantities import AT_ONE_SIZE, QUANTITIES
 from gpumem_tui.plan.speed import throughput
 from gpumem_tui.plan.step_memory import memory_over_step
-from gpumem_tui.plan.techniques import Combination, cheapest_combination, techniques
+from gpumem_tui.plan.techniques import Combination, cheapest_combination, likely_combinations, techniques
 from gpumem_tui.plan.tracing import PlanTracer, TraceReady, TraceState
 from gpumem_tui.search.prediction import Traced
 from gpumem_tui.tui.kit.background import in_daemon_thread
@@ -185,7 +185,7 @@ def _help(plan: Plan, tracer: PlanTracer) -> Help:
     cheapest = cheapest_combination(plan)
     only = isinstance(cheapest, Combination) and cheapest.formula_only
     traceable = cheapest_combination(plan, traceable=True) if only else cheapest
-    return Help(plan, techniques(plan), cheapest, traceable).with_traces(tracer)
+    return Help(plan, techniques(plan), cheapest, traceable, likely_combinations(plan)).with_traces(tracer)
 
 
 _ASKING = ("techniques", "limits")
