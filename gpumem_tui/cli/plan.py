@@ -211,7 +211,8 @@ def _traced(wanted: Plan, config: SearchConfig, limit_s: float) -> Traced | Unkn
 def _fewest(values: dict[str, Any]) -> int:
     """GPUs that the options need at least, where their number is what is asked for."""
     copies = 1 if values["sharding"] == "none" else 2
-    return copies * prod(values[f"{cut}_parallel"] for cut in ("tensor", "context", "pipeline"))
+    cuts: list[int] = [values[f"{cut}_parallel"] for cut in ("tensor", "context", "pipeline")]
+    return copies * prod(cuts)
 
 
 def _accumulated(config: SearchConfig, size: int, passes: int | None, solve: str | None) -> SearchConfig:
@@ -254,4 +255,4 @@ def _solved(
         click.echo(limit_markdown(wanted, found), nl=False)
     else:
         click.echo("\n".join(limit_lines(wanted, found)))
-    return 0 if found.value is not None else EXIT_NOTHING_FITS
+    return EXIT_NOTHING_FITS if found.value is None else 0

@@ -38,8 +38,6 @@ def _faults(shape: ModelShape, recipe: Recipe) -> Iterator[tuple[str, str]]:
     if recipe.has_adapters and (recipe.model_parallel > 1 or has_own_precision(recipe)):
         yield "--adapter", "under adapters a network is counted uncut, with --sharding none, zero1, zero2 or zero3"
     tensor, pipeline, context = recipe.tensor_parallel, recipe.pipeline_parallel, recipe.context_parallel
-    if recipe.optimizer == "muon" and recipe.sharding != "none" and recipe.sharded_over > 1:
-        return "--optimizer muon: formula only over several GPUs: torch.optim.Muon takes whole matrices"
     for name in ("tensor_parallel", "context_parallel", "pipeline_parallel"):
         if getattr(recipe, name) > 1 and not shape.record.has_attention:
             yield _option(name), f"{shape.name} is no transformer; only their blocks are cut"
@@ -73,6 +71,8 @@ def why_formula_only(recipe: Recipe) -> str:
     instead = "a program that does it can be given as a command after --"
     if SHARDING_RECORDS[recipe.sharding].keeps_masters:
         return f"--sharding {recipe.sharding}: formula only: DeepSpeed is no part of PyTorch; {instead}"
+    if recipe.optimizer == "muon" and recipe.sharding != "none" and recipe.sharded_over > 1:
+        return "--optimizer muon: formula only over several GPUs: torch.optim.Muon takes whole matrices"
     for name in ("tensor_parallel", "context_parallel", "pipeline_parallel"):
         if (ways := getattr(recipe, name)) > 1:
             return f"{_option(name)} {ways}: formula only: the catalog's models are not cut; {instead}"

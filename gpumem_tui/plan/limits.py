@@ -245,7 +245,8 @@ def _fewest_gpus(plan: Plan, known: Known, passes: int | None) -> Limit:
 def _unsharded_gpus(plan: Plan, known: Known, fewest: Plan) -> Limit:
     """Every GPU holds everything: how many there are decides the samples of a step alone."""
     by_trace, formula = _fits_by_trace(fewest, known), _fits_by_formula(fewest)
-    fits, how, wanted = formula, "formula", ()
+    fits, wanted = formula, tuple[Plan, ...]()
+    how: How = "formula"
     note = "unsharded, more GPUs take no memory off one: --sharding divides it"
     if isinstance(by_trace, bool):
         fits, how = by_trace, "traced"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -116,7 +117,7 @@ def optimizer_factory(name: Optimizer) -> OptimizerFactory:
         case "lion":
             return partial(Lion, **options)
         case "adamw-8bit":
-            return partial(_eight_bit, **options)
+            return partial(_eight_bit, lr=options["lr"])
     return partial(getattr(torch.optim, OPTIMIZER_RECORDS[name].class_names[0]), **options)
 
 
@@ -130,7 +131,7 @@ def _eight_bit(parameters: Iterable[nn.Parameter], lr: float) -> torch.optim.Opt
     if not any(_is_real(parameter) for parameter in every):
         return EightBitAdamW(every, lr)
     try:
-        import bitsandbytes
+        bitsandbytes = import_module("bitsandbytes")
     except ImportError as error:
         raise WorkloadError(
             f"--optimizer adamw-8bit: on a real GPU it needs bitsandbytes in --python's environment ({error})"

@@ -20,7 +20,7 @@ _ROOMY = 76
 _NAME_WIDTH = 22
 _ROOMY_NAME_WIDTH = 32
 _SAVES_WIDTH = 9
-_LARGEST_WIDTH = 11
+_LARGEST_WIDTH = 12
 
 
 @dataclass(frozen=True)
@@ -58,9 +58,9 @@ class Help:
 
         judged = replace(self.techniques, helping=tuple(sorted(self.techniques.helping, key=order)))
         now = tracer.known(self.plan)
-        found = replace(self, techniques=judged, now=now, traced=traced, waiting=frozenset(waiting))
+        known = replace(self, techniques=judged, now=now, traced=traced, waiting=frozenset(waiting))
         best = next((index for index, one in enumerate(self.likely) if _fits(traced.get(_likely(index)))), None)
-        return found if best is None else found._taking(best)
+        return known if best is None else known._taking(best)
 
     def _taking(self, index: int) -> Help:
         """The same with the combination that a trace has confirmed in the place of the formula's."""
@@ -113,7 +113,8 @@ def _fits(found: TracedAnswer | None) -> bool:
 def technique_rows(found: Help, width: int, selected: str) -> list[ListRow]:
     """The whole list; the row under the cursor also says what it costs where there is no column for that."""
     lines = _combination_rows(found, width)
-    head = f"  {'alone':<{_name_width(width)}}{'saves GiB':>{_SAVES_WIDTH}}{'largest':>{_LARGEST_WIDTH}}"
+    largest = "largest" if found.plan.recipe.gpus == 1 else "largest/GPU"
+    head = f"  {'alone':<{_name_width(width)}}{'saves GiB':>{_SAVES_WIDTH}}{largest:>{_LARGEST_WIDTH}}"
     lines += [row(), row((head + ("  cost" if width >= _ROOMY else ""), f"bold {MUTED}"))]
     for technique in found.techniques.helping:
         lines += _technique_rows(technique, found, width, here=technique.key == selected)
@@ -159,7 +160,8 @@ def _traced_words(found: Help, key: str) -> str:
     answer = found.traced[key]
     cheaper = f"{PENDING} tracing cheaper ones; " if found.seeks_cheaper else ""
     fits = "fits" if answer.fits else "does not fit"
-    return f"; {cheaper}traced: {fits}, largest {_count(answer.max_batch_size)}"
+    of_one = " a GPU" if answer.plan.recipe.gpus > 1 else ""
+    return f"; {cheaper}traced: {fits}, largest{of_one} {_count(answer.max_batch_size)}"
 
 
 def _count(largest: int | Unknown) -> str:
