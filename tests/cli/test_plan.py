@@ -119,7 +119,7 @@ def test_whoever_watches_is_told_that_a_trace_takes_its_time(program: Program) -
         )
         said = terminal.read1()
         os.close(theirs)
-    assert json.loads(done.out)["traced"]["peak_allocated_bytes"]
+    assert json.loads(done.stdout)["traced"]["peak_allocated_bytes"]
     assert said.startswith(b"tracing one step of gpt2 without a GPU")
     assert said.endswith(b"\r\x1b[K"), "the line is gone when it is no longer true"
 
