@@ -26,6 +26,12 @@ _UNITS: dict[Quantity, tuple[str, str]] = {
 }
 
 
+def capitalized(quantity: Quantity) -> str:
+    """What is solved for, as a line begins with it."""
+    name = NAMES[quantity]
+    return name[:1].upper() + name[1:]
+
+
 def value_words(found: Limit) -> str:
     """The answer and how it is known.
 
@@ -76,7 +82,7 @@ def given_words(quantity: Quantity, plan: Plan) -> str:
 
 def limit_markdown(plan: Plan, found: Limit) -> str:
     """The answer under a heading."""
-    heading = f"# {NAMES[found.quantity].capitalize()}: {plan.shape.name} on {plan.gpu.title}"
+    heading = f"# {capitalized(found.quantity)}: {plan.shape.name} on {plan.gpu.title}"
     first, *others = limit_lines(plan, found)
     said = "\n".join(f"- {line.strip()}" for line in others if not line.strip().startswith("gpumem-tui "))
     parts = [heading, f"**{first.partition(': ')[2]}**", said]

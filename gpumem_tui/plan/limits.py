@@ -149,6 +149,8 @@ def _longest_sequence(plan: Plan, known: Known) -> Limit:
     answer = search.around(formula)
     value, how = search.low, _how(settled=answer.settled)
     note = _sequence_note(plan.shape, value, most)
+    if search.gap is not None:
+        note = f"{search.gap:,} does not fit: the allocator's pieces differ{f'; {note}' if note else ''}"
     if not answer.settled:
         by_form = _longest_by_form(plan, runs, step, most)
         value, how = (formula, "formula") if by_form is None else (by_form, "traced")
@@ -282,7 +284,8 @@ class _Search:
 
     Attributes:
         refined: a better guess after some runs; None for none.
-        low: the largest that fits, at first one below the least; `high`: the smallest that does not.
+        low: the largest that fits, at first one below the least; `high`: the smallest beyond it that does not.
+        gap: one below `low` that does not fit all the same; None for none that was found.
     """
 
     step: int
@@ -291,6 +294,7 @@ class _Search:
     refined: Callable[[], int | None] = lambda: None
     low: int = 0
     high: int | None = None
+    gap: int | None = None
 
     def around(self, guess: int) -> _Answer:
         """Narrow down as far as the runs that there are tell; the next ones that are wanted."""
@@ -335,8 +339,12 @@ class _Search:
         found = self.fits(value)
         if found is True:
             self.low = max(self.low, value)
-        elif found is False:
+            if self.high is not None and self.high < self.low:  # what lies in pieces is less at some larger values
+                self.high, self.gap = None, self.high
+        elif found is False and value > self.low:
             self.high = value if self.high is None else min(self.high, value)
+        elif found is False:
+            self.gap = value
         return found
 
 

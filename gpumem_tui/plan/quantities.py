@@ -10,5 +10,5 @@ QUANTITIES: tuple[Quantity, ...] = get_args(Quantity)
 AT_ONE_SIZE: frozenset[Quantity] = frozenset({"seq-len", "gpus"})
 """Those that traces of the plan's own batch size alone answer."""
 
-TRACE_LIMIT_S = 50.0
+TRACE_LIMIT_S = 45.0
 """So long are traces waited for without a screen, unless told otherwise: the formula answers at once."""

@@ -192,3 +192,17 @@ def test_a_form_through_lengths_gives_every_other_one() -> None:
 
 def _at(length: int, batch_size: int) -> Timeline:
     return step(replace(LLAMA, shape=LLAMA.shape.overridden(seq_len=length)), batch_size)
+
+
+def test_a_shorter_sequence_that_does_not_fit_is_named() -> None:
+    first = limit("seq-len", LLAMA, no_torch).value
+    assert first is not None
+
+    def in_pieces(plan: Plan, batch_size: int) -> Timeline:
+        length = plan.shape.seq_len
+        fits = length != first and length <= first + 256
+        return training({Bucket.ACTIVATIONS: batch_size * MIB * (1 if fits else 1 << 20)}, layers=1)
+
+    found = Tracing(in_pieces).solve("seq-len", LLAMA)
+    assert (found.how, found.value, found.beyond) == ("verified", first + 256, first + 384)
+    assert f"{first:,} does not fit" in found.note

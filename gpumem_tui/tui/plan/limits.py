@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gpumem_tui.plan.limit_report import NAMES
+from gpumem_tui.plan.limit_report import capitalized
 from gpumem_tui.plan.limits import Limit
 from gpumem_tui.plan.plan import Plan
 from gpumem_tui.tui.kit.figures import ABSENT, MUTED, ListRow, fit, heading, paragraph, row
@@ -21,7 +21,7 @@ _HOW = {"verified": "verified", "traced": "by trace", "formula": "estimate"}
 def limit_rows(found: Sequence[Limit], plan: Plan, width: int, selected: str) -> list[ListRow]:
     """A line a number; the one under the cursor also says what bounds it and how that is known."""
     name_width = max(10, min(_NAME_WIDTH, width - 2 - _VALUE_WIDTH - _FORMULA_WIDTH))
-    head = f"  {fit('with the others as they are', name_width)}{'':>{_VALUE_WIDTH}}{'formula':>{_FORMULA_WIDTH}}"
+    head = f"  {fit('others as they are', name_width)}{'':>{_VALUE_WIDTH}}{'formula':>{_FORMULA_WIDTH}}"
     lines = [heading(f"How far each number goes, {100 * plan.headroom:g} % left free"), row((head, f"bold {MUTED}"))]
     for one in found:
         lines += _limit_rows(one, width, name_width, here=one.quantity == selected)
@@ -35,7 +35,7 @@ def _limit_rows(one: Limit, width: int, name_width: int, *, here: bool) -> list[
     formula = ABSENT if one.formula is None else f"≈{one.formula:,}"
     line = row(
         ("✓ " if one.how == "verified" and not one.wanted else "  ", "$text-success"),
-        (fit(NAMES[one.quantity].capitalize(), name_width), ""),
+        (fit(capitalized(one.quantity), name_width), ""),
         (f"{value:>{_VALUE_WIDTH}}", "bold"),
         (f"{formula:>{_FORMULA_WIDTH}}", MUTED),
         (f"  {_how(one)}" if width >= _ROOMY else "", MUTED),
