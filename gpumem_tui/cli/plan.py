@@ -60,8 +60,9 @@ _OF_A_SEARCH = frozenset({"limit_bytes", "share"})
 )  # fmt: skip
 @click.option("--no-what-if", is_flag=True, help="Of a command: run it as it is only.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
-@click.option("--markdown", is_flag=True, help="Markdown instead of the screen; what a pipe gets anyway.")
-@click.option("--plain", is_flag=True, help="Text instead of the screen, as --markdown.")
+@click.option(
+    "--markdown", "--plain", "markdown", is_flag=True, help="Markdown instead of the screen; what a pipe gets anyway."
+)
 @click.option("--no-trace", is_flag=True, help="Formula only: answer at once, without torch.")
 @click.option(
     "--trace-limit",
@@ -77,10 +78,10 @@ def plan(as_json: bool, markdown: bool, **values: Any) -> int:
     The step is a catalog model's (--model) or your own command's, unchanged, after `--`: `gpumem-tui plan -- python
     train.py --batch-size 8`. A command is run for every what-if, with the change made to it.
     """
-    plain, solve, limit_s = values.pop("plain"), values.pop("solve"), values.pop("trace_limit")
-    if as_json + markdown + plain > 1:
-        raise click.UsageError("--json, --markdown and --plain: give only one of them")
-    on_screen = not (as_json or markdown or plain or solve) and is_terminal()
+    solve, limit_s = values.pop("solve"), values.pop("trace_limit")
+    if as_json and markdown:
+        raise click.UsageError("--json and --markdown: give only one of them")
+    on_screen = not (as_json or markdown or solve) and is_terminal()
     no_trace, quiet, passes = values.pop("no_trace"), values.pop("quiet"), values.pop("accumulation")
     what_ifs, none = values.pop("what_ifs"), values.pop("no_what_if")
     size, extras = values.pop("batch_size"), frozenset(values.pop("extras"))

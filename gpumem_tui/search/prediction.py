@@ -275,7 +275,7 @@ class Prediction:
     formula: Formula
     traced: Traced | Unknown
 
-    @property
+    @cached_property
     def with_headroom(self) -> int | Unknown:
         """The traced largest batch that leaves the formula's headroom free, or why there is none."""
         if isinstance(self.traced, Unknown):

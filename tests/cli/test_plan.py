@@ -25,7 +25,7 @@ from tests.plan.plans import plans
 
 SMALL = ("--layers", "1", "--hidden", "64", "--heads", "2", "--vocab", "512", "--seq-len", "64")
 
-_OF_PLAN_ALONE = ("as_json", "markdown", "plain", "no_trace", "trace_limit", "solve", "accumulation")
+_OF_PLAN_ALONE = ("as_json", "markdown", "no_trace", "trace_limit", "solve", "accumulation")
 
 
 def parsed(line: str) -> Plan:
@@ -142,6 +142,7 @@ def test_an_optimizer_that_pytorch_lacks_is_traced_all_the_same(program: Program
     ("arguments", "said"),
     [
         (("--json", "--markdown"), "give only one of them"),
+        (("--json", "--plain"), "give only one of them"),
         (("--model", "resnet-50", "--extra", "chunked-loss"), "--extra chunked-loss: a classifier's head"),
         (("--gpus", "0"), "--gpus"),
         (("--batch-size", "0"), "--batch-size"),

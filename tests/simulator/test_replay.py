@@ -66,10 +66,10 @@ def test_a_batch_size_that_was_not_traced_is_foretold_to_the_byte(shape: ModelSh
     trace = fitted(shape, recipe)
     direct = run(shape, recipe, 7)
     trace.check(7, direct.finish())
-    foretold, traced = replay(trace.at(7)), replay(direct.finish())
-    assert foretold == traced
-    assert foretold.peak_allocated_bytes == direct.allocator.stats.peak_allocated_bytes
-    assert foretold.breakdown.as_json() == traced.breakdown.as_json()
+    predicted, traced = replay(trace.at(7)), replay(direct.finish())
+    assert predicted == traced
+    assert predicted.peak_allocated_bytes == direct.allocator.stats.peak_allocated_bytes
+    assert predicted.breakdown.as_json() == traced.breakdown.as_json()
 
 
 @every_run

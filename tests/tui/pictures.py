@@ -12,6 +12,8 @@ from textual.pilot import Pilot
 Before = Callable[[Pilot[int]], Awaitable[None]]
 """What is done, and waited for, before a screen is looked at."""
 
+_DEADLINE_S = 120.0
+
 SIZES = {"80x24": (80, 24), "120x40": (120, 40), "200x60": (200, 60)}
 
 
@@ -23,9 +25,9 @@ class Compare(Protocol):
 
 async def until(pilot: Pilot[int], there: Callable[[], bool]) -> None:
     """Wait for a condition; however slow the machine is, the picture is the same."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + _DEADLINE_S
     while not there():
-        assert time.monotonic() < deadline, "the screen did not get there in 30 s"
+        assert time.monotonic() < deadline, f"the screen did not get there in {_DEADLINE_S} s"
         await pilot.pause(0.02)
 
 

@@ -64,9 +64,10 @@ def curve_sizes(predicted_size: int | None, tried: Iterable[int] = ()) -> list[i
 
 
 def warm(prediction: Prediction, tried: Iterable[int] = ()) -> None:
-    """Replay the sizes of the traced line now (milliseconds each), so that drawing finds them done."""
+    """Replay the sizes of the traced line and of both largest batches now, so that drawing finds them done."""
     if isinstance(prediction.traced, Unknown):
         return
+    _ = prediction.with_headroom
     for size in (*curve_sizes(prediction.best_max_batch_size), *tried):
         prediction.traced.at(size)
 

@@ -104,6 +104,13 @@ class SearchState:
         return Unknown(reasons.get(self.stage, "the search ended before the step was traced"))
 
     @property
+    def with_headroom(self) -> int | Unknown:
+        """The traced largest batch that leaves the headroom free, as the formula's does, or why there is none."""
+        if self.predicted is not None:
+            return self.predicted.prediction.with_headroom
+        return Unknown("known once the step is traced")
+
+    @property
     def followed(self) -> TrialFinished | None:
         """The trial to look at when the user chose none: the last that fits, else the last."""
         fitting = [trial for trial in self.trials if trial.result.outcome == "fit"]

@@ -12,6 +12,7 @@ from gpumem_tui.search.prediction import Traced
 from gpumem_tui.search.ranges import found_line, largest_words
 from gpumem_tui.search.report import accumulation_line, gap_line, headroom_line
 from gpumem_tui.search.verdict import Verdict
+from gpumem_tui.tui.kit.figures import ABSENT
 from gpumem_tui.tui.search.bar import running_title
 from gpumem_tui.tui.search.state import SearchState, Stage
 from gpumem_tui.tui.search.workload import short_name
@@ -149,10 +150,15 @@ def _sentence(line: str) -> str:
 
 
 def _predictions(state: SearchState) -> str:
+    """Both largest batches with the same headroom, and the traced one up to out of memory."""
     traced, formula = state.traced, state.formula.max_batch_size
-    said = [] if state.config.workload.shape is None else [("formula", largest_words(formula, formula))]
-    by_trace = ""
+    whole = ABSENT
     if isinstance(traced, Traced):
-        by_trace = largest_words(traced.max_batch_size, traced.may_fit_batch_size)
-    said.append(("traced", by_trace))
-    return ", ".join(f"{name} {value or '–'}" for name, value in said)
+        whole = largest_words(traced.max_batch_size, traced.may_fit_batch_size) or ABSENT
+    if state.config.workload.shape is None:
+        return f"traced {whole}"
+    by_formula = f"formula {largest_words(formula, formula) or ABSENT}"
+    roomy = state.with_headroom
+    if not state.config.headroom or isinstance(roomy, Unknown):
+        return f"{by_formula}, traced {whole}"
+    return f"{by_formula}, traced {roomy:,} with {state.config.headroom:.0%} free; traced without {whole}"

@@ -66,7 +66,7 @@ def _hugging_face_lines(model: HuggingFaceModel) -> Iterator[tuple[str, str]]:
 
 
 def strategy_lines(state: SearchState) -> Iterator[tuple[str, str]]:
-    """How it is searched, and the largest batch by each prediction."""
+    """How it is searched, and the largest batch by each prediction: with the headroom by both, and without by trace."""
     config = state.config
     yield "strategy", config.strategy
     yield "steps", f"{config.steps} a trial"
@@ -77,11 +77,14 @@ def strategy_lines(state: SearchState) -> Iterator[tuple[str, str]]:
         yield "target", f"{config.target_batch:,} a step"
     if config.workload.shape is not None:
         yield "formula", _largest(state.formula.max_batch_size)
-    traced = state.traced
+    traced, name = state.traced, "traced"
+    if config.headroom and config.workload.shape is not None:
+        yield name, _largest(state.with_headroom)
+        name = "up to OOM"
     if isinstance(traced, Traced) and (words := largest_words(traced.max_batch_size, traced.may_fit_batch_size)):
-        yield "traced", f"batch {words}"
-    else:
-        yield "traced", "–"
+        yield name, f"batch {words}"
+    elif name == "traced":
+        yield name, "–"
 
 
 def workload_summary(config: SearchConfig) -> str:
