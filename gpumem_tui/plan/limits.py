@@ -7,7 +7,7 @@ is told which ones are wanted next, until nothing more is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -15,6 +15,7 @@ from gpumem_tui.catalog.shapes import ModelShape
 from gpumem_tui.memory import Unknown
 from gpumem_tui.plan.answers import headroom_of, largest_batch, on_gpu, predicted, target_of, usable_of
 from gpumem_tui.plan.draft import SHAPE_LIMITS
+from gpumem_tui.plan.narrowing import EndSearch, most_near, most_of
 from gpumem_tui.plan.plan import Plan
 from gpumem_tui.plan.quantities import Quantity
 from gpumem_tui.search.prediction import Traced
@@ -32,8 +33,6 @@ _GRID = 128
 """Sequence lengths are answered in multiples of it, as people choose them."""
 _MOST_GPUS = 1024
 _FORM_RUNS = 3
-_BETTER_GUESSES = 3
-_MOST_ROUNDS = 24
 
 
 @dataclass(frozen=True)
@@ -135,7 +134,7 @@ def _longest_sequence(plan: Plan, known: Known) -> Limit:
     def with_length(length: int) -> Plan:
         return replace(plan, shape=plan.shape.overridden(seq_len=length))
 
-    formula = step * _most(most // step, lambda times: _fits_by_formula(with_length(step * times)))
+    formula = step * most_of(most // step, lambda times: _fits_by_formula(with_length(step * times)))
     runs: dict[int, Traced] = {}
 
     def fits(length: int) -> bool | Unknown | None:
@@ -145,14 +144,22 @@ def _longest_sequence(plan: Plan, known: Known) -> Limit:
             runs[length] = replace(found, trace=at_size, finder=None, _runs={})
         return _fits_by_trace(with_length(length), known)
 
-    search = _Search(step, most, fits, lambda: _longest_by_form(plan, runs, step, most))
+    forms: dict[tuple[int, ...], int | None] = {}
+
+    def refined() -> int | None:
+        key = tuple(runs)
+        if key not in forms:
+            forms[key] = _longest_by_form(plan, runs, step, most)
+        return forms[key]
+
+    search = EndSearch(step, most, fits, refined)
     answer = search.around(formula)
     value, how = search.low, _how(settled=answer.settled)
     note = _sequence_note(plan.shape, value, most)
     if search.gap is not None:
         note = f"{search.gap:,} does not fit: the allocator's pieces differ{f'; {note}' if note else ''}"
     if not answer.settled:
-        by_form = _longest_by_form(plan, runs, step, most)
+        by_form = refined()
         value, how = (formula, "formula") if by_form is None else (by_form, "traced")
         others = " and ".join(f"{length:,}" for length in sorted(runs))
         note = answer.why if by_form is None else f"by the traces at {others}, not verified: {answer.why}"
@@ -201,7 +208,7 @@ def _longest_by_form(plan: Plan, runs: Mapping[int, Traced], step: int, most: in
         except NotAffine:
             return True  # so short that what grows is extrapolated to less than nothing
 
-    return step * _most(most // step, fits)
+    return step * most_near(max(last) // step, most // step, fits)
 
 
 # The GPUs
@@ -224,12 +231,12 @@ def _fewest_gpus(plan: Plan, known: Known, passes: int | None) -> Limit:
     if recipe.sharding == "none":
         return _unsharded_gpus(plan, known, with_gpus(least))
     counts = range(least, max(_MOST_GPUS, least) + 1, each)
-    place = _least(len(counts), lambda index: _fits_by_formula(with_gpus(counts[index])))
+    place = first_of(len(counts), lambda index: _fits_by_formula(with_gpus(counts[index])))
     formula = None if place is None else counts[place]
     if isinstance(why := known(with_gpus(formula or least)), Unknown):
         return _by_formula("gpus", formula, with_gpus, why.reason)
     # Searched as the largest number of GPUs with which it does not fit: that one, and the next.
-    search = _Search(each, counts[-1], lambda gpus: _reversed(_fits_by_trace(with_gpus(gpus), known)))
+    search = EndSearch(each, counts[-1], lambda gpus: _reversed(_fits_by_trace(with_gpus(gpus), known)))
     search.low = least - each
     answer = search.around((formula or least) - each)
     value, note = search.high, answer.why
@@ -265,87 +272,8 @@ def _unsharded_gpus(plan: Plan, known: Known, fewest: Plan) -> Limit:
 # Both
 
 
-@dataclass(frozen=True)
-class _Answer:
-    """How far a search has come. `wanted`: what to run next; `why`: why there is nothing to run for that."""
-
-    settled: bool
-    wanted: tuple[int, ...] = ()
-    why: str = ""
-
-
 def _how(*, settled: bool) -> How:
     return "verified" if settled else "traced"
-
-
-@dataclass
-class _Search:
-    """The largest value on a grid that fits, by runs: around a guess first, then between what is known.
-
-    Attributes:
-        refined: a better guess after some runs; None for none.
-        low: the largest that fits, at first one below the least; `high`: the smallest beyond it that does not.
-        gap: one below `low` that does not fit all the same; None for none that was found.
-    """
-
-    step: int
-    most: int
-    fits: Callable[[int], bool | Unknown | None]
-    refined: Callable[[], int | None] = lambda: None
-    low: int = 0
-    high: int | None = None
-    gap: int | None = None
-
-    def around(self, guess: int) -> _Answer:
-        """Narrow down as far as the runs that there are tell; the next ones that are wanted."""
-        values = self._values(max(self.low, min(guess, self.most)))
-        for wanted in values:
-            found = {value: self._take(value) for value in wanted}
-            if self.settled:
-                return _Answer(True)
-            if missing := tuple(value for value in wanted if found[value] is None):
-                return _Answer(False, missing)
-            if why := next((one for one in found.values() if isinstance(one, Unknown)), None):
-                return _Answer(False, why=why.reason)
-        return _Answer(self.settled, why="it does not settle")
-
-    @property
-    def settled(self) -> bool:
-        """Nothing lies between what fits and what does not, or all there is fits."""
-        return self.low >= self.most or (self.high is not None and self.high - self.low <= self.step)
-
-    def _values(self, guess: int) -> Iterator[tuple[int, ...]]:
-        """The guess and the one after it; the same of better guesses; then twice as far as what fits, or between what
-        does and what does not."""
-        yield self._pair(guess)
-        for _ in range(_BETTER_GUESSES):
-            better = self.refined()
-            yield () if better is None else self._pair(better)
-        for _ in range(_MOST_ROUNDS):
-            if self.high is None:
-                yield (min(self.most, max(self.step, 2 * self.low)),)
-            else:
-                yield (self.low + (self.high - self.low) // self.step // 2 * self.step,)
-
-    def _pair(self, guess: int) -> tuple[int, ...]:
-        """Both sides of the end that is guessed; at least two runs, as the next guess is from their difference."""
-        guess = max(guess, self.step) if self.low == 0 and self.high is None else guess
-        return tuple(one for one in (guess, guess + self.step) if self._is_open(one))
-
-    def _is_open(self, value: int) -> bool:
-        return self.low < value <= self.most and (self.high is None or value < self.high)
-
-    def _take(self, value: int) -> bool | Unknown | None:
-        found = self.fits(value)
-        if found is True:
-            self.low = max(self.low, value)
-            if self.high is not None and self.high < self.low:  # what lies in pieces is less at some larger values
-                self.high, self.gap = None, self.high
-        elif found is False and value > self.low:
-            self.high = value if self.high is None else min(self.high, value)
-        elif found is False:
-            self.gap = value
-        return found
 
 
 def _by_formula(quantity: Quantity, value: int | None, with_it: Callable[[int], Plan], note: str) -> Limit:
@@ -368,25 +296,3 @@ def _fits_by_trace(plan: Plan, known: Known) -> bool | Unknown | None:
 
 def _reversed(found: bool | Unknown | None) -> bool | Unknown | None:
     return not found if isinstance(found, bool) else found
-
-
-def _most(count: int, fits: Callable[[int], bool]) -> int:
-    """The largest of 1 to `count` that fits, where no smaller one does not; 0 for none."""
-    if count < 1 or not fits(1):
-        return 0
-    low, high = 1, 2
-    while high <= count and fits(high):
-        low, high = high, 2 * high
-    high = min(high, count + 1)
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low
-
-
-def _least(count: int, fits: Callable[[int], bool]) -> int | None:
-    """The first of `count` places that fits, where every later one does; None for none."""
-    if fits(0):
-        return 0
-    most = _most(count - 1, lambda place: not fits(place))
-    return most + 1 if most + 1 < count else None

@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from gpumem_tui.memory import Unknown
 from gpumem_tui.plan.limits import Limit, limit
@@ -17,6 +17,7 @@ from gpumem_tui.search.control import Cancelled, Control, Unusable
 from gpumem_tui.search.predicting import predict
 from gpumem_tui.search.prediction import Traced
 from gpumem_tui.search.process import ChildDied
+from gpumem_tui.simulator.finder import BatchFinder
 
 _ONE_SIZE = "this trace is of one batch size"
 _AT_ONCE = 3
@@ -84,8 +85,10 @@ class Solver:
         config = self.options.config(plan)
         try:
             with control.within(left_s):
-                return predict(config, control, plan.batch_size, "" if every_batch else _ONE_SIZE).prediction.traced
+                found = predict(config, control, plan.batch_size, "" if every_batch else _ONE_SIZE).prediction.traced
         except Cancelled:
             return too_long(self.limit_s)
         except (Unusable, ChildDied) as error:
             return Unknown(str(error))
+        # What it finds for one question spares work on the next.
+        return found if isinstance(found, Unknown) else replace(found, finder=BatchFinder(found.trace, found.settings))
