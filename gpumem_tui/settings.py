@@ -30,13 +30,16 @@ class Settings:
     theme: str = _key("", "Name of a theme, as the command palette (ctrl+p) lists them. Empty: the default one.")
     ascii: bool = _key(False, "Draw with ASCII characters only. A locale without UTF-8 does so anyway.")
     bell: bool = _key(False, "Ring the terminal's bell when an alert begins.")
-    read_only: bool = _key(False, "Never offer to terminate or kill a process.")
+    read_only: bool = _key(False, "Only watch: end no process, attach to none, search nothing, write no file.")
     near_full_percent: float = _key(95.0, "Memory in use from which a GPU counts as nearly full.", low=1, high=100)
     temperature_margin_c: int = _key(5, "Degrees below the driver's own limit from which a GPU is hot.", low=0, high=50)
     temperature_limit_c: int = _key(90, "The limit of a GPU for which the driver names none.", low=30, high=150)
     history_hours: float = _key(24.0, "How far back the history reaches.", low=0.1, high=24 * 31)
     chart_minutes: float = _key(10.0, "Time that the history chart shows when it opens.", low=0.5, high=24 * 60)
-    remote_command: str = _key("gpumem-tui", "What is called on other hosts, as their shell takes it.")
+    remote_command: str = _key(
+        "",
+        "What is called on other hosts, as their shell takes it. Empty: gpumem-tui, found there.",
+    )
     hosts: tuple[tuple[str, tuple[str, ...]], ...] = _key(
         (), 'Lists of hosts by name, for --host NAME. As a table: [hosts], then cluster = ["node[01-16]", "me@b:2222"].'
     )

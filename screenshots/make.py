@@ -1,7 +1,8 @@
 """Makes the pictures of this folder from the real screens: `python screenshots/make.py`.
 
 The searches and plans are real ones on a simulated GPU; the Monitor's machines are those of tests/tui/monitor_scene
-and watch_scene.
+and watch_scene. The browser's is a real server on the fake NVML, in a headless Chromium, and needs a C compiler;
+`python screenshots/make.py browser` makes that one alone.
 """
 
 from __future__ import annotations
@@ -9,38 +10,58 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import subprocess
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
+from unittest.mock import patch
 
 from gpumem_tui.catalog.loader import find_gpu, find_model
 from gpumem_tui.formula.recipe import Recipe
-from gpumem_tui.memory import Unknown
+from gpumem_tui.memory import GIB, Unknown
+from gpumem_tui.monitor.alerts import Alerts
+from gpumem_tui.monitor.probes import ProbeReport
+from gpumem_tui.monitor.report import snapshot_json
+from gpumem_tui.monitor.snapshot import HostProcess
 from gpumem_tui.options.workload import WorkloadOptions, simulated_device
 from gpumem_tui.plan.command_runs import CommandRuns
 from gpumem_tui.plan.plan import Plan
+from gpumem_tui.remote.fleet import Fleet
+from gpumem_tui.remote.hosts import parse_host
+from gpumem_tui.remote.status import Phase
 from gpumem_tui.search.config import SearchConfig
 from gpumem_tui.search.predicting import predict
+from gpumem_tui.settings import Settings
 from gpumem_tui.snapshots.analysis import analyse
 from gpumem_tui.snapshots.read import read_snapshot
 from gpumem_tui.snapshots.write import write_snapshot
 from gpumem_tui.tui.app import GpuMemApp
+from gpumem_tui.tui.hosts.screen import HostsScreen
 from gpumem_tui.tui.kit.row_list import RowList
 from gpumem_tui.tui.plan.command_screen import CommandPlanScreen
 from gpumem_tui.tui.plan.screen import PlanScreen
 from gpumem_tui.tui.search.screen import SearchScreen
 from gpumem_tui.tui.search.state import SearchState, Stage
 from gpumem_tui.tui.snapshot.screen import SnapshotScreen
+from gpumem_tui.tui.start import hosts_screen
 
 FOLDER = Path(__file__).parent
 sys.path.insert(0, str(FOLDER.parent))
 
-from tests.tui import monitor_scene, watch_scene  # noqa: E402  from the root of the repository, which is no package
-from tests.tui.pictures import stands_still  # noqa: E402
+from tests.monitor import snapshots  # noqa: E402  from the root of the repository, which is no package
+from tests.nvml_stub.machine import FakeMachine, compile_stub  # noqa: E402
+from tests.nvml_stub.scenario import FakeGpu, FakeProcess, Scenario  # noqa: E402
+from tests.remote.standins import Ssh  # noqa: E402
+from tests.serve.browser import browsing, find_chromium  # noqa: E402
+from tests.serve.serving import serving  # noqa: E402
+from tests.tui import monitor_scene, watch_scene  # noqa: E402
+from tests.tui.pictures import stands_still, until  # noqa: E402
 
 SIZE = (120, 40)
 TRAIN = """
@@ -181,6 +202,48 @@ async def _monitor_shot(name: str, app: GpuMemApp, *keys: str) -> None:
         _write(name, app.export_screenshot(title="gpumem-tui"))
 
 
+async def _hosts_picture(name: str) -> None:
+    """Four hosts: two on which a job of eight ranks trains, one with a full GPU, one that is not reached."""
+    with TemporaryDirectory() as folder:
+        ssh = Ssh(Path(folder))
+        for number, host in enumerate(("node01", "node02")):
+            ssh.says(host, _reading_of_ranks(number))
+        full = monitor_scene.gpu(0, [monitor_scene.process(4100, 79 * GIB)])
+        ssh.says("ada@lab:2222", snapshot_json(snapshots.machine([full]), Alerts().update(snapshots.machine([full]))))
+        ssh.host("attic", "echo 'ssh: connect to host attic port 22: No route to host' >&2; exit 255")
+        hosts = [parse_host(host) for host in ("node01", "node02", "ada@lab:2222", "attic")]
+        fleet = Fleet(hosts, ssh.options)
+        fleet.start()
+        app = GpuMemApp({"monitor": lambda: hosts_screen(fleet, Settings())}, "monitor")
+        with patch("gpumem_tui.tui.hosts.screen.clock", lambda _: "12:00:00"):
+            async with app.run_test(size=SIZE) as pilot:
+                screen = app.main_screen("monitor")
+                assert isinstance(screen, HostsScreen)
+                await until(pilot, lambda: not any(each.phase is Phase.CONNECTING for each in screen.state.statuses))
+                await pilot.press("x", "s", "s")
+                await until(pilot, lambda: "lags" in app.export_screenshot())
+                _write(name, app.export_screenshot(title="gpumem-tui"))
+
+
+def _reading_of_ranks(number: int) -> dict[str, Any]:
+    """A host with four ranks of a job, as its probes say: one is fuller than the others, one is behind."""
+    command = "torchrun --nnodes 2 --nproc-per-node 4 finetune.py"
+    gpus, listed = [], {}
+    for index in range(4):
+        rank = number * 4 + index
+        process = monitor_scene.process(21_000 + rank, (68 if rank == 5 else 61) * GIB)
+        assert isinstance(process.host, HostProcess)
+        same = replace(process.host, user="grace", command=command, start_time_s=snapshots.START_S - 7200)
+        gpu = monitor_scene.gpu(index, [replace(process, host=same, sm_percent=88 + rank % 5)])
+        gpus.append(replace(gpu, utilization_percent=96 + rank % 3))
+        peak_bytes = (66 if rank == 5 else 59) * GIB
+        step = 4195 if rank == 2 else 4210
+        listed[gpu.uuid, process.pid] = {
+            "rank": rank, "world_size": 8, "step": step, "peak_allocated_bytes": peak_bytes,
+        }  # fmt: skip
+    return snapshot_json(snapshots.machine(gpus), (), ProbeReport(listed=listed))
+
+
 def _write(name: str, svg: str) -> None:
     """Rich names the classes of every picture at random; fixed names keep a remade picture equal to the last one."""
     (FOLDER / f"{name}.svg").write_text(re.sub(r"terminal-\d+", f"terminal-{name}", svg))
@@ -190,6 +253,7 @@ async def _all() -> None:
     await _monitor_picture("monitor-eight-gpus", 8, "down")
     await _monitor_picture("monitor-one-gpu", 1, "tab", *["left"] * 12)
     await _watched_picture("monitor-watched", "down")
+    await _hosts_picture("hosts")
     a100, rtx4090 = simulated_device("a100-80gb"), simulated_device("rtx-4090-24gb")
     gpt2 = WorkloadOptions()
     mixed = WorkloadOptions(precision="amp-bf16")
@@ -254,5 +318,63 @@ async def _plans() -> None:
     await _plan_picture("plan-curves", gpt2, "v", row="memory-over-step")
 
 
+_WINDOW = (1000, 620)
+_SIZES_GIB = (31, 62, 77, 12)
+"""Of the browser's picture: its pixels, and what each GPU holds."""
+_SEEN_S = 32
+
+
+async def _browser_picture() -> None:
+    """A machine with four GPUs, on each of which a process of this user's computes."""
+    chromium = find_chromium()
+    if chromium is None:
+        sys.exit("no Chromium is installed here (Debian: apt install chromium)")
+    with TemporaryDirectory() as name, _busy(Path(name), len(_SIZES_GIB)) as pids:
+        folder = Path(name)
+        machine = FakeMachine(compile_stub(folder), folder)
+        machine.show(_four_gpus(pids, 0))
+        settings = folder / "settings.toml"
+        settings.write_text("chart_minutes = 0.5\n")
+        own = {**machine.environment, "PATH": os.environ["PATH"]}
+        with serving(own, "--settings", str(settings)) as served:
+            async with browsing(chromium, folder / "browser") as page:
+                await page.open(served.url, *_WINDOW)
+                for second in range(_SEEN_S):
+                    machine.show(_four_gpus(pids, second))
+                    await asyncio.sleep(1)
+                (FOLDER / "browser.png").write_bytes(await page.picture())
+
+
+def _four_gpus(pids: list[int], second: int) -> Scenario:
+    """The first process holds more while it is in the middle of what it does."""
+    held = [size * GIB + (9 * GIB if not place and second % 16 > 7 else 0) for place, size in enumerate(_SIZES_GIB)]
+    return Scenario(
+        gpus=[
+            FakeGpu(
+                used_bytes=size, processes=[FakeProcess(pid, size - GIB // 4, sm_percent=96 - 7 * place)],
+                utilization_percent=97 - 7 * place - second % 5,
+                power_w=310.0 - 20 * place, temperature_c=61 - 3 * place,
+            )
+            for place, (pid, size) in enumerate(zip(pids, held, strict=True))
+        ]
+    )  # fmt: skip
+
+
+@contextmanager
+def _busy(folder: Path, count: int) -> Iterator[list[int]]:
+    """Processes that look like training."""
+    (folder / "train.py").write_text("import time\ntime.sleep(600)\n")
+    command = ["python", "train.py", "--batch-size", "16"]
+    processes = [subprocess.Popen(command, executable=sys.executable, cwd=folder) for _ in range(count)]
+    try:
+        yield [process.pid for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
 if __name__ == "__main__":
-    asyncio.run(_all())
+    if sys.argv[1:] != ["browser"]:
+        asyncio.run(_all())
+    asyncio.run(_browser_picture())

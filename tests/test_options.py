@@ -88,44 +88,46 @@ class TestWorkload:
             WorkloadOptions(workload=str(path), precision="bf16").spec()
 
     def test_what_has_no_closed_form_is_built_by_transformers(self, tmp_path: Path) -> None:
-        path = tmp_path / "qwen3" / "config.json"
+        path = tmp_path / "olmo2" / "config.json"
         path.parent.mkdir()
-        path.write_text(json.dumps({"model_type": "qwen3", "max_position_embeddings": 4096}))
+        path.write_text(json.dumps({"model_type": "olmo2", "max_position_embeddings": 4096}))
         for options in (WorkloadOptions(config=str(path)), WorkloadOptions(model=str(path.parent), precision="bf16")):
             spec = options.spec("/usr/bin/python3")
             assert spec.hugging_face is not None
             assert spec.command is not None
-            assert (spec.name, spec.hugging_face.seq_len) == ("qwen3", 2048)
-            assert spec.hugging_face.no_formula == "no formula for qwen3 models"
+            assert (spec.name, spec.hugging_face.seq_len) == ("olmo2", 2048)
+            assert spec.hugging_face.no_formula == "no formula for olmo2 models"
             assert spec.command.words[0] == "/usr/bin/python3"
             assert spec.command.takes_batch
             assert spec.recipe.precision == options.precision
             assert WorkloadSpec.from_wire(asdict(spec)) == spec
 
     def test_adapters_reach_what_transformers_builds(self, tmp_path: Path) -> None:
-        path = tmp_path / "qwen3.json"
-        path.write_text(json.dumps({"model_type": "qwen3"}))
+        path = tmp_path / "olmo2.json"
+        path.write_text(json.dumps({"model_type": "olmo2"}))
         options = WorkloadOptions(config=str(path), adapter="lora", lora_rank=4, base_quantization="nf4")
         spec = options.spec("/usr/bin/python3")
         assert spec.command is not None
         text = " ".join(spec.command.words)
-        assert text.endswith("--lora-rank 4 --lora-targets all-linear --base-quantization nf4")
+        assert text.endswith(
+            "--lora-rank 4 --lora-targets all-linear --base-quantization nf4 --adapter lora --adapter-dtype base"
+        )
         assert WorkloadSpec.from_wire(asdict(spec)) == spec
 
     @pytest.mark.parametrize(
         ("changes", "line"),
         [
             ({"base_quantization": "nf4"}, "--base-quantization: weights that are trained cannot be quantized; add"),
-            ({"changes": ModelChanges(layers=2)}, "--layers: qwen3 has no closed form; change it in "),
-            ({"gpus": 2, "sharding": "zero3"}, "--gpus: qwen3 has no closed form, and its step is one GPU's"),
+            ({"changes": ModelChanges(layers=2)}, "--layers: olmo2 has no closed form; change it in "),
+            ({"gpus": 2, "sharding": "zero3"}, "--gpus: olmo2 has no closed form, and its step is one GPU's"),
             ({"recompute": "selective"}, "--recompute selective: transformers has gradient checkpointing only"),
         ],
     )
     def test_what_transformers_cannot_change_is_one_line(
         self, tmp_path: Path, changes: dict[str, Any], line: str
     ) -> None:
-        path = tmp_path / "qwen3.json"
-        path.write_text(json.dumps({"model_type": "qwen3"}))
+        path = tmp_path / "olmo2.json"
+        path.write_text(json.dumps({"model_type": "olmo2"}))
         with pytest.raises(OptionError) as caught:
             WorkloadOptions(config=str(path), **changes).spec()
         assert str(caught.value).startswith(line)

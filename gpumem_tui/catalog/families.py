@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
-Family = Literal["gpt2", "llama", "bert", "vit", "resnet", "mlp"]
+Family = Literal["gpt2", "llama", "moe", "bert", "vit", "resnet", "mlp"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +60,16 @@ FAMILIES: Mapping[Family, FamilyRecord] = MappingProxyType(
             is_gated=True,
             training_seq_len=2048,
             remark="SwiGLU and grouped keys are counted like the paper's GPT blocks: an adaptation.",
+        ),
+        "moe": FamilyRecord(
+            inputs="tokens",
+            fields=_TRANSFORMER | {"kv_heads", "vocab", "seq_len"},
+            predicts_tokens=True,
+            has_attention=True,
+            positions="rotary",
+            is_gated=True,
+            training_seq_len=2048,
+            remark="Every expert gets as many tokens as the others; without experts' own loss, which balances them.",
         ),
         "bert": FamilyRecord(
             inputs="tokens",

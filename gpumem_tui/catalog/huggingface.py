@@ -7,13 +7,14 @@ value is refused rather than taken for another network.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
 from gpumem_tui.catalog.families import FAMILIES
-from gpumem_tui.catalog.shapes import ModelShape
+from gpumem_tui.catalog.shapes import Experts, LatentAttention, ModelShape
 
 Size = Annotated[int, Meta(ge=1)]
 Layers = Annotated[int, Meta(ge=1, le=10_000)]
@@ -109,11 +110,6 @@ class LlamaLikeConfig(TransformerConfig, kw_only=True):
 
 
 class LlamaConfig(LlamaLikeConfig, kw_only=True):
-    """`attention_bias` gives Llama's output projection a bias too, which `ModelShape.qkv_bias` leaves out.
-
-    That is layers × hidden size parameters, about 0.002 % of a 7B model.
-    """
-
     num_key_value_heads: Size | None = None
     attention_bias: bool = False
     mlp_bias: bool = False
@@ -123,7 +119,7 @@ class LlamaConfig(LlamaLikeConfig, kw_only=True):
 
     def shape(self, name: str) -> ModelShape:
         _require(not self.mlp_bias, "mlp_bias must be false: a feed-forward network with biases is not supported")
-        return super().shape(name)
+        return replace(super().shape(name), out_bias=self.attention_bias)
 
 
 class MistralConfig(LlamaLikeConfig, kw_only=True):
@@ -133,6 +129,112 @@ class MistralConfig(LlamaLikeConfig, kw_only=True):
 class Qwen2Config(LlamaLikeConfig, kw_only=True):
     def has_qkv_bias(self) -> bool:
         return True
+
+
+class Qwen3Config(LlamaLikeConfig, kw_only=True):
+    """Unlike its elders it says its heads' width, and where it does not transformers takes 128."""
+
+    head_dim: Size | None = 128
+    attention_bias: Literal[False] = False
+
+    def shape(self, name: str) -> ModelShape:
+        return replace(super().shape(name), qk_norm=True)
+
+
+class ExpertsConfig(LlamaLikeConfig, kw_only=True):
+    """A network whose blocks have experts."""
+
+    num_experts_per_tok: Size
+
+    def experts(self) -> Experts:
+        """Those of a block."""
+        raise NotImplementedError
+
+    def shape(self, name: str) -> ModelShape:
+        shape = replace(super().shape(name), family="moe", experts=self.experts())
+        if shape.experts is not None and shape.experts.dense_layers >= shape.layers:
+            raise ValueError("all blocks have one feed-forward network, and none has experts")
+        return shape
+
+
+class MixtralConfig(ExpertsConfig, kw_only=True):
+    num_local_experts: Size
+    router_jitter_noise: Literal[0] = 0
+
+    def experts(self) -> Experts:
+        return Experts(self.num_local_experts, self.num_experts_per_tok, weighs_in_fp32=True)
+
+
+class Qwen3MoeConfig(ExpertsConfig, kw_only=True):
+    num_experts: Size
+    moe_intermediate_size: Size
+    decoder_sparse_step: Literal[1] = 1
+    mlp_only_layers: tuple[int, ...] | None = None
+    attention_bias: Literal[False] = False
+
+    def experts(self) -> Experts:
+        dense = sorted(self.mlp_only_layers or ())
+        _require(dense == list(range(len(dense))), "mlp_only_layers must be the first blocks")
+        return Experts(
+            self.num_experts,
+            self.num_experts_per_tok,
+            dense_layers=len(dense),
+            dense_ffn=self.intermediate_size if dense else 0,
+        )
+
+    def shape(self, name: str) -> ModelShape:
+        return replace(super().shape(name), ffn=self.moe_intermediate_size, qk_norm=True)
+
+
+class DeepseekV3Config(ExpertsConfig, kw_only=True):
+    """Without its prediction of a second token (num_nextn_predict_layers), which transformers leaves out as well."""
+
+    n_routed_experts: Size
+    n_shared_experts: Size = 1
+    moe_intermediate_size: Size
+    first_k_dense_replace: Annotated[int, Meta(ge=0)]
+    q_lora_rank: Size | None
+    kv_lora_rank: Size
+    qk_rope_head_dim: Size
+    qk_nope_head_dim: Size
+    v_head_dim: Size
+    attention_bias: Literal[False] = False
+
+    def experts(self) -> Experts:
+        return Experts(
+            self.n_routed_experts,
+            self.num_experts_per_tok,
+            "sigmoid",
+            shared=self.n_shared_experts,
+            dense_layers=self.first_k_dense_replace,
+            dense_ffn=self.intermediate_size,
+            weighs_in_fp32=True,
+        )
+
+    def shape(self, name: str) -> ModelShape:
+        latent = LatentAttention(self.q_lora_rank or 0, self.kv_lora_rank, self.qk_rope_head_dim, self.v_head_dim)
+        head_dim = self.qk_nope_head_dim + self.qk_rope_head_dim
+        return replace(
+            super().shape(name),
+            ffn=self.moe_intermediate_size,
+            kv_heads=self.num_attention_heads,
+            head_dim=head_dim,
+            latent=latent,
+        )
+
+
+class GptOssConfig(ExpertsConfig, kw_only=True):
+    """Sliding windows change no tensor that is kept: transformers writes all scores."""
+
+    num_local_experts: Size
+    head_dim: Size | None = 64
+    attention_bias: Literal[True] = True
+
+    def experts(self) -> Experts:
+        return Experts(self.num_local_experts, self.num_experts_per_tok, "softmax-of-active", has_bias=True)
+
+    def shape(self, name: str) -> ModelShape:
+        return replace(super().shape(name), qkv_bias=True, out_bias=True, sinks=True)
 
 
 class ClassifierConfig(TransformerConfig, kw_only=True):
@@ -206,10 +308,15 @@ class VitConfig(ClassifierConfig, kw_only=True):
 CONFIGS: Mapping[str, type[HfConfig]] = MappingProxyType(
     {
         "bert": BertConfig,
+        "deepseek_v3": DeepseekV3Config,
         "gpt2": Gpt2Config,
+        "gpt_oss": GptOssConfig,
         "llama": LlamaConfig,
         "mistral": MistralConfig,
+        "mixtral": MixtralConfig,
         "qwen2": Qwen2Config,
+        "qwen3": Qwen3Config,
+        "qwen3_moe": Qwen3MoeConfig,
         "vit": VitConfig,
     }
 )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from gpumem_tui.catalog.families import FAMILIES, Family, FamilyRecord
 from gpumem_tui.catalog.speeds import GpuSpeed
@@ -61,6 +62,53 @@ class Gpu:
 
 
 @dataclass(frozen=True, slots=True)
+class Experts:
+    """The feed-forward networks of a block among which each token is routed (Shazeer et al. 2017).
+
+    Attributes:
+        count: of a block. `active`: that one token goes through.
+        scoring: how the router weighs them: the softmax of all, of the active ones, or the sigmoid of each, in groups
+            (DeepSeek-V3).
+        shared: further experts as wide, that every token goes through.
+        dense_layers: first blocks that have one feed-forward network instead, `dense_ffn` wide.
+        weighs_in_fp32: the router's weights stay in fp32, so that what experts made is multiplied in it.
+        has_bias: router and experts have biases, and values are clamped (gpt-oss).
+        spread: GPUs over which those of a block are spread: each holds `count` / `spread`.
+    """
+
+    count: int
+    active: int
+    scoring: Literal["softmax", "softmax-of-active", "sigmoid"] = "softmax"
+    shared: int = 0
+    dense_layers: int = 0
+    dense_ffn: int = 0
+    weighs_in_fp32: bool = False
+    has_bias: bool = False
+    spread: int = 1
+
+    @property
+    def held(self) -> int:
+        """Those on one GPU."""
+        return self.count // self.spread
+
+
+@dataclass(frozen=True, slots=True)
+class LatentAttention:
+    """Attention whose queries, keys and values come from narrow projections (DeepSeek-AI 2024, DeepSeek-V2).
+
+    Attributes:
+        q_rank, kv_rank: widths that they come from; a `q_rank` of 0 for queries that come from the residual stream.
+        rope_width: of a head's width, the part that knows positions; the keys' is the same for all heads.
+        value_width: of one head.
+    """
+
+    q_rank: int
+    kv_rank: int
+    rope_width: int
+    value_width: int
+
+
+@dataclass(frozen=True, slots=True)
 class ModelShape:
     """The architecture of one network. A field that its family does not have is 0 (or False, or empty).
 
@@ -68,12 +116,17 @@ class ModelShape:
         layers: transformer blocks; for an MLP its linear layers; 0 for a ResNet, whose `stages` count its blocks.
         hidden: width of the residual stream; for an MLP the width of every hidden layer.
         heads: attention heads; `kv_heads`: key/value heads (equal to `heads` unless queries are grouped).
-        ffn: inner width of the feed-forward network.
+        ffn: inner width of the feed-forward network; of one expert where there are several.
         vocab: vocabulary size. `seq_len`: sequence length to train at, and `max_seq_len` the longest the
             model can take (learned positions) or was trained at (rotary).
         tied_head: the output head shares the embedding's weight.
         qkv_bias: query, key and value projections have a bias (Llama family only; GPT-2, BERT, ViT always do).
-        head_dim: width of one attention head, 0 for ``hidden / heads``.
+        out_bias: attention's output projection has one too (Llama and MoE families).
+        qk_norm: queries and keys are normalized, head by head (Qwen3).
+        sinks: every head has a learned score that no value belongs to (gpt-oss): no fused kernel of PyTorch's has that.
+        experts: among which tokens are routed; None for one feed-forward network.
+        latent: attention from narrow projections; None for the usual.
+        head_dim: width of one attention head, 0 for ``hidden / heads``; of its queries and keys.
         image_size, patch_size: pixels a side. `classes`: outputs of a classifier. `inputs`: MLP input features.
         dropout: probability of every dropout layer the published configuration has; 0 for none.
         stages: ResNet blocks per stage; `bottleneck`: 1×1-3×3-1×1 blocks rather than two 3×3.
@@ -95,6 +148,11 @@ class ModelShape:
     max_seq_len: int = 0
     tied_head: bool = False
     qkv_bias: bool = False
+    out_bias: bool = False
+    qk_norm: bool = False
+    sinks: bool = False
+    experts: Experts | None = None
+    latent: LatentAttention | None = None
     image_size: int = 0
     patch_size: int = 0
     classes: int = 0
@@ -130,6 +188,11 @@ class ModelShape:
     def attention_width(self) -> int:
         """Width of one attention head."""
         return self.head_dim or self.hidden // self.heads
+
+    @property
+    def dense_layers(self) -> int:
+        """Blocks with one feed-forward network, which every token goes through."""
+        return self.layers if self.experts is None else min(self.layers, self.experts.dense_layers)
 
     @property
     def tokens(self) -> int:
@@ -180,6 +243,10 @@ class ModelShape:
                 raise ShapeError("--heads", f"{self.heads} heads do not divide a hidden size of {self.hidden}")
             if self.heads % self.kv_heads:
                 raise ShapeError("--kv-heads", f"{self.kv_heads} key/value heads do not divide {self.heads} heads")
+        if self.experts is not None and not 0 < self.experts.active <= self.experts.count:
+            raise ShapeError(
+                "--config", f"of {self.experts.count} experts a token cannot go through {self.experts.active}"
+            )
         if self.record.positions == "rotary" and self.attention_width % 2:
             raise ShapeError("--heads", f"rotary positions need an even head width, not {self.attention_width}")
         if self.record.positions == "learned" and self.seq_len > self.max_seq_len:
@@ -193,6 +260,19 @@ class ModelShape:
             )
         if self.record.has_batch_norm and self.image_size < 32:
             raise ShapeError("--image-size", f"must be at least 32 for a ResNet, not {self.image_size}")
+
+
+def shape_from_wire(values: Mapping[str, Any]) -> ModelShape:
+    """The inverse of `dataclasses.asdict` after a trip through JSON."""
+    experts, latent = values["experts"], values["latent"]
+    return ModelShape(
+        **{
+            **values,
+            "stages": tuple(values["stages"]),
+            "experts": None if experts is None else Experts(**experts),
+            "latent": None if latent is None else LatentAttention(**latent),
+        }
+    )
 
 
 def _option(field: str) -> str:

@@ -11,6 +11,7 @@ import click
 
 from gpumem_tui import __version__
 from gpumem_tui.cli.common import complain, drop_output
+from gpumem_tui.cli.metrics import metrics_option
 from gpumem_tui.cli.numbers import Finite
 from gpumem_tui.exit_codes import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_INTERRUPTED
 
@@ -20,10 +21,12 @@ _COMMANDS = {
     "plan": "gpumem_tui.cli.plan:plan",
     "noise-scale": "gpumem_tui.cli.goals:noise_scale_command",
     "monitor": "gpumem_tui.cli.monitor:monitor",
+    "serve": "gpumem_tui.cli.serve:serve",
     "models": "gpumem_tui.cli.catalog:models",
     "gpus": "gpumem_tui.cli.catalog:gpus",
     "doctor": "gpumem_tui.cli.monitor:doctor",
     "settings": "gpumem_tui.cli.monitor:settings_file",
+    "grafana": "gpumem_tui.cli.monitor:grafana",
     "run": "gpumem_tui.cli.watch:run",
     "attach": "gpumem_tui.cli.watch:attach",
     "watch": "gpumem_tui.cli.watch:watch",
@@ -78,8 +81,10 @@ _FILE = click.Path(path_type=Path)
 )  # fmt: skip
 @click.option("--hosts", "hosts_file", type=_FILE, metavar="FILE", help="Watch the hosts of a file, one a line.")
 @click.option("--slurm", "slurm_job", metavar="JOBID", help="Watch the nodes of a Slurm job.")
-@click.option("--remote-command", metavar="COMMAND", help="What is called on hosts (gpumem-tui, found in PATH there).")
+@click.option("--remote-command", metavar="COMMAND", help="What is called on hosts (gpumem-tui, from PATH there).")
 @click.option("--interval", "interval_s", type=Finite(0.2, 3600), metavar="S", help="Seconds between hosts' readings.")
+@click.option("--allow-signals", is_flag=True, help="Offer to end processes on hosts, by kill over ssh; asks first.")
+@metrics_option
 @click.pass_context
 def cli(
     context: click.Context,
@@ -88,6 +93,8 @@ def cli(
     slurm_job: str | None,
     remote_command: str | None,
     interval_s: float | None,
+    allow_signals: bool,
+    address: tuple[str, int] | None,
 ) -> int:
     """Where GPU memory goes while a neural network trains, how large a batch fits, and what would help.
 
@@ -95,17 +102,25 @@ def cli(
     --host, --hosts or --slurm on the Monitors of other machines.
     """
     names_hosts = bool(hosts or hosts_file or slurm_job)
-    of_hosts = {"--remote-command": remote_command, "--interval": interval_s}
+    of_hosts = {
+        "--remote-command": remote_command,
+        "--interval": interval_s,
+        "--allow-signals": allow_signals or None,
+        "--metrics": address,
+    }
     alone = next((name for name, value in of_hosts.items() if value is not None and not names_hosts), "")
     if context.invoked_subcommand is not None:
         if names_hosts or alone:
             raise click.UsageError(f"hosts are watched without a command: leave out {context.invoked_subcommand}")
         return 0
     if alone:
-        raise click.UsageError(f"{alone} is for other hosts: name them with --host, --hosts or --slurm")
+        here = "; of this machine: `gpumem-tui monitor --metrics`" if address is not None else ""
+        raise click.UsageError(f"{alone} is for other hosts: name them with --host, --hosts or --slurm{here}")
     from gpumem_tui.cli.hosts import watch_hosts
 
-    return watch_hosts(hosts, hosts_file, slurm_job or "", remote_command, interval_s)
+    return watch_hosts(
+        hosts, hosts_file, slurm_job or "", remote_command, interval_s, address, allow_signals=allow_signals
+    )
 
 
 def run() -> int:

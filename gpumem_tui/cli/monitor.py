@@ -1,4 +1,4 @@
-"""`monitor`, `doctor` and `settings`: what the GPUs hold now, whether this machine is fit for it, and how it is set."""
+"""`monitor`, `doctor`, `settings` and `grafana`: what the GPUs hold now, whether this machine is fit for it."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import click
 
 from gpumem_tui.cli.common import complain, drop_output, is_terminal
+from gpumem_tui.cli.metrics import metrics_option, serve_metrics
 from gpumem_tui.cli.numbers import Finite
 from gpumem_tui.exit_codes import EXIT_FAILED, EXIT_INTERRUPTED
 
@@ -25,24 +26,7 @@ if TYPE_CHECKING:
     from gpumem_tui.monitor.snapshot import Source
     from gpumem_tui.settings import Settings
 
-_DEFAULT_METRICS = "127.0.0.1:9820"
 _FILE = click.Path(path_type=Path)
-
-
-class Address(click.ParamType[tuple[str, int]]):
-    """HOST:PORT, or PORT alone for this machine only; an IPv6 host stands in brackets."""
-
-    name = "address"
-
-    def convert(
-        self, value: str | tuple[str, int], param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[str, int]:
-        if isinstance(value, tuple):
-            return value
-        host, _, port = value.rpartition(":")
-        if not port.isdecimal() or int(port) > 65535:
-            self.fail(f"{value!r} is not HOST:PORT such as {_DEFAULT_METRICS}", param, ctx)
-        return host.strip("[]") or "127.0.0.1", int(port)
 
 
 @click.command(short_help="Every GPU's memory as one ledger, live.")
@@ -52,11 +36,8 @@ class Address(click.ParamType[tuple[str, int]]):
 @click.option("--record", type=_FILE, metavar="FILE", help="Also keep every reading in a new file.")
 @click.option("--replay", type=_FILE, metavar="FILE", help="Show a recording instead of this machine.")
 @click.option("--speed", type=Finite(0.01, 1000), metavar="X", help="Play it X times as fast on the screen.")
-@click.option(
-    "--metrics", "address", type=Address(), is_flag=False, flag_value=_DEFAULT_METRICS, metavar="[HOST:PORT]",
-    help=f"Also serve Prometheus metrics (on {_DEFAULT_METRICS} unless told otherwise).",
-)  # fmt: skip
-@click.option("--read-only", is_flag=True, help="Only watch: end no process, attach to none, look into none.")
+@metrics_option
+@click.option("--read-only", is_flag=True, help="Only watch: end no process, attach to none, search nothing.")
 @click.option("--bell", is_flag=True, help="Ring the terminal's bell when an alert begins.")
 @click.option("--settings", "settings_path", type=_FILE, metavar="FILE", help="Instead of the user's settings file.")
 def monitor(
@@ -85,7 +66,7 @@ def monitor(
     settings = dataclasses.replace(
         settings,
         interval_s=interval_s or settings.interval_s,
-        read_only=read_only or settings.read_only or replay is not None,
+        read_only=read_only or settings.read_only,
         bell=bell or settings.bell,
     )
     on_screen = not once and not as_json and is_terminal()
@@ -99,7 +80,7 @@ def monitor(
     source = Sampler(interval_s=settings.interval_s)
     with ExitStack() as stack:
         recorder = None if record is None else _recorder(record)
-        notice = "" if address is None else _serve(stack, source, *address)
+        notice = "" if address is None else _serve_metrics(stack, source, *address)
         if on_screen:
             return _show(source, settings, recorder, notice)
         if notice:
@@ -208,6 +189,12 @@ def _alerts(settings: Settings) -> Alerts:
     return Alerts(settings)
 
 
+def _serve_metrics(stack: ExitStack, source: Source, host: str, port: int) -> str:
+    from gpumem_tui.monitor.metrics import this_machine
+
+    return serve_metrics(stack, this_machine(source, _probes()), host, port)
+
+
 def _recorder(path: Path) -> SnapshotRecorder:
     from gpumem_tui.monitor.recording import RecordingError, SnapshotRecorder
 
@@ -227,20 +214,6 @@ def _recording(path: Path) -> SnapshotRecording:
     if next(recording.snapshots(), None) is None:
         raise click.UsageError(f"--replay: {path} holds no reading that can be played")
     return recording
-
-
-def _serve(stack: ExitStack, source: Source, host: str, port: int) -> str:
-    """Serve metrics until the stack is left. Returns where, for the screen to say."""
-    from gpumem_tui.monitor.metrics import CannotServe, Server, is_loopback
-
-    try:
-        server = Server(source, host, port)
-    except CannotServe as error:
-        raise click.UsageError(f"--metrics: {error}") from error
-    stack.callback(server.stop)
-    if not is_loopback(host):
-        complain(f"--metrics: everyone who can reach {server.address} can read users and process names", 0)
-    return f"metrics on {server.address}"
 
 
 @click.command()
@@ -281,4 +254,14 @@ def settings_file() -> int:
 
     click.echo(f"# Save this as {default_path()}")
     click.echo(default_file(), nl=False)
+    return 0
+
+
+@click.command(short_help="Print a Grafana dashboard for `monitor --metrics`.")
+def grafana() -> int:
+    """Print a Grafana dashboard for the metrics of `gpumem-tui monitor --metrics`: save it, and import it in Grafana
+    (Dashboards, New, Import)."""
+    from gpumem_tui.monitor.grafana import dashboard
+
+    click.echo(json.dumps(dashboard(), indent=2))
     return 0

@@ -10,6 +10,7 @@ import click
 
 from gpumem_tui.cli.numbers import Finite
 from gpumem_tui.formula.recipe import (
+    ADAPTER_DTYPES,
     ADAPTERS,
     ALL_LINEAR,
     ATTENTIONS,
@@ -147,6 +148,7 @@ WORKLOAD_OPTIONS = [
     click.option("--tensor-parallel", type=AT_LEAST_ONE, default=1, help="GPUs over which each block is cut."),
     click.option("--sequence-parallel", is_flag=True, help="Cut what tensor parallel leaves whole as well."),
     click.option("--context-parallel", type=AT_LEAST_ONE, default=1, help="GPUs over which each sequence is cut."),
+    click.option("--expert-parallel", type=AT_LEAST_ONE, default=1, help="GPUs over which experts are spread."),
     click.option("--pipeline-parallel", type=AT_LEAST_ONE, default=1, help="Stages over which the blocks are laid."),
     choice("--schedule", SCHEDULES, "Of the pipeline: whose activations wait for backward."),
     click.option(
@@ -162,7 +164,10 @@ WORKLOAD_OPTIONS = [
         show_default=True,
         help="Pieces of the network on each GPU of an interleaved pipeline.",
     ),
-    choice("--adapter", ADAPTERS, "lora: freeze the weights, and train low-rank matrices beside them."),
+    choice(
+        "--adapter", ADAPTERS, "lora: freeze the weights, train low-rank matrices beside them; dora: magnitudes, too."
+    ),
+    choice("--adapter-dtype", ADAPTER_DTYPES, "Of adapters: as the base's weights, or fp32, PEFT's default."),
     click.option(
         "--lora-rank", type=AT_LEAST_ONE, default=DEFAULT_LORA_RANK, show_default=True, help="Width of an adapter."
     ),

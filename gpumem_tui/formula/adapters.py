@@ -1,16 +1,26 @@
 """LoRA (Hu et al. 2021) and QLoRA (Dettmers et al. 2023): which weights are trained, which are frozen, and in what.
 
 Beside a frozen matrix W [outputs, inputs] two are trained, A [rank, inputs] and B [outputs, rank]; the layer computes
-W x + (alpha / rank) B A x. Gradients and the optimizer's state exist for A and B only.
+W x + (alpha / rank) B A x. DoRA (Liu et al. 2024) scales each output by a trained magnitude over the norm of its row
+of W + (alpha / rank) B A, which every forward pass makes anew. Gradients and the optimizer's state exist for these
+only.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from math import prod
 
 from gpumem_tui.catalog.shapes import ModelShape
-from gpumem_tui.formula.parameters import ParameterTensor, parameter_tensors
+from gpumem_tui.formula.parameters import (
+    GATHERED_BLOCKS,
+    ParameterTensor,
+    block_parameters,
+    embedding_parameters,
+    parameter_tensors,
+    with_largest_blocks,
+)
 from gpumem_tui.formula.precision import PRECISION_RECORDS
 from gpumem_tui.formula.quantization import QUANTIZATION_RECORDS
 from gpumem_tui.formula.recipe import ALL_LINEAR, DEFAULT_LORA_RANK, Recipe
@@ -18,6 +28,8 @@ from gpumem_tui.formula.rows import FormulaRow, fixed_row
 from gpumem_tui.memory import Bucket
 
 SOURCE = "Hu et al. 2021 (LoRA)"
+_DORA_SOURCE = "Liu et al. 2024 (DoRA); PEFT, tuners/lora/dora.py"
+_FP32_BYTES = 4
 
 
 class AdapterError(ValueError):
@@ -46,11 +58,13 @@ class Weights:
 def linear_names(shape: ModelShape) -> tuple[str, ...]:
     """What the linear layers of its blocks are called, which may have adapters; of language models only.
 
+    Routers and experts are no linear layers in transformers 5, and PEFT's ``all-linear`` leaves them out.
+
     Of a classifier PEFT trains the head as well (`modules_to_save`), which these forms do not count.
     """
     if not shape.record.predicts_tokens:
         return ()
-    return tuple(tensor.linear for tensor in parameter_tensors(shape) if tensor.linear)
+    return tuple(dict.fromkeys(tensor.linear for tensor in parameter_tensors(shape) if tensor.linear))
 
 
 def targets(shape: ModelShape, recipe: Recipe) -> frozenset[str]:
@@ -88,6 +102,8 @@ def check_recipe(recipe: Recipe) -> None:
         )
     if recipe.lora_rank != DEFAULT_LORA_RANK:
         raise AdapterError("--lora-rank", "all weights are trained, without adapters; add --adapter lora")
+    if recipe.adapter_dtype != "base":
+        raise AdapterError("--adapter-dtype", "all weights are trained, without adapters; add --adapter lora")
     if recipe.lora_targets != ALL_LINEAR:
         raise AdapterError("--lora-targets", "all weights are trained, without adapters; add --adapter lora")
 
@@ -109,20 +125,59 @@ def weights(shape: ModelShape, recipe: Recipe) -> Weights:
     if not recipe.has_adapters:
         return Weights(tensors)
     at = targets(shape, recipe)
-    adapters = tuple(pair for tensor in tensors if tensor.linear in at for pair in _adapter(tensor, recipe.lora_rank))
+    adapters = tuple(part for tensor in tensors if tensor.linear in at for part in _adapter(tensor, recipe))
     if recipe.base_quantization == "none":
         return Weights(adapters, tensors)
     return Weights(
         adapters,
-        tuple(tensor for tensor in tensors if not tensor.linear),
-        tuple(tensor for tensor in tensors if tensor.linear),
+        tuple(tensor for tensor in tensors if not (tensor.linear or tensor.is_experts)),
+        tuple(tensor for tensor in tensors if tensor.linear or tensor.is_experts),
     )
 
 
-def _adapter(tensor: ParameterTensor, rank: int) -> Iterator[ParameterTensor]:
+def _adapter(tensor: ParameterTensor, recipe: Recipe) -> Iterator[ParameterTensor]:
     outputs, inputs = tensor.dims
-    yield ParameterTensor((rank, inputs), tensor.copies, tensor.linear)
-    yield ParameterTensor((outputs, rank), tensor.copies, tensor.linear)
+    yield ParameterTensor((recipe.lora_rank, inputs), tensor.copies, tensor.linear)
+    yield ParameterTensor((outputs, recipe.lora_rank), tensor.copies, tensor.linear)
+    if recipe.adapter == "dora":
+        yield ParameterTensor((outputs,), tensor.copies)
+
+
+def as_trained(recipe: Recipe) -> Recipe:
+    """The recipe by which gradients and state of what is trained are kept: adapters may be in fp32 over less."""
+    return replace(recipe, precision="fp32") if recipe.adapter_dtype == "fp32" else recipe
+
+
+def adapter_width(recipe: Recipe) -> int:
+    """Bytes of one value of an adapter."""
+    return PRECISION_RECORDS[as_trained(recipe).precision].parameter_bytes
+
+
+def copies_inputs(recipe: Recipe) -> bool:
+    """Whether each adapter keeps a wider copy of its input, instead of the input; under autocast it does not."""
+    storage = PRECISION_RECORDS[recipe.precision]
+    return recipe.has_adapters and adapter_width(recipe) > storage.compute_bytes and not storage.is_mixed
+
+
+def kept_by_adapters(shape: ModelShape, recipe: Recipe) -> int:
+    """Bytes a token that the adapters of one block keep for backward.
+
+    What lies between the two matrices; a wider copy of the input where adapters are wider than the step, one for each
+    (PEFT's `cast_input_dtype`); and with magnitudes what base and adapter made, each to be scaled.
+    """
+    compute, weight = PRECISION_RECORDS[recipe.precision].compute_bytes, adapter_width(recipe)
+    inner = compute if PRECISION_RECORDS[recipe.precision].is_mixed else weight
+    at = targets(shape, recipe)
+    inputs = outputs = count = 0
+    for tensor in parameter_tensors(shape):
+        if tensor.linear in at:
+            inputs += tensor.dims[1] * tensor.copies
+            outputs += tensor.dims[0] * tensor.copies
+            count += tensor.copies
+    total = count * recipe.lora_rank * inner
+    total += inputs * weight if copies_inputs(recipe) else 0
+    total += outputs * (compute + inner) if recipe.adapter == "dora" else 0
+    return -(-total // shape.layers)
 
 
 def trained_parameters(shape: ModelShape, recipe: Recipe) -> int:
@@ -130,22 +185,27 @@ def trained_parameters(shape: ModelShape, recipe: Recipe) -> int:
     return _values(weights(shape, recipe).trained)
 
 
-def unquantized_parameters(shape: ModelShape, recipe: Recipe) -> int:
-    """Values that are kept as the precision has it: all but the quantized ones, adapters included."""
-    found = weights(shape, recipe)
-    return _values((*found.trained, *found.frozen))
+def copied_parameters(shape: ModelShape, recipe: Recipe) -> tuple[int, int]:
+    """Values that autocast copies in 16 bits: of the network, and of one block, the largest.
 
+    Embeddings are looked up, and grouped products of experts run, in the dtype of the weights.
+    """
 
-def unquantized_in_block(shape: ModelShape, recipe: Recipe) -> int:
-    """Those of one transformer block."""
-    without = replace(shape, layers=shape.layers - 1)
-    return unquantized_parameters(shape, recipe) - unquantized_parameters(without, recipe)
+    def copied(part: ModelShape) -> int:
+        found = weights(part, recipe)
+        return _values(tensor for tensor in (*found.trained, *found.frozen) if not tensor.is_experts)
+
+    whole = copied(shape) - embedding_parameters(shape)
+    if shape.record.has_batch_norm:
+        return whole, block_parameters(shape)
+    return whole, copied(with_largest_blocks(shape, 1)) - copied(with_largest_blocks(shape, 0))
 
 
 def kept_bytes(shape: ModelShape, recipe: Recipe) -> int:
     """Bytes of all weights, frozen, quantized and trained, unsharded."""
     found, width = weights(shape, recipe), PRECISION_RECORDS[recipe.precision].parameter_bytes
-    return width * _values((*found.trained, *found.frozen)) + _quantized_bytes(found.quantized, recipe)
+    adapters = adapter_width(recipe) * _values(found.trained)
+    return adapters + width * _values(found.frozen) + _quantized_bytes(found.quantized, recipe)
 
 
 def parameter_rows(shape: ModelShape, recipe: Recipe) -> list[FormulaRow]:
@@ -162,8 +222,8 @@ def parameter_rows(shape: ModelShape, recipe: Recipe) -> list[FormulaRow]:
         fixed_row(
             Bucket.PARAMETERS,
             "adapters",
-            (_values(found.trained), storage.parameter_bytes),
-            SOURCE,
+            (_values(found.trained), adapter_width(recipe)),
+            _DORA_SOURCE if recipe.adapter == "dora" else SOURCE,
             f"rank {recipe.lora_rank} beside {recipe.lora_targets}",
         ),
     ]
@@ -197,11 +257,28 @@ def dequantization_row(shape: ModelShape, recipe: Recipe) -> FormulaRow | None:
     )
 
 
+def norm_row(shape: ModelShape, recipe: Recipe) -> FormulaRow | None:
+    """What DoRA makes of its largest layer in every forward pass: B A by way of an identity matrix, scaled, and added.
+
+    W besides in the adapters' format, where that is another one.
+    """
+    if recipe.adapter != "dora":
+        return None
+    found, at, width = parameter_tensors(shape), targets(shape, recipe), adapter_width(recipe)
+    copied = recipe.base_quantization != "none" or width != PRECISION_RECORDS[recipe.precision].parameter_bytes
+    sizes = [
+        (tensor.dims[1] * tensor.dims[1] + (3 + copied) * tensor.dims[0] * tensor.dims[1])
+        for tensor in found
+        if tensor.linear in at
+    ]
+    return fixed_row(
+        Bucket.TEMPORARY, "norm of W + B A", (max(sizes), width), _DORA_SOURCE, "of one layer at a time, in forward"
+    )
+
+
 def gathered_bytes(shape: ModelShape, recipe: Recipe) -> int:
     """What a GPU holds whole at once of a transformer under ZeRO-3: all outside the blocks, and two of these."""
-    whole = kept_bytes(shape, recipe)
-    one_block = whole - kept_bytes(replace(shape, layers=shape.layers - 1), recipe)
-    return whole - max(0, shape.layers - 2) * one_block
+    return kept_bytes(with_largest_blocks(shape, GATHERED_BLOCKS), recipe)
 
 
 def _values(tensors: Iterable[ParameterTensor]) -> int:
@@ -212,4 +289,4 @@ def _quantized_bytes(tensors: Iterable[ParameterTensor], recipe: Recipe) -> int:
     if recipe.base_quantization == "none":
         return 0
     record = QUANTIZATION_RECORDS[recipe.base_quantization]
-    return sum(record.matrix_bytes(tensor.dims[0], tensor.dims[1]) * tensor.copies for tensor in tensors)
+    return sum(record.matrix_bytes(prod(tensor.dims[:-1]), tensor.dims[-1]) * tensor.copies for tensor in tensors)

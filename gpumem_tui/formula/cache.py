@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from gpumem_tui.catalog.shapes import ModelShape
 from gpumem_tui.formula import convnet
-from gpumem_tui.formula.parameters import count_parameters, embedding_parameters
+from gpumem_tui.formula.adapters import copied_parameters
 from gpumem_tui.formula.precision import LOSS_BYTES, PRECISION_RECORDS
 from gpumem_tui.formula.recipe import Recipe
-from gpumem_tui.formula.rows import Moment
+from gpumem_tui.formula.rows import IN_A_BLOCK, Moment
 
 SHARE = 0.05
 """Of what is reserved, that lies in such pieces at the largest batch."""
@@ -26,13 +26,17 @@ def pieces_bytes(shape: ModelShape, recipe: Recipe, batch_size: int, moment: Mom
 
     Of a language model one fp32 block of its logits: the next step's forward finds the blocks that the last loss had,
     splits them for its small tensors, and when the loss asks for them again one of them is in pieces. Of a recomputed
-    ResNet the maps of its largest block, which forward frees between the ones that it keeps.
+    ResNet the maps of its largest block, which forward frees between the ones that it keeps. Of recomputed experts
+    what they made.
     """
     if moment is Moment.UPDATE:
         return 0
     if shape.record.has_batch_norm and recipe.recompute == "full":
         values = max(block.convolution_values for block in convnet.resnet(shape).blocks)
         return batch_size * values * PRECISION_RECORDS[recipe.precision].compute_bytes
+    if shape.experts is not None and recipe.recompute == "full" and moment in IN_A_BLOCK:
+        made = shape.seq_len * shape.experts.active * shape.hidden
+        return batch_size * made * PRECISION_RECORDS[recipe.precision].parameter_bytes
     if shape.record.predicts_tokens and moment in _OF_THE_LOSS:
         return batch_size * shape.seq_len * shape.vocab * LOSS_BYTES
     return 0
@@ -42,7 +46,7 @@ def left_copies_bytes(shape: ModelShape, recipe: Recipe, moment: Moment) -> int:
     """Under autocast with full recompute: where the 16-bit weights lay that forward made, between the kept inputs."""
     if recipe.has_adapters or recipe.recompute != "full" or moment in (Moment.LOSS, Moment.UPDATE):
         return 0
-    copied = count_parameters(shape) - embedding_parameters(shape)
+    copied, _ = copied_parameters(shape, recipe)
     return copied * PRECISION_RECORDS[recipe.precision].working_copy_bytes
 
 

@@ -11,12 +11,12 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from gpumem_tui.catalog.shapes import Gpu, ModelShape, ShapeError
+from gpumem_tui.formula.blocks import fused
 from gpumem_tui.formula.extras import NO_EXTRAS, Extra, Extras, why_not
 from gpumem_tui.formula.optimizers import OPTIMIZER_TECHNIQUES
 from gpumem_tui.formula.price import ONE_MORE_FORWARD, Price, selective_recompute_percent
 from gpumem_tui.formula.recipe import Recipe, Sharding
 from gpumem_tui.formula.sharding import has_own_precision, stage_of
-from gpumem_tui.formula.transformer import fused
 
 Axis = Literal[
     "weights", "precision", "recompute", "attention", "optimizer", "loss", "sample", "sharding", "state", "blocks"
@@ -236,7 +236,9 @@ def _attention(setup: Setup) -> Change | NotApplicable:
     key, name = "fused-attention", "fused attention"
     if not setup.shape.record.has_attention:
         return NotApplicable(key, name, "the network has no attention")
-    if fused(setup.recipe):
+    if setup.shape.sinks:
+        return NotApplicable(key, name, "PyTorch's fused kernels have no attention sinks")
+    if fused(setup.shape, setup.recipe):
         own = "PyTorch's own choice" if setup.recipe.attention == "auto" else setup.recipe.attention
         return NotApplicable(key, name, f"{own} is a fused kernel already")
     if setup.recipe.precision == "fp32":  # flash kernels take 16-bit values only

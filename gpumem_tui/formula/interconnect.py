@@ -1,4 +1,4 @@
-"""What data parallel training over more GPUs costs: the bytes that each GPU sends, over the slowest link on their way.
+"""What training over more GPUs costs: the bytes that each GPU sends, over the slowest link on their way.
 
 Gradients are summed in a ring, which sends 2(n − 1)/n of them from each of n GPUs (Patarasuk & Yuan 2009), at the
 links' full rate: a lower bound of the time. ZeRO 1 and 2 send as much, ZeRO 3 half as much again (Rajbhandari et al.
@@ -8,11 +8,12 @@ on top.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gpumem_tui.catalog.shapes import Gpu, ModelShape
 from gpumem_tui.catalog.speeds import GpuSpeed
-from gpumem_tui.formula.parameters import count_parameters
+from gpumem_tui.formula.adapters import kept_bytes, trained_parameters
 from gpumem_tui.formula.precision import PRECISION_RECORDS
 from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.formula.sharding import stage_of
@@ -23,7 +24,7 @@ _PAIR = 2
 _BACKWARD_SHARE = 2 / 3
 """Of a pass: backward has two products for one of forward."""
 _GIGA = 1e9
-BRIDGED = ("rtx-2080-ti", "titan-rtx", "rtx-3090", "rtx-a5000", "rtx-a6000", "a40", "a30")
+BRIDGED = ("rtx-2080-ti", "titan-rtx", "rtx-3090", "rtx-a5000", "rtx-a6000", "a40", "a30", "h100-nvl")
 """Cards whose NVLink is a bridge between two; the others' reaches every GPU of a node."""
 
 
@@ -66,22 +67,55 @@ def _between_nodes(speed: GpuSpeed, inside: Link) -> tuple[Link, ...]:
 
 
 def sent_bytes(shape: ModelShape, recipe: Recipe, gpus: int) -> float:
-    """What each of so many GPUs sends for one optimizer step of one pass."""
-    stored = PRECISION_RECORDS[recipe.precision]
-    gradients = count_parameters(shape) * stored.gradient_bytes
+    """What each of so many GPUs that hold the same part of the network sends for one optimizer step of one pass.
+
+    Gradients exist of what is trained; what ZeRO-3 gathers is the network as it is kept, adapters and all.
+    """
+    stored, cut = PRECISION_RECORDS[recipe.precision], recipe.tensor_parallel * recipe.pipeline_parallel
+    gradients = trained_parameters(shape, recipe) * stored.gradient_bytes / cut
     if stage_of(recipe) != 3:
         return 2 * (gpus - 1) / gpus * gradients
-    gathered = count_parameters(shape) * min(stored.parameter_bytes, stored.compute_bytes)
+    gathered = kept_bytes(shape, recipe) * min(1.0, stored.compute_bytes / stored.parameter_bytes) / cut
     return (gpus - 1) / gpus * (gradients + 2 * gathered)
+
+
+def tensor_parallel_seconds(shape: ModelShape, recipe: Recipe, batch_size: int, link: Link) -> float:
+    """What the GPUs that hold one block together send each other in a pass of so many samples.
+
+    Two sums of the residual stream a block in forward and two in backward (Shoeybi et al. 2019, figure 4), and two more
+    where it is recomputed, in a ring; sequence parallel sends as much in other pieces (Korthikanti et al. 2022).
+    """
+    ways, layers = recipe.tensor_parallel, shape.layers / recipe.pipeline_parallel
+    sums = 6 if recipe.recompute == "full" else 4
+    width = PRECISION_RECORDS[recipe.precision].compute_bytes
+    stream_bytes = batch_size * shape.tokens / recipe.context_parallel * shape.hidden * width
+    return layers * sums * 2 * (ways - 1) / ways * stream_bytes / (link.gigabytes_per_s * _GIGA)
+
+
+def bubble(recipe: Recipe, passes: int) -> float:
+    """The time that a pipeline's GPUs wait, over the time that they work: (p − 1)/m, interleaved over v (Narayanan et
+    al. 2021, section 2.2), for at least as many micro-batches as the step has passes."""
+    stages = recipe.pipeline_parallel
+    micro_batches = max(passes, recipe.micro_batches or stages)
+    pieces = recipe.virtual_stages if recipe.schedule == "interleaved" else 1
+    return (stages - 1) / (micro_batches * pieces)
+
+
+def fastest_link(joined: Sequence[Link], gpus: int) -> Link:
+    """Within a node its own links, beyond it those between nodes."""
+    inside = gpus <= GPUS_OF_A_NODE
+    able = [link for link in joined if link.most >= gpus and (link.most <= GPUS_OF_A_NODE) == inside]
+    return max(able, key=lambda link: link.gigabytes_per_s)
 
 
 def efficiency(
     shape: ModelShape, recipe: Recipe, gpus: int, link: Link, step_s: float, passes: int
 ) -> tuple[float, float]:
-    """Share of each GPU's speed that is left over `gpus`: with nothing hidden, and with all that backward can hide.
+    """Share of each GPU's speed that is left: with nothing hidden, and with all that backward can hide.
 
     Args:
-        step_s: a whole optimizer step on one GPU, its passes included, in seconds.
+        gpus: those that hold the same part of the network.
+        step_s: a whole optimizer step on each, its passes included, in seconds.
         passes: of that step. Gradients are summed after the last (torch's ``no_sync``); ZeRO 3 communicates in each.
     """
     if gpus == 1:

@@ -7,12 +7,15 @@ embeddings are left out, as by Chowdhery et al. 2022 (PaLM, appendix B) and Nara
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
 
-from gpumem_tui.catalog.shapes import ModelShape
+from gpumem_tui.catalog.shapes import Experts, LatentAttention, ModelShape
 from gpumem_tui.formula import convnet
+from gpumem_tui.formula.adapters import targets
+from gpumem_tui.formula.parameters import parameter_tensors
+from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.memory import Unknown
 
 _COLOURS = 3
@@ -27,6 +30,8 @@ class Matmul:
         heads: so many of them at once for each sample, as in attention; 0 for a product with a weight, whose rows are
             those of all samples.
         window: in how many rows each input value stands: the kernel's area, for a convolution.
+        matrices: over so many weights of that size the rows are spread, as over experts.
+        is_trained: the weight has a gradient; a frozen one costs backward one product instead of two.
         in_block: full recompute makes it once more. A product of attention's core is `heads` > 0.
     """
 
@@ -36,6 +41,8 @@ class Matmul:
     times: int = 1
     heads: int = 0
     window: int = 1
+    matrices: int = 1
+    is_trained: bool = True
     in_block: bool = True
 
     @property
@@ -45,8 +52,26 @@ class Matmul:
 
 
 @lru_cache(maxsize=256)
-def matmuls(shape: ModelShape) -> tuple[Matmul, ...] | Unknown:
-    """The products of one forward pass, or why they are not known."""
+def matmuls(shape: ModelShape, recipe: Recipe) -> tuple[Matmul, ...] | Unknown:
+    """The products of one forward pass, adapters' included, or why they are not known."""
+    products = _of_network(shape)
+    if isinstance(products, Unknown) or not recipe.has_adapters:
+        return products
+    frozen = (product if product.heads else replace(product, is_trained=False) for product in products)
+    return (*frozen, *_adapters(shape, recipe))
+
+
+def _adapters(shape: ModelShape, recipe: Recipe) -> Iterator[Matmul]:
+    """Each adapter's two products."""
+    at = targets(shape, recipe)
+    for tensor in parameter_tensors(shape):
+        if tensor.linear in at:
+            outputs, inputs = tensor.dims
+            yield Matmul(shape.tokens, recipe.lora_rank, inputs, tensor.copies)
+            yield Matmul(shape.tokens, outputs, recipe.lora_rank, tensor.copies)
+
+
+def _of_network(shape: ModelShape) -> tuple[Matmul, ...] | Unknown:
     if shape.record.has_attention:
         return tuple(_transformer(shape))
     if shape.record.has_batch_norm:
@@ -57,11 +82,25 @@ def matmuls(shape: ModelShape) -> tuple[Matmul, ...] | Unknown:
 
 
 def _attention(shape: ModelShape) -> Iterator[Matmul]:
-    tokens, width, layers = shape.tokens, shape.attention_width, shape.layers
-    yield Matmul(tokens, (shape.heads + 2 * shape.kv_heads) * width, shape.hidden, layers)
+    tokens, width, layers, value_width = shape.tokens, shape.attention_width, shape.layers, shape.attention_width
+    if shape.latent is None:
+        yield Matmul(tokens, (shape.heads + 2 * shape.kv_heads) * width, shape.hidden, layers)
+    else:
+        value_width = shape.latent.value_width
+        yield from _latent_projections(shape, shape.latent)
     yield Matmul(tokens, tokens, width, layers, shape.heads)
-    yield Matmul(tokens, width, tokens, layers, shape.heads)
-    yield Matmul(tokens, shape.hidden, shape.heads * width, layers)
+    yield Matmul(tokens, value_width, tokens, layers, shape.heads)
+    yield Matmul(tokens, shape.hidden, shape.heads * value_width, layers)
+
+
+def _latent_projections(shape: ModelShape, latent: LatentAttention) -> Iterator[Matmul]:
+    queries = shape.heads * shape.attention_width
+    if latent.q_rank:
+        yield Matmul(shape.tokens, latent.q_rank, shape.hidden, shape.layers)
+    yield Matmul(shape.tokens, queries, latent.q_rank or shape.hidden, shape.layers)
+    yield Matmul(shape.tokens, latent.kv_rank + latent.rope_width, shape.hidden, shape.layers)
+    widened = shape.heads * (shape.attention_width - latent.rope_width + latent.value_width)
+    yield Matmul(shape.tokens, widened, latent.kv_rank, shape.layers)
 
 
 def _transformer(shape: ModelShape) -> Iterator[Matmul]:
@@ -69,13 +108,32 @@ def _transformer(shape: ModelShape) -> Iterator[Matmul]:
         depth = _COLOURS * shape.patch_size**2
         yield Matmul(shape.tokens - 1, shape.hidden, depth, in_block=False)
     yield from _attention(shape)
-    upward = 2 if shape.record.is_gated else 1
-    yield Matmul(shape.tokens, shape.ffn, shape.hidden, upward * shape.layers)
-    yield Matmul(shape.tokens, shape.hidden, shape.ffn, shape.layers)
+    if shape.experts is None:
+        yield from _feed_forward(shape, shape.ffn, shape.layers)
+    else:
+        yield from _experts(shape, shape.experts)
     if shape.record.predicts_tokens:
         yield Matmul(shape.tokens, shape.vocab, shape.hidden, in_block=False)
     else:
         yield Matmul(1, shape.classes, shape.hidden, in_block=False)
+
+
+def _feed_forward(shape: ModelShape, ffn: int, layers: int) -> Iterator[Matmul]:
+    upward = 2 if shape.record.is_gated else 1
+    yield Matmul(shape.tokens, ffn, shape.hidden, upward * layers)
+    yield Matmul(shape.tokens, shape.hidden, ffn, layers)
+
+
+def _experts(shape: ModelShape, experts: Experts) -> Iterator[Matmul]:
+    """Each token's active experts; however many GPUs they are spread over, each computes as much as one with all."""
+    layers, rows = shape.layers - shape.dense_layers, shape.tokens * experts.active
+    if shape.dense_layers:
+        yield from _feed_forward(shape, experts.dense_ffn, shape.dense_layers)
+    yield Matmul(shape.tokens, experts.count, shape.hidden, layers)
+    yield Matmul(rows, 2 * shape.ffn, shape.hidden, layers, matrices=experts.held)
+    yield Matmul(rows, shape.hidden, shape.ffn, layers, matrices=experts.held)
+    if experts.shared:
+        yield from _feed_forward(shape, experts.shared * shape.ffn, layers)
 
 
 def _resnet(shape: ModelShape) -> Iterator[Matmul]:

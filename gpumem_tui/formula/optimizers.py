@@ -314,8 +314,13 @@ def _eight_bit_bytes(tensor: ParameterTensor, state_bytes: int) -> int:
     return 2 * (values + _FP32_BYTES * ceil(values / _QUANTIZATION_BLOCK)) * tensor.copies
 
 
+def _by_muon(tensor: ParameterTensor) -> bool:
+    """Whether it is a matrix of the blocks."""
+    return bool(tensor.linear) and len(tensor.dims) == 2
+
+
 def _muon_bytes(tensor: ParameterTensor, state_bytes: int) -> int:
-    return tensor.values * state_bytes * (1 if tensor.linear else 2)
+    return tensor.values * state_bytes * (1 if _by_muon(tensor) else 2)
 
 
 _KEPT: Mapping[Optimizer, Callable[[ParameterTensor, int], int]] = MappingProxyType(
@@ -334,12 +339,12 @@ def _muon_scratch_bytes(tensors: Sequence[ParameterTensor], state_bytes: int) ->
     That is the update, its 16-bit copy where it is fp32, the next iterate, and two products of the narrow side with
     itself (torch/optim/_muon.py).
     """
-    rest = sum(tensor.values for tensor in tensors if not tensor.linear)
+    rest = sum(tensor.values for tensor in tensors if not _by_muon(tensor))
     of_matrix = [
         (state_bytes + (_BF16_BYTES if state_bytes == _FP32_BYTES else 0) + _BF16_BYTES) * prod(tensor.dims)
         + 2 * _BF16_BYTES * min(tensor.dims) ** 2
         for tensor in tensors
-        if tensor.linear
+        if _by_muon(tensor)
     ]
     return max(rest * state_bytes, *of_matrix, 0)
 

@@ -1,12 +1,13 @@
-"""The network cut over GPUs: tensor, sequence, context and pipeline parallel, in closed form.
+"""The network cut over GPUs: tensor, sequence, context, expert and pipeline parallel, in closed form.
 
 Tensor parallel cuts every block's matrices, by heads and by the feed-forward's width, and the vocabulary (Shoeybi et
 al. 2019, Megatron-LM); what lies between them is whole on every GPU, unless sequence parallel cuts that as well: a
 block's activations then are exactly 1/t (Korthikanti et al. 2022, table 2). Context parallel cuts the sequence
-everywhere; keys and values go round (Liu et al. 2023). Pipeline parallel lays the blocks over GPUs one after another;
-how many micro-batches' activations a GPU keeps is its schedule's: with 1F1B p less its place, with GPipe all
-(Narayanan et al. 2021, section 2.2), interleaved 1 + (p − 1)/(p·v) of the whole network's (Korthikanti et al. 2022,
-section 4.2.3).
+everywhere; keys and values go round (Liu et al. 2023). Expert parallel spreads a block's experts over GPUs that hold
+all else alike, and tokens are sent to their experts and back (Lepikhin et al. 2020). Pipeline parallel lays the blocks
+over GPUs one after another; how many micro-batches' activations a GPU keeps is its schedule's: with 1F1B p less its
+place, with GPipe all (Narayanan et al. 2021, section 2.2), interleaved 1 + (p − 1)/(p·v) of the whole network's
+(Korthikanti et al. 2022, section 4.2.3).
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from functools import lru_cache
 from gpumem_tui.catalog.shapes import ModelShape
 from gpumem_tui.formula.precision import PRECISION_RECORDS
 from gpumem_tui.formula.recipe import Recipe
-from gpumem_tui.formula.rows import ALWAYS, FormulaRow, batch_row
-from gpumem_tui.formula.sharding import SHARDING_RECORDS, has_own_precision
+from gpumem_tui.formula.rows import ALWAYS, IN_A_BLOCK, FormulaRow, batch_row, there
+from gpumem_tui.formula.sharding import SHARDED, SHARDING_RECORDS, has_own_precision
 from gpumem_tui.formula.transformer import ONE_BLOCK, THE_FIRST_BLOCK
 from gpumem_tui.memory import Bucket
 
@@ -37,6 +38,8 @@ def fault(shape: ModelShape, recipe: Recipe) -> tuple[str, str] | None:
 def _faults(shape: ModelShape, recipe: Recipe) -> Iterator[tuple[str, str]]:
     if recipe.has_adapters and (recipe.model_parallel > 1 or has_own_precision(recipe)):
         yield "--adapter", "under adapters a network is counted uncut, with --sharding none, zero1, zero2 or zero3"
+    if shape.sinks and recipe.attention in ("flash", "efficient"):
+        yield "--attention", f"{shape.name} has attention sinks, which PyTorch's fused kernels do not have; use auto"
     tensor, pipeline, context = recipe.tensor_parallel, recipe.pipeline_parallel, recipe.context_parallel
     for name in ("tensor_parallel", "context_parallel", "pipeline_parallel"):
         if getattr(recipe, name) > 1 and not shape.record.has_attention:
@@ -57,6 +60,7 @@ def _faults(shape: ModelShape, recipe: Recipe) -> Iterator[tuple[str, str]]:
         yield "--context-parallel", f"{context} does not divide a sequence of {shape.tokens:,} tokens"
     if context > 1 and recipe.attention == "math":
         yield "--attention", "context parallel goes round with a fused kernel; use auto, flash or efficient"
+    yield from _expert_faults(shape, recipe)
     if recipe.gpus % recipe.model_parallel:
         cut = f"{tensor} × {context} × {pipeline}"
         yield (
@@ -66,6 +70,22 @@ def _faults(shape: ModelShape, recipe: Recipe) -> Iterator[tuple[str, str]]:
         )
 
 
+def _expert_faults(shape: ModelShape, recipe: Recipe) -> Iterator[tuple[str, str]]:
+    ways, experts = recipe.expert_parallel, shape.experts
+    if experts is not None and experts.dense_layers and experts.dense_ffn % recipe.tensor_parallel:
+        counted = f"{experts.dense_ffn:,} ffn of the first blocks"
+        yield "--tensor-parallel", f"{recipe.tensor_parallel} does not divide the {counted} of {shape.name}"
+    if ways == 1:
+        return
+    if experts is None:
+        yield "--expert-parallel", f"{shape.name} has no experts to spread"
+    elif experts.count % ways:
+        yield "--expert-parallel", f"{ways} does not divide the {experts.count} experts of {shape.name}"
+    if recipe.sharded_over % ways:
+        alike = f"{recipe.sharded_over} GPUs that hold the same part of the network"
+        yield "--expert-parallel", f"experts are spread over {ways} of the {alike}: take --gpus {recipe.least_gpus}"
+
+
 def why_formula_only(recipe: Recipe) -> str:
     """Why nothing here can run a recipe, so that only the formula answers it, and what does; "" where it can be run."""
     instead = "a program that does it can be given as a command after --"
@@ -73,7 +93,7 @@ def why_formula_only(recipe: Recipe) -> str:
         return f"--sharding {recipe.sharding}: formula only: DeepSpeed is no part of PyTorch; {instead}"
     if recipe.optimizer == "muon" and recipe.sharding != "none" and recipe.sharded_over > 1:
         return "--optimizer muon: formula only over several GPUs: torch.optim.Muon takes whole matrices"
-    for name in ("tensor_parallel", "context_parallel", "pipeline_parallel"):
+    for name in ("tensor_parallel", "context_parallel", "expert_parallel", "pipeline_parallel"):
         if (ways := getattr(recipe, name)) > 1:
             return f"{_option(name)} {ways}: formula only: the catalog's models are not cut; {instead}"
     return ""
@@ -90,6 +110,7 @@ class Stage:
     Attributes:
         shape: its share of its stage's part of the network.
         uncut: that part, were there no tensor parallel.
+        unspread: its share with all of its experts; None where they are not spread.
         place: its stage's, from 0.
     """
 
@@ -97,6 +118,7 @@ class Stage:
     uncut: ModelShape
     recipe: Recipe
     place: int
+    unspread: ModelShape | None = None
 
     def rows(self, batch_size: int, rows_of: RowsOf) -> list[FormulaRow]:
         """Every row of this GPU.
@@ -107,6 +129,8 @@ class Stage:
         """
         recipe = self.recipe
         rows = rows_of(self.shape)
+        if self.unspread is not None:
+            rows = [*_spread(rows, rows_of(self.unspread), recipe), *_sent_rows(self.shape, recipe, batch_size)]
         if recipe.model_parallel == 1:
             return rows
         if recipe.sequence_parallel:
@@ -126,7 +150,15 @@ def stages(shape: ModelShape, recipe: Recipe) -> tuple[Stage, ...]:
     The stages between have no more blocks than the first, fewer micro-batches and nothing outside the blocks.
     """
     parts = [(place, _stage(shape, recipe, place)) for place in sorted({0, recipe.pipeline_parallel - 1})]
-    return tuple(Stage(_cut(part, recipe.tensor_parallel), part, recipe, place) for place, part in parts)
+    return tuple(_stage_of(part, recipe, place) for place, part in parts)
+
+
+def _stage_of(part: ModelShape, recipe: Recipe, place: int) -> Stage:
+    cut = _cut(part, recipe.tensor_parallel)
+    if recipe.expert_parallel == 1 or cut.experts is None:
+        return Stage(cut, part, recipe, place)
+    spread = replace(cut, experts=replace(cut.experts, spread=recipe.expert_parallel))
+    return Stage(spread, part, recipe, place, unspread=cut)
 
 
 def micro_batches_kept(recipe: Recipe, place: int) -> tuple[int, int]:
@@ -153,13 +185,17 @@ def _stage(shape: ModelShape, recipe: Recipe, place: int) -> ModelShape:
         part = "first" if place == 0 else "last" if place == stages - 1 else "middle"
     layers = shape.layers // stages + (place < shape.layers % stages)
     seq_len = shape.seq_len // recipe.context_parallel
-    return replace(shape, layers=layers, seq_len=seq_len, part=part)
+    experts = shape.experts
+    if experts is not None and place > 0:
+        experts = replace(experts, dense_layers=0)  # the first blocks are the first stage's
+    return replace(shape, layers=layers, seq_len=seq_len, part=part, experts=experts)
 
 
 def _cut(shape: ModelShape, ways: int) -> ModelShape:
     """One GPU's share of every block and of the vocabulary; the residual stream is as wide as ever."""
     if ways == 1:
         return shape
+    experts = shape.experts
     return replace(
         shape,
         heads=shape.heads // ways,
@@ -167,7 +203,25 @@ def _cut(shape: ModelShape, ways: int) -> ModelShape:
         head_dim=shape.attention_width,
         ffn=shape.ffn // ways,
         vocab=-(-shape.vocab // ways),
+        experts=None if experts is None else replace(experts, dense_ffn=experts.dense_ffn // ways),
     )
+
+
+def _spread(rows: list[FormulaRow], unspread: list[FormulaRow], recipe: Recipe) -> list[FormulaRow]:
+    """Of spread experts what sharding divides is as of unspread ones: fewer of them, over as many fewer GPUs."""
+    divided = SHARDED[recipe.sharding] if recipe.sharded_over > 1 else frozenset[Bucket]()
+    by_name = {row.name: row for row in unspread}
+    return [by_name[row.name] if row.bucket in divided and not row.grows_with_batch else row for row in rows]
+
+
+def _sent_rows(shape: ModelShape, recipe: Recipe, batch_size: int) -> list[FormulaRow]:
+    """What goes out and what comes in, of a block: each GPU gets as many tokens as it sends."""
+    assert shape.experts is not None
+    width = PRECISION_RECORDS[recipe.precision].compute_bytes
+    factors = (2, batch_size, shape.seq_len, shape.experts.active, shape.hidden, width)
+    note = "of one block: those that go to other GPUs' experts, and those that come"
+    row = batch_row(Bucket.TEMPORARY, "tokens on their way to experts", factors, "Lepikhin et al. 2020 (GShard)", note)
+    return there(IN_A_BLOCK, [row])
 
 
 def _is_of_blocks(row: FormulaRow) -> bool:
@@ -230,6 +284,8 @@ def parallel_assumptions(recipe: Recipe) -> list[str]:
         assumed.append(
             "Of the pipeline, the fuller of the first and the last stage is shown; the batch is one micro-batch."
         )
+    if recipe.expert_parallel > 1:
+        assumed.append("Expert parallel: each GPU holds a share of the experts and gets as many tokens as it sends.")
     if recipe.context_parallel > 1:
         assumed.append("Context parallel: keys and values go round in a ring, one layer's at a time.")
     return assumed
@@ -243,6 +299,8 @@ def cuts(recipe: Recipe) -> list[str]:
         named.append(f"tensor parallel {recipe.tensor_parallel}{and_sequence}")
     if recipe.context_parallel > 1:
         named.append(f"context parallel {recipe.context_parallel}")
+    if recipe.expert_parallel > 1:
+        named.append(f"expert parallel {recipe.expert_parallel}")
     if recipe.pipeline_parallel > 1:
         micro_batches = recipe.micro_batches or recipe.pipeline_parallel
         named.append(f"pipeline {recipe.pipeline_parallel} ({recipe.schedule}, {micro_batches} micro-batches)")

@@ -10,12 +10,14 @@ from math import prod
 from types import MappingProxyType
 
 from gpumem_tui.catalog.families import Family
-from gpumem_tui.catalog.shapes import ModelShape
+from gpumem_tui.catalog.shapes import Experts, LatentAttention, ModelShape
 from gpumem_tui.formula import convnet
 
 _TOKEN_TYPES = 2
 """Segment embeddings of BERT: sentence A, sentence B."""
 _COLOURS = 3
+GATHERED_BLOCKS = 2
+"""Held whole under ZeRO-3 beside what lies outside the blocks: the one that runs and the one fetched ahead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,11 +26,13 @@ class ParameterTensor:
 
     Attributes:
         linear: of a weight matrix [outputs, inputs] of the blocks, what its layer is called; empty for all others.
+        is_experts: those of a block's experts in one tensor [experts, outputs, inputs].
     """
 
     dims: tuple[int, ...]
     copies: int = 1
     linear: str = ""
+    is_experts: bool = False
 
     @property
     def values(self) -> int:
@@ -57,15 +61,35 @@ def gathered_parameters(shape: ModelShape) -> int:
     if shape.record.has_batch_norm:
         blocks = sorted((_block_parameters(block) for block in convnet.resnet(shape).blocks), reverse=True)
         return count_parameters(shape) - sum(blocks[2:])
-    one_block = count_parameters(shape) - count_parameters(replace(shape, layers=shape.layers - 1))
-    return count_parameters(shape) - max(0, shape.layers - 2) * one_block
+    return count_parameters(with_largest_blocks(shape, GATHERED_BLOCKS))
+
+
+def with_largest_blocks(shape: ModelShape, blocks: int) -> ModelShape:
+    """The network with no more than so many of its blocks, the largest: those that have experts, where some do."""
+    blocks = min(blocks, shape.layers)
+    if shape.experts is None:
+        return replace(shape, layers=blocks)
+    dense = max(0, blocks - (shape.layers - shape.dense_layers))
+    return replace(shape, layers=blocks, experts=replace(shape.experts, dense_layers=dense))
 
 
 def block_parameters(shape: ModelShape) -> int:
     """The parameters of one block, the largest where they differ."""
     if shape.record.has_batch_norm:
         return max(_block_parameters(block) for block in convnet.resnet(shape).blocks)
+    if shape.experts is not None:
+        return count_parameters(with_largest_blocks(shape, 1)) - count_parameters(with_largest_blocks(shape, 0))
     return count_parameters(shape) - count_parameters(replace(shape, layers=shape.layers - 1))
+
+
+def active_parameters(shape: ModelShape) -> int:
+    """Those that one token goes through: of a block's experts the active ones. All of them without experts."""
+    experts = shape.experts
+    if experts is None:
+        return count_parameters(shape)
+    return count_parameters(replace(shape, experts=replace(experts, count=experts.active, spread=1))) + (
+        (experts.count - experts.active) * shape.hidden * (shape.layers - shape.dense_layers)
+    )
 
 
 def head_parameters(shape: ModelShape) -> int:
@@ -138,21 +162,67 @@ def _gpt2(shape: ModelShape) -> Iterator[ParameterTensor]:
 
 
 def _llama(shape: ModelShape) -> Iterator[ParameterTensor]:
-    queries = shape.heads * shape.attention_width
-    keys = shape.kv_heads * shape.attention_width
     if shape.has_embedding:
         yield ParameterTensor((shape.vocab, shape.hidden))
-    yield from _linear(queries, shape.hidden, shape.layers, "q_proj", bias=shape.qkv_bias)
-    yield from _linear(keys, shape.hidden, shape.layers, "k_proj", bias=shape.qkv_bias)
-    yield from _linear(keys, shape.hidden, shape.layers, "v_proj", bias=shape.qkv_bias)
-    yield from _linear(shape.hidden, queries, shape.layers, "o_proj", bias=False)
-    yield from _linear(shape.ffn, shape.hidden, shape.layers, "gate_proj", bias=False)
-    yield from _linear(shape.ffn, shape.hidden, shape.layers, "up_proj", bias=False)
-    yield from _linear(shape.hidden, shape.ffn, shape.layers, "down_proj", bias=False)
+    yield from _llama_attention(shape) if shape.latent is None else _latent_attention(shape, shape.latent)
+    if shape.experts is None:
+        yield from _swiglu(shape, shape.ffn, shape.layers)
+    else:
+        yield from _experts(shape, shape.experts)
     # RMSNorm: a weight and no bias
     yield ParameterTensor((shape.hidden,), 2 * shape.layers + shape.has_head)
     if shape.has_head:
         yield from _vocabulary(shape)
+
+
+def _llama_attention(shape: ModelShape) -> Iterator[ParameterTensor]:
+    queries = shape.heads * shape.attention_width
+    keys = shape.kv_heads * shape.attention_width
+    yield from _linear(queries, shape.hidden, shape.layers, "q_proj", bias=shape.qkv_bias)
+    yield from _linear(keys, shape.hidden, shape.layers, "k_proj", bias=shape.qkv_bias)
+    yield from _linear(keys, shape.hidden, shape.layers, "v_proj", bias=shape.qkv_bias)
+    yield from _linear(shape.hidden, queries, shape.layers, "o_proj", bias=shape.out_bias)
+    if shape.qk_norm:
+        yield ParameterTensor((shape.attention_width,), 2 * shape.layers)
+    if shape.sinks:
+        yield ParameterTensor((shape.heads,), shape.layers)
+
+
+def _latent_attention(shape: ModelShape, latent: LatentAttention) -> Iterator[ParameterTensor]:
+    queries, layers = shape.heads * shape.attention_width, shape.layers
+    if latent.q_rank:
+        yield from _linear(latent.q_rank, shape.hidden, layers, "q_a_proj", bias=False)
+        yield ParameterTensor((latent.q_rank,), layers)
+        yield from _linear(queries, latent.q_rank, layers, "q_b_proj", bias=False)
+    else:
+        yield from _linear(queries, shape.hidden, layers, "q_proj", bias=False)
+    yield from _linear(latent.kv_rank + latent.rope_width, shape.hidden, layers, "kv_a_proj_with_mqa", bias=False)
+    yield ParameterTensor((latent.kv_rank,), layers)
+    widened = shape.heads * (shape.attention_width - latent.rope_width + latent.value_width)
+    yield from _linear(widened, latent.kv_rank, layers, "kv_b_proj", bias=False)
+    yield from _linear(shape.hidden, shape.heads * latent.value_width, layers, "o_proj", bias=False)
+
+
+def _swiglu(shape: ModelShape, ffn: int, layers: int) -> Iterator[ParameterTensor]:
+    yield from _linear(ffn, shape.hidden, layers, "gate_proj", bias=False)
+    yield from _linear(ffn, shape.hidden, layers, "up_proj", bias=False)
+    yield from _linear(shape.hidden, ffn, layers, "down_proj", bias=False)
+
+
+def _experts(shape: ModelShape, experts: Experts) -> Iterator[ParameterTensor]:
+    """Router, experts and shared experts of every block that has some; of the others one feed-forward network."""
+    layers, held = shape.layers - shape.dense_layers, experts.held
+    if shape.dense_layers:
+        yield from _swiglu(shape, experts.dense_ffn, shape.dense_layers)
+    yield ParameterTensor((experts.count, shape.hidden), layers)
+    yield ParameterTensor((held, 2 * shape.ffn, shape.hidden), layers, is_experts=True)
+    yield ParameterTensor((held, shape.hidden, shape.ffn), layers, is_experts=True)
+    if experts.has_bias:
+        yield ParameterTensor((experts.count,), layers)
+        yield ParameterTensor((held, 2 * shape.ffn), layers)
+        yield ParameterTensor((held, shape.hidden), layers)
+    if experts.shared:
+        yield from _swiglu(shape, experts.shared * shape.ffn, layers)
 
 
 def _bert(shape: ModelShape) -> Iterator[ParameterTensor]:
@@ -194,5 +264,5 @@ def _mlp(shape: ModelShape) -> Iterator[ParameterTensor]:
 
 
 _TENSORS: Mapping[Family, Callable[[ModelShape], Iterator[ParameterTensor]]] = MappingProxyType(
-    {"gpt2": _gpt2, "llama": _llama, "bert": _bert, "vit": _vit, "resnet": _resnet, "mlp": _mlp}
+    {"gpt2": _gpt2, "llama": _llama, "moe": _llama, "bert": _bert, "vit": _vit, "resnet": _resnet, "mlp": _mlp}
 )

@@ -12,13 +12,13 @@ from gpumem_tui.formula import adapters, convnet, mlp, transformer
 from gpumem_tui.formula.cache import left_copies_bytes, pieces_bytes, reserved_bytes
 from gpumem_tui.formula.engines import engine_rows
 from gpumem_tui.formula.extras import NO_EXTRAS, Extras
-from gpumem_tui.formula.head import head_rows
+from gpumem_tui.formula.head import head_rows, tied_gradients_row
 from gpumem_tui.formula.optimizers import offloaded_row, optimizer_row, scratch_row
 from gpumem_tui.formula.parallel import Stage, parallel_assumptions, stages
 from gpumem_tui.formula.parameters import (
     ParameterTensor,
-    block_parameters,
-    embedding_parameters,
+    active_parameters,
+    count_parameters,
     gathered_parameters,
     head_parameters,
 )
@@ -244,13 +244,13 @@ def _fixed_rows(shape: ModelShape, recipe: Recipe, extras: Extras) -> list[Formu
     weights = adapters.weights(shape, recipe)
     trained = _values(weights.trained)
     storage = PRECISION_RECORDS[recipe.precision]
-    gradients = fixed_row(
-        Bucket.GRADIENTS, "gradients", (trained, storage.gradient_bytes), storage.source, storage.note
-    )
+    updated = adapters.as_trained(recipe)
+    kept = PRECISION_RECORDS[updated.precision]
+    gradients = fixed_row(Bucket.GRADIENTS, "gradients", (trained, kept.gradient_bytes), kept.source, kept.note)
     rows = [
         *_parameter_rows(shape, recipe),
         *there({Moment.FIRST_BLOCK, Moment.EMBEDDING, Moment.UPDATE}, [gradients]),
-        offloaded_row(recipe) if "offload-optimizer" in extras else optimizer_row(recipe, weights.trained),
+        offloaded_row(recipe) if "offload-optimizer" in extras else optimizer_row(updated, weights.trained),
     ]
     rows = [shard(row, recipe) for row in rows]
     rows += _working_copies(shape, recipe)
@@ -265,20 +265,15 @@ def _fixed_rows(shape: ModelShape, recipe: Recipe, extras: Extras) -> list[Formu
         )
         rows += there({Moment.LAST_BLOCK}, [gradient])
         if shape.tied_head and shape.has_embedding:
-            tied = fixed_row(
-                Bucket.TEMPORARY,
-                "gradients of the tied embedding",
-                (2, head, storage.gradient_bytes),
-                "PyTorch autograd",
-                "the embedding's dense gradient beside the head's, until both are summed in a third",
-            )
-            rows += there({Moment.EMBEDDING}, [tied])
-    if "offload-optimizer" not in extras and (scratch := scratch_row(recipe, weights.trained)) is not None:
+            rows.append(tied_gradients_row(head, storage.gradient_bytes))
+    if "offload-optimizer" not in extras and (scratch := scratch_row(updated, weights.trained)) is not None:
         rows.append(shard_scratch(scratch, recipe))
     if stage_of(recipe) == 3 and recipe.sharded_over > 1:
         rows.append(_gathered_row(shape, recipe))
     if (unpacked := adapters.dequantization_row(shape, recipe)) is not None:
         rows += there(IN_A_BLOCK, [unpacked])
+    if (norm := adapters.norm_row(shape, recipe)) is not None:
+        rows += there(IN_A_BLOCK if recipe.recompute == "full" else {Moment.LAST_BLOCK}, [norm])
     return rows
 
 
@@ -310,15 +305,14 @@ def _working_copies(shape: ModelShape, recipe: Recipe) -> list[FormulaRow]:
     storage = PRECISION_RECORDS[recipe.precision]
     if not storage.working_copy_bytes:
         return []
-    copied = adapters.unquantized_parameters(shape, recipe) - embedding_parameters(shape)
-    in_block = adapters.unquantized_in_block(shape, recipe) if recipe.has_adapters else block_parameters(shape)
+    copied, in_block = adapters.copied_parameters(shape, recipe)
     row = fixed_row(
         Bucket.ACTIVATIONS,
         "16-bit working copy of the parameters",
         (copied, storage.working_copy_bytes),
         storage.source,
         "made by forward and kept for backward, so with the activations, though the batch does not change it, and "
-        "whole on every GPU however the weights are sharded; embeddings are looked up in fp32 and not copied",
+        "whole on every GPU however the weights are sharded; embeddings and experts are used in fp32 and not copied",
     )
     if recipe.recompute != "full":
         return there(FORWARD_ENDS, [row])
@@ -396,6 +390,9 @@ def _attention_assumptions(shape: ModelShape, recipe: Recipe) -> list[str]:
         assumed.append("Flash kernels take 16-bit values only; in fp32 PyTorch's fused kernel is efficient.")
     if shape.record.remark:
         assumed.append(shape.record.remark)
+    if shape.experts is not None:
+        active, total = active_parameters(shape), count_parameters(shape)
+        assumed.append(f"{active / 1e9:.1f} of {total / 1e9:.1f} billion parameters work on one token.")
     if not shape.dropout:
         assumed.append("The model has no dropout, so the textbook's masks are not counted.")
     if recipe.recompute == "selective":

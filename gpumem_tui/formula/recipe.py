@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import gcd
 from types import MappingProxyType
 from typing import Literal, get_args
 
@@ -26,7 +27,8 @@ Recompute = Literal["none", "selective", "full"]
 Attention = Literal["auto", "flash", "efficient", "math"]
 Sharding = Literal["none", "zero1", "zero2", "zero3", "fsdp2", "deepspeed-zero1", "deepspeed-zero2", "deepspeed-zero3"]
 Schedule = Literal["1f1b", "gpipe", "interleaved"]
-Adapter = Literal["none", "lora"]
+Adapter = Literal["none", "lora", "dora"]
+AdapterDtype = Literal["base", "fp32"]
 BaseQuantization = Literal["none", "nf4-dq", "nf4", "int8", "fp8"]
 
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
@@ -38,6 +40,7 @@ SHARDING_ALIASES: Mapping[str, Sharding] = MappingProxyType({"fsdp2-autocast": "
 """Other names of the same, as they may be typed."""
 SCHEDULES: tuple[Schedule, ...] = get_args(Schedule)
 ADAPTERS: tuple[Adapter, ...] = get_args(Adapter)
+ADAPTER_DTYPES: tuple[AdapterDtype, ...] = get_args(AdapterDtype)
 BASE_QUANTIZATIONS: tuple[BaseQuantization, ...] = get_args(BaseQuantization)
 
 ALL_LINEAR = "all-linear"
@@ -61,10 +64,14 @@ class Recipe:
         gpus: all GPUs of the job.
         tensor_parallel: GPUs over which every block's matrices are cut; `sequence_parallel`: and what lies between.
         context_parallel: GPUs over which each sequence is cut.
+        expert_parallel: GPUs over which a block's experts are spread, of those that hold the same part of the network:
+            each has samples of its own, and sends tokens to the GPUs that hold their experts.
         pipeline_parallel: GPUs over which the blocks are laid one after another, by `schedule`, and `micro_batches` of
             a step (0 for as many as there are stages); `virtual_stages`: pieces of the network that a GPU has in turn
             when interleaved.
-        adapter: what is trained: every weight, or low-rank matrices beside frozen weights (LoRA).
+        adapter: what is trained: every weight, or low-rank matrices beside frozen weights (LoRA), whose sum is scaled
+            by a trained magnitude of each row (DoRA).
+        adapter_dtype: what adapters are kept in: as `precision` keeps weights, or fp32 (PEFT's default).
         lora_rank: their inner width. `lora_targets`: the linear layers that have them, by name with commas between, or
             `ALL_LINEAR`.
         base_quantization: what the frozen weights of the blocks' linear layers are kept in; ``none``: as `precision`
@@ -80,6 +87,7 @@ class Recipe:
     tensor_parallel: int = 1
     sequence_parallel: bool = False
     context_parallel: int = 1
+    expert_parallel: int = 1
     pipeline_parallel: int = 1
     schedule: Schedule = "1f1b"
     micro_batches: int = 0
@@ -87,12 +95,18 @@ class Recipe:
     adapter: Adapter = "none"
     lora_rank: int = DEFAULT_LORA_RANK
     lora_targets: str = ALL_LINEAR
+    adapter_dtype: AdapterDtype = "base"
     base_quantization: BaseQuantization = "none"
 
     @property
     def model_parallel(self) -> int:
         """GPUs that hold one copy of the network together."""
         return self.tensor_parallel * self.context_parallel * self.pipeline_parallel
+
+    @property
+    def least_gpus(self) -> int:
+        """GPUs that a job takes at least: one copy of the network, or as many as its experts are spread over."""
+        return self.model_parallel * self.expert_parallel // gcd(self.context_parallel, self.expert_parallel)
 
     @property
     def data_parallel(self) -> int:
@@ -116,4 +130,6 @@ class Recipe:
         if not self.has_adapters:
             return ""
         base = "" if self.base_quantization == "none" else f" over {self.base_quantization}"
-        return f"LoRA rank {self.lora_rank} at {self.lora_targets}{base}"
+        kind = "DoRA" if self.adapter == "dora" else "LoRA"
+        wide = " in fp32" if self.adapter_dtype == "fp32" else ""
+        return f"{kind} rank {self.lora_rank}{wide} at {self.lora_targets}{base}"

@@ -15,13 +15,13 @@ from functools import lru_cache
 
 from gpumem_tui.catalog.shapes import Gpu, ModelShape
 from gpumem_tui.catalog.speeds import MULTIPROCESSORS_OF_OTHERS
+from gpumem_tui.formula.adapters import weights
+from gpumem_tui.formula.blocks import fused
 from gpumem_tui.formula.changes import BF16_SINCE
 from gpumem_tui.formula.matmuls import Matmul, matmuls
 from gpumem_tui.formula.optimizers import OPTIMIZER_RECORDS, optimizer_row
-from gpumem_tui.formula.parameters import count_parameters, parameter_tensors
 from gpumem_tui.formula.precision import PRECISION_RECORDS
 from gpumem_tui.formula.recipe import Recipe
-from gpumem_tui.formula.transformer import fused
 from gpumem_tui.memory import Unknown
 
 TERA, GIGA = 1e12, 1e9
@@ -30,8 +30,6 @@ _PIECE = 512
 """Terms of a sum below which it is not cut. Assumed."""
 _LEAST_SIDE = 32
 """A side of an output that is shorter takes as long as this one: of the smallest tiles of NVIDIA's libraries."""
-_BACKWARD_PASSES = 2
-"""Products of backward for one of forward: the gradients of its two operands."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +101,7 @@ def engine(shape: ModelShape, recipe: Recipe, gpu: Gpu) -> Engine | Unknown:
 
 def training_flops(shape: ModelShape, recipe: Recipe) -> int | Unknown:
     """Floating-point operations of forward and backward for one sample, with what is recomputed."""
-    products = matmuls(shape)
+    products = matmuls(shape, recipe)
     if isinstance(products, Unknown):
         return products
     return sum(product.flops * _times(product, recipe) for product in products)
@@ -111,14 +109,17 @@ def training_flops(shape: ModelShape, recipe: Recipe) -> int | Unknown:
 
 def _times(product: Matmul, recipe: Recipe) -> int:
     """Products made for one of forward: itself, those of backward, and once more where it is recomputed."""
-    again = product.in_block and (recipe.recompute == "full" or (recipe.recompute == "selective" and product.heads > 0))
-    return 1 + _BACKWARD_PASSES + again
+    return 1 + _again(product, recipe) + (2 if product.is_trained else 1)
+
+
+def _again(product: Matmul, recipe: Recipe) -> bool:
+    return product.in_block and (recipe.recompute == "full" or (recipe.recompute == "selective" and product.heads > 0))
 
 
 @lru_cache(maxsize=4096)
 def pass_seconds(shape: ModelShape, recipe: Recipe, gpu: Gpu, batch_size: int, share: float) -> float | Unknown:
     """Seconds of one forward and backward of `batch_size` samples on one GPU at that share of the highest rate."""
-    products, found = matmuls(shape), engine(shape, recipe, gpu)
+    products, found = matmuls(shape, recipe), engine(shape, recipe, gpu)
     if isinstance(products, Unknown):
         return products
     if isinstance(found, Unknown):
@@ -131,7 +132,7 @@ def pass_seconds(shape: ModelShape, recipe: Recipe, gpu: Gpu, batch_size: int, s
     def seconds(flops: float, parts: int, elements: float) -> float:
         return max(flops / (flops_per_s * min(1.0, parts / units)), width * elements / bytes_per_s)
 
-    return _sum(products, recipe, batch_size, seconds)
+    return _sum(shape, products, recipe, batch_size, seconds)
 
 
 @lru_cache(maxsize=4096)
@@ -140,15 +141,19 @@ def relative_pass(shape: ModelShape, recipe: Recipe, multiprocessors: int | None
 
     For a family whose products are not known it is proportional to the batch.
     """
-    products, units = matmuls(shape), multiprocessors or MULTIPROCESSORS_OF_OTHERS
+    products, units = matmuls(shape, recipe), multiprocessors or MULTIPROCESSORS_OF_OTHERS
     if isinstance(products, Unknown):
         return float(batch_size)
 
-    return _sum(products, recipe, batch_size, lambda flops, parts, elements: flops / min(1.0, parts / units))
+    return _sum(shape, products, recipe, batch_size, lambda flops, parts, elements: flops / min(1.0, parts / units))
 
 
 def _sum(
-    products: tuple[Matmul, ...], recipe: Recipe, batch_size: int, seconds: Callable[[float, int, float], float]
+    shape: ModelShape,
+    products: tuple[Matmul, ...],
+    recipe: Recipe,
+    batch_size: int,
+    seconds: Callable[[float, int, float], float],
 ) -> float:
     """Over the products of forward and backward, of each `seconds` of its operations, its parts that can run beside
     each other, and the elements of its three matrices. Scores that a fused kernel keeps on the chip are not moved."""
@@ -157,15 +162,15 @@ def _sum(
         rows = product.rows if product.heads else product.rows * batch_size
         count = product.heads * batch_size or 1
         columns, depth = product.columns, product.depth
-        elements = count * (rows * depth / product.window + depth * columns + rows * columns)
-        if product.heads and fused(recipe):
+        elements = count * (rows * depth / product.window + product.matrices * depth * columns + rows * columns)
+        if product.heads and fused(shape, recipe):
             elements -= count * product.rows**2
-        again = _times(product, recipe) - 1 - _BACKWARD_PASSES
         forward, *backward = (
             seconds(count * _flops(*dims), count * _parts(*dims), elements)
             for dims in ((rows, columns, depth), (rows, depth, columns), (depth, columns, rows))
         )
-        total += product.times * (forward * (1 + again) + sum(backward))
+        gradients = backward if product.is_trained else backward[:1]  # that of the input comes first
+        total += product.times * (forward * (1 + _again(product, recipe)) + sum(gradients))
     return total
 
 
@@ -182,9 +187,10 @@ def update_seconds(shape: ModelShape, recipe: Recipe, gpu: Gpu) -> float | Unkno
     """Seconds of one optimizer step on one GPU: parameters and state are read and written, gradients read."""
     if gpu.speed is None:
         return Unknown(f"the memory bandwidth of {gpu.title} is not in the catalog")
-    tensors, storage = parameter_tensors(shape), PRECISION_RECORDS[recipe.precision]
+    tensors, storage = weights(shape, recipe).trained, PRECISION_RECORDS[recipe.precision]
     state_bytes = optimizer_row(recipe, tensors).size_bytes if OPTIMIZER_RECORDS[recipe.optimizer].states != 0 else 0
-    parameters = count_parameters(shape)
+    parameters = sum(tensor.values for tensor in tensors)
     moved = parameters * (2 * storage.parameter_bytes + storage.gradient_bytes) + 2 * state_bytes
     sharded = recipe.sharded_over if recipe.sharding != "none" else 1
-    return moved / sharded / (gpu.speed.memory * GIGA)
+    cut = recipe.tensor_parallel * recipe.pipeline_parallel
+    return moved / sharded / cut / (gpu.speed.memory * GIGA)

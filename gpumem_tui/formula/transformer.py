@@ -8,11 +8,18 @@ is an adaptation.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import MappingProxyType
 
-from gpumem_tui.catalog.shapes import Gpu, ModelShape
-from gpumem_tui.formula.adapters import targets
+from gpumem_tui.catalog.shapes import ModelShape
+from gpumem_tui.formula.blocks import (
+    FP32_BYTES,
+    BlockBytes,
+    block_bytes,
+    expert_gradients,
+    is_autocast,
+    residual_bytes,
+)
 from gpumem_tui.formula.extras import OFFLOADED_BLOCKS
 from gpumem_tui.formula.precision import MASK_BYTES, PRECISION_RECORDS
 from gpumem_tui.formula.recipe import Recipe
@@ -22,131 +29,9 @@ from gpumem_tui.memory import Bucket
 PAPER = "Korthikanti et al. 2022"
 ADAPTED = "adapted from Korthikanti et al. 2022"
 FUSED_SOURCE = "Dao et al. 2022"
-_LOGSUMEXP_BYTES = 4
-_FP32_BYTES = 4
-_BF16_ATTENTION_SINCE = (8, 0)
+_SCORES_AT_ONCE = 2
 ONE_BLOCK = ", one block while recomputed"
 """Suffix of the rows that only one block at a time needs."""
-
-
-@dataclass(frozen=True, slots=True)
-class BlockBytes:
-    """Bytes that one block saves per token, by what saves them.
-
-    Attributes:
-        attention: the projections' inputs, queries, keys, values.
-        feed_forward: the inputs of its matrix products and of its activation function.
-        normalization: the inputs of both normalizations.
-        residual: what the residual stream takes beyond that where it is wider than what is computed in, and what an
-            RMSNorm written out keeps in fp32 beside its input.
-        casts: under autocast, further 16-bit copies of one input, a projection each.
-        repeated: grouped keys and values, repeated for every query head.
-        masks: the dropout masks after attention and feed-forward.
-        scores: what unfused attention saves per head and per position attended to; fused kernels save none.
-        logsumexp: what fused attention saves per head instead.
-        adapters: the values between the two matrices of each adapter.
-    """
-
-    attention: int
-    feed_forward: int
-    normalization: int
-    residual: int
-    casts: int
-    repeated: int
-    masks: int
-    scores: int
-    logsumexp: int
-    adapters: int = 0
-
-
-def fused(recipe: Recipe) -> bool:
-    """Whether attention never writes its scores to memory.
-
-    True for ``auto``: PyTorch's own choice is such a kernel but where `as_run_on` says otherwise.
-    """
-    return recipe.attention != "math"
-
-
-def as_run_on(recipe: Recipe, gpu: Gpu) -> Recipe:
-    """The recipe with the attention that PyTorch's own choice comes to on a GPU.
-
-    Before compute capability 8.0 no fused kernel takes bfloat16 (sdp_utils.cpp): the scores are written.
-    """
-    bf16 = recipe.precision in ("bf16", "amp-bf16")
-    if recipe.attention == "auto" and bf16 and gpu.compute_capability < _BF16_ATTENTION_SINCE:
-        return replace(recipe, attention="math")
-    return recipe
-
-
-def block_bytes(shape: ModelShape, recipe: Recipe) -> BlockBytes:
-    """What one block saves without recompute."""
-    width = PRECISION_RECORDS[recipe.precision].compute_bytes
-    queries = shape.heads * shape.attention_width
-    keys = shape.kv_heads * shape.attention_width
-    # GELU: its input and output. SwiGLU: gate, SiLU of the gate, up, and their product, each an operand.
-    inner = (4 if shape.record.is_gated else 2) * shape.ffn
-    unkept = _frozen(shape, recipe)
-    dropout = shape.dropout > 0
-    llama = shape.record.is_gated
-    # RMSNorm squares in fp32: it keeps that and the normalized values, where LayerNorm keeps its input only.
-    norms = 2 * shape.hidden * (residual_bytes(recipe) + (_FP32_BYTES if llama else 0))
-    inputs_cast = (3 if llama else 2 if shape.family == "bert" else 0) if _is_autocast(recipe) else 0
-    # Dropout turns one saved tensor, the softmax, into three: softmax, mask and what attention multiplies.
-    scores = 2 * width + MASK_BYTES if dropout else width
-    return BlockBytes(
-        attention=(shape.hidden + queries + 2 * keys + queries - unkept.attention) * width,
-        feed_forward=(shape.hidden + inner - unkept.feed_forward) * width,
-        normalization=2 * shape.hidden * width,
-        residual=norms - 2 * shape.hidden * width,
-        casts=inputs_cast * shape.hidden * width,
-        repeated=2 * (queries - keys) * width,
-        masks=2 * shape.hidden * MASK_BYTES if dropout else 0,
-        scores=0 if fused(recipe) else scores,
-        logsumexp=_LOGSUMEXP_BYTES if fused(recipe) else 0,
-        adapters=unkept.adapters * width,
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class _Frozen:
-    """What frozen weights and adapters change of what a block keeps, in values per token.
-
-    Attributes:
-        attention, feed_forward: inputs of linear layers that are not kept, as nothing there is trained.
-        adapters: what is kept between each adapter's two matrices.
-    """
-
-    attention: int = 0
-    feed_forward: int = 0
-    adapters: int = 0
-
-
-def _frozen(shape: ModelShape, recipe: Recipe) -> _Frozen:
-    """A linear layer keeps its input for the gradient of its weight, or of the adapter beside it.
-
-    The input of the attention's output projection stays all the same: fused attention keeps it as its output.
-    """
-    if not recipe.has_adapters:
-        return _Frozen()
-    at = targets(shape, recipe)
-    into_attention = at & {"qkv", "q_proj", "k_proj", "v_proj"}
-    out_of_attention = fused(recipe) or at & {"proj", "o_proj"}
-    into_feed_forward, out_of_feed_forward = at & {"fc1", "gate_proj", "up_proj"}, at & {"fc2", "down_proj"}
-    return _Frozen(
-        attention=(0 if into_attention else shape.hidden)
-        + (0 if out_of_attention else shape.heads * shape.attention_width),
-        feed_forward=(0 if into_feed_forward else shape.hidden) + (0 if out_of_feed_forward else shape.ffn),
-        adapters=len(at) * recipe.lora_rank,
-    )
-
-
-def residual_bytes(recipe: Recipe) -> int:
-    """Bytes per value of the residual stream: it adds up in the dtype of the embedding's weights."""
-    return PRECISION_RECORDS[recipe.precision].parameter_bytes
-
-
-def _is_autocast(recipe: Recipe) -> bool:
-    return residual_bytes(recipe) != PRECISION_RECORDS[recipe.precision].compute_bytes
 
 
 def activation_rows(shape: ModelShape, recipe: Recipe, batch_size: int, *, offloaded: bool = False) -> list[FormulaRow]:
@@ -163,8 +48,8 @@ def activation_rows(shape: ModelShape, recipe: Recipe, batch_size: int, *, offlo
 
 def block_rows(shape: ModelShape, recipe: Recipe, batch_size: int, blocks: int | None = None) -> list[FormulaRow]:
     """What `blocks` blocks (None: all) keep for backward under the recipe's recompute and attention."""
-    saved = block_bytes(shape, recipe)
     blocks = shape.layers if blocks is None else blocks
+    saved = block_bytes(shape, recipe, is_dense=shape.experts is None)
     if recipe.recompute == "full":
         inputs = _row(shape, "inputs of the blocks", shape.hidden * residual_bytes(recipe), batch_size, blocks)
         again = [
@@ -172,7 +57,7 @@ def block_rows(shape: ModelShape, recipe: Recipe, batch_size: int, blocks: int |
             *_core_rows(shape, saved, batch_size, 1, suffix=ONE_BLOCK),
         ]
         return [*there(FORWARD_ENDS, [inputs]), *there(IN_A_BLOCK, again)]
-    linear = there(FORWARD_ENDS, _linear_rows(shape, saved, batch_size, blocks))
+    linear = there(FORWARD_ENDS, _blocks_rows(shape, recipe, batch_size, blocks))
     if recipe.recompute == "selective":
         core = _core_rows(shape, saved, batch_size, 1, Bucket.TEMPORARY, ONE_BLOCK)
         return [*linear, *there(IN_A_BLOCK, core)]
@@ -194,17 +79,29 @@ def _gradients_row(shape: ModelShape, recipe: Recipe, batch_size: int) -> Formul
     operand is free by then; GELU's output alone, whose operand is what its own gradient replaces.
     """
     width = PRECISION_RECORDS[recipe.precision].compute_bytes
-    sums = residual_bytes(recipe) + (width if shape.dropout or _is_autocast(recipe) else 0)
-    inner = (2 if shape.record.is_gated else 1) * shape.ffn * width
+    sums = residual_bytes(recipe) + (width if shape.dropout or is_autocast(recipe) else 0)
+    if shape.experts is None:
+        inner = (2 if shape.record.is_gated else 1) * shape.ffn * width
+        note = "of the residual sum and of the feed-forward's inner values; backward holds one block's at a time"
+    else:
+        inner = expert_gradients(shape, shape.experts, recipe)
+        note = "of the residual sum, and of what the experts made: before and after it is weighed, and of its weights"
+    if shape.sinks:
+        values = FP32_BYTES if is_autocast(recipe) else width
+        inner = max(inner, _SCORES_AT_ONCE * shape.heads * shape.tokens * values)
+        note = "of the scores, two of them at once beside the softmax, or of what the experts made"
     row = batch_row(
         Bucket.TEMPORARY,
         "gradients inside a block",
         (batch_size, shape.tokens, shape.hidden * sums + inner),
         "PyTorch autograd",
-        "of the residual sum and of the feed-forward's inner values; backward holds one block's at a time",
+        note,
     )
     return there(IN_A_BLOCK, [row])[0]
 
+
+WITHOUT_EXPERTS = ", blocks without experts"
+"""Suffix of the rows of a network's dense blocks beside those that have experts."""
 
 THE_FIRST_BLOCK = ", the first block's"
 """Suffix of the rows that are left as backward ends."""
@@ -213,12 +110,14 @@ _NOTES: Mapping[str, str] = MappingProxyType(
     {
         "attention": "inputs of the projections, queries, keys, values",
         "feed-forward": "inputs of both products, input of the activation function",
+        "experts": "router; of each active expert what goes in, gate, SiLU of the gate, up, product, what comes out",
+        "normalization of queries and keys": "or of what they are made of: in fp32, and normalized",
         "normalization": "inputs of both normalizations",
         "residual stream": "in the dtype of the weights, so fp32 under autocast; an RMSNorm also keeps fp32 values",
         "inputs cast again": "autocast keeps a 16-bit copy of the input for each projection that reads it",
         "repeated keys and values": "grouped ones, expanded to every query head before attention",
         "dropout masks": "one byte an element in every precision",
-        "adapters' inner values": "what each adapter keeps between its two matrices",
+        "adapters' values": "between each one's two matrices; its input in a wider format; of DoRA what is scaled",
         "inputs of the blocks": "all that full recompute keeps of a block",
     }
 )
@@ -227,10 +126,23 @@ _BEYOND: Mapping[str, str] = MappingProxyType(
         "residual stream": "PyTorch autocast; transformers' LlamaRMSNorm",
         "inputs cast again": "PyTorch autocast",
         "repeated keys and values": "transformers' repeat_kv",
+        "experts": "transformers 5, integrations/moe.py",
+        "normalization of queries and keys": "transformers' Qwen3RMSNorm, DeepseekV3Attention",
     }
 )
 """Sources of what the textbook's blocks do not have."""
 _SWIGLU_NOTE = "input, gate, SiLU of the gate, up, product: SwiGLU as unfused PyTorch code runs it"
+
+
+def _blocks_rows(shape: ModelShape, recipe: Recipe, batch_size: int, blocks: int) -> list[FormulaRow]:
+    """Of all blocks those that are dense and those with experts; of some, with experts where there are any."""
+    if shape.experts is None:
+        return _linear_rows(shape, block_bytes(shape, recipe), batch_size, blocks)
+    dense = shape.dense_layers if blocks == shape.layers else 0
+    rows = _linear_rows(shape, block_bytes(shape, recipe, is_dense=False), batch_size, blocks - dense)
+    if not dense:
+        return rows
+    return [*rows, *_linear_rows(shape, block_bytes(shape, recipe), batch_size, dense, WITHOUT_EXPERTS)]
 
 
 def _linear_rows(
@@ -240,12 +152,14 @@ def _linear_rows(
     groups = {
         "attention": saved.attention,
         "feed-forward": saved.feed_forward,
+        "experts": saved.experts,
+        "normalization of queries and keys": saved.narrow,
         "normalization": saved.normalization,
         "residual stream": saved.residual,
         "inputs cast again": saved.casts,
         "repeated keys and values": saved.repeated,
         "dropout masks": saved.masks,
-        "adapters' inner values": saved.adapters,
+        "adapters' values": saved.adapters,
     }
     return [_row(shape, name, per_token, batch_size, blocks, suffix) for name, per_token in groups.items() if per_token]
 
@@ -297,7 +211,7 @@ def _outside_row(shape: ModelShape, recipe: Recipe, batch_size: int) -> FormulaR
     width = PRECISION_RECORDS[recipe.precision].compute_bytes
     head = width if shape.record.predicts_tokens and not recipe.has_adapters else 0  # a frozen one keeps no input
     mask = MASK_BYTES if shape.dropout > 0 else 0
-    norm = residual_bytes(recipe) + (_FP32_BYTES if shape.record.is_gated else 0)
+    norm = residual_bytes(recipe) + (FP32_BYTES if shape.record.is_gated else 0)
     row = batch_row(
         Bucket.ACTIVATIONS,
         "outside the blocks",

@@ -21,11 +21,13 @@ class HostReader:
     Attributes:
         pids: whom to look up at the next `read`.
         processes, reading: of the last one.
+        looked_up: whom it looked for; None before the first.
     """
 
     def __init__(self, look: Look | None = None) -> None:
         self.pids: frozenset[int] = frozenset()
         self.processes: Mapping[int, Reading[HostProcess]] = {}
+        self.looked_up: frozenset[int] | None = None
         self.reading = HostReading(socket.gethostname(), NOT_READ_YET, NOT_READ_YET, NOT_READ_YET)
         self._look = look
         self._reads = 0
@@ -38,7 +40,9 @@ class HostReader:
             from gpumem_tui.monitor.processes import HostProcesses
 
             self._look = HostProcesses().look
-        self.processes = self._look(self.pids)
+        pids = self.pids
+        self.processes = self._look(pids)
+        self.looked_up = pids
         cpu_percent = psutil.cpu_percent()  # since the last call; the first one has nothing to compare with
         memory = psutil.virtual_memory()
         self._reads += 1

@@ -1,65 +1,107 @@
-"""The newest snapshot as Prometheus metrics over HTTP. A value that could not be read is no series.
+"""The newest snapshots as Prometheus metrics over HTTP. A value that could not be read is no series.
 
 Imports prometheus_client: import this module where it is needed, not at a program's start.
 """
 
 from __future__ import annotations
 
-import ipaddress
-from collections.abc import Iterable, Iterator, Sequence
+import socket
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from http.server import HTTPServer
 from typing import Any
 
 from prometheus_client import CollectorRegistry, start_http_server
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
+from gpumem_tui.addresses import in_url
 from gpumem_tui.memory import Unknown
+from gpumem_tui.monitor.families import Family, Sheet
+from gpumem_tui.monitor.headless import Ask, no_probes
+from gpumem_tui.monitor.probes import ProbeReport
 from gpumem_tui.monitor.readings import READINGS, Reading, ReadingMetric
 from gpumem_tui.monitor.report import ledger_sizes
-from gpumem_tui.monitor.snapshot import (
-    DeviceState,
-    GpuProcess,
-    GpuReading,
-    Instance,
-    Snapshot,
-    Source,
-)
+from gpumem_tui.monitor.snapshot import DeviceState, GpuProcess, GpuReading, Instance, Snapshot, Source
+from gpumem_tui.monitor.training_metrics import add_training
+
+MOST_PROCESSES = 256
+"""Of a machine's processes, as many as this have series: those that hold most."""
 
 _GPU = ("gpu", "uuid", "name", "mig_instance")
 _PROCESS = ("gpu", "uuid", "mig_instance", "pid", "user", "process")
 """Labels. Prometheus gives every series an ``instance``, whom it asked, so a MIG instance is not called that."""
+
+_HOST_UP = Family("host_up", "1 if the host's readings are its newest, 0 if it is away")
+_TIME = Family("snapshot_timestamp_seconds", "When the newest readings were put together")
+_DRIVER = Family("driver", "1 if the driver answers", ("driver", "cuda"))
+_CALLS = Family("nvml_calls", "Calls of the NVML library", ("function",), counter=True)
+_UP = Family("gpu_up", "1 if the GPU answers, 0 if it is stale or lost", _GPU)
+_AGE = Family("gpu_age_seconds", "How old its readings are", _GPU)
+_TOTAL = Family("gpu_memory_total_bytes", "Memory of the device", _GPU)
+_USED = Family("gpu_memory_used_bytes", "In use, without the driver's reserve", _GPU)
+_ROWS = Family(
+    "gpu_memory_bytes", "The device's memory by row of its ledger; the rows sum to the total", (*_GPU, "row")
+)
+_PROCESS_MEMORY = Family("process_memory_bytes", "Memory a process holds on the device", _PROCESS)
+_PROCESS_SHARE = Family("process_sm_ratio", "Its share of the multiprocessors", _PROCESS)
+_LEFT_OUT = Family("processes_left_out", f"More than {MOST_PROCESSES}: those that hold least have no series")
 
 
 class CannotServe(Exception):
     """The address cannot be had; one line."""
 
 
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach an address."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+@dataclass(frozen=True)
+class Machine:
+    """One machine at one moment.
+
+    Attributes:
+        host: its name.
+        snapshot: the newest; None before the first.
+        is_up: whether that is what it says now.
+    """
+
+    host: str
+    snapshot: Snapshot | None
+    probes: ProbeReport = field(default_factory=ProbeReport)
+    is_up: bool = True
+
+
+Machines = Callable[[], Iterable[Machine]]
+
+
+def this_machine(source: Source, ask: Ask = no_probes) -> Machines:
+    """The machine of a source, and what its probes say, which is asked for at each scrape, one after another."""
+    host, one_at_a_time = socket.gethostname(), threading.Lock()
+
+    def read() -> Iterable[Machine]:
+        snapshot = source.latest()
+        with one_at_a_time:
+            probes = ProbeReport() if snapshot is None else ask(snapshot)
+        return [Machine(host, snapshot, probes)]
+
+    return read
 
 
 class Server:
-    """Serves a source's newest snapshot until it is stopped; each scrape reads what is there and asks no driver.
+    """Serves what machines say until it is stopped; each scrape reads what is there and asks no driver.
 
     Raises:
         CannotServe: the address is in use, not of this machine, or not permitted.
     """
 
-    def __init__(self, source: Source, host: str, port: int) -> None:
+    def __init__(self, machines: Machines, host: str, port: int) -> None:
         registry = CollectorRegistry()
-        registry.register(_SourceCollector(source))
+        registry.register(_MachinesCollector(machines))
         try:
             self._server: HTTPServer
             self._server, self._thread = start_http_server(port, host, registry)
         except (OSError, OverflowError, UnicodeError) as error:  # the last: what no name of a host can be
             reason = error.strerror if isinstance(error, OSError) else error
-            raise CannotServe(f"{_address(host, port)} cannot be served: {reason}") from error
-        self.address = _address(host, self.port)
+            raise CannotServe(f"{in_url(host, port)} cannot be served: {reason}") from error
+        self.address = in_url(host, self.port)
         """As it stands in a URL."""
 
     @property
@@ -74,68 +116,58 @@ class Server:
         self._thread.join()
 
 
-def _address(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-class _SourceCollector(Collector):
-    def __init__(self, source: Source) -> None:
-        self._source = source
+class _MachinesCollector(Collector):
+    def __init__(self, machines: Machines) -> None:
+        self._machines = machines
 
     def collect(self) -> Iterable[Metric]:
-        snapshot = self._source.latest()
-        return [] if snapshot is None else metrics(snapshot)
+        return metrics(self._machines())
 
     def describe(self) -> Iterable[Metric]:
         """Nothing, so that registering does not collect."""
         return []
 
 
-def metrics(snapshot: Snapshot) -> Iterator[Metric]:
-    """A snapshot's metrics, in base units (bytes, seconds, ratios), all beginning with ``gpumem_``."""
-    time = GaugeMetricFamily("gpumem_snapshot_timestamp_seconds", "When the newest readings were put together")
-    time.add_metric([], snapshot.time_s)
-    yield time
-    info = GaugeMetricFamily("gpumem_driver", "1 if the driver answers", labels=["driver", "cuda"])
+def metrics(machines: Iterable[Machine]) -> Iterator[Metric]:
+    """Machines' metrics, in base units (bytes, seconds, ratios): ``gpumem_`` and a name, with a label ``host``."""
+    sheet = Sheet()
+    for machine in machines:
+        sheet.add(_HOST_UP, machine.host, (), machine.is_up and machine.snapshot is not None)
+        if machine.snapshot is not None:
+            _add_machine(sheet, machine.host, machine.snapshot, machine.probes, is_up=machine.is_up)
+    return sheet.metrics()
+
+
+def _add_machine(sheet: Sheet, host: str, snapshot: Snapshot, probes: ProbeReport, *, is_up: bool) -> None:
+    """What a silent GPU, or a host that is away, last said is not what is."""
+    sheet.add(_TIME, host, (), snapshot.time_s)
+    if not is_up:
+        return
     versions = [_label(snapshot.driver_version), _label(snapshot.cuda_version)]
-    info.add_metric(versions, 0 if snapshot.problem else 1)
-    yield info
-    calls = CounterMetricFamily("gpumem_nvml_calls", "Calls of the NVML library", labels=["function"])
+    sheet.add(_DRIVER, host, versions, 0 if snapshot.problem else 1)
     for function, count in snapshot.calls.items():
-        calls.add_metric([function], count)
-    yield calls
-    yield from _state_metrics(snapshot.gpus)
-    answering = [
-        gpu for gpu in snapshot.gpus if gpu.state is DeviceState.OK
-    ]  # what a silent one last said is not what is
-    yield from _gpu_metrics(answering)
-    yield from _memory_metrics(answering)
-    yield from _process_metrics(answering)
+        sheet.add(_CALLS, host, [function], count)
+    for gpu in snapshot.gpus:
+        sheet.add(_UP, host, _labels(gpu), gpu.state is DeviceState.OK)
+        sheet.add(_AGE, host, _labels(gpu), gpu.age_s)
+    answering = [gpu for gpu in snapshot.gpus if gpu.state is DeviceState.OK]
+    _add_readings(sheet, host, answering)
+    _add_memory(sheet, host, answering)
+    _add_processes(sheet, host, answering)
+    add_training(sheet, host, snapshot.gpus, probes)
 
 
-def _state_metrics(gpus: Sequence[GpuReading]) -> Iterator[Metric]:
-    up = GaugeMetricFamily("gpumem_gpu_up", "1 if the GPU answers, 0 if it is stale or lost", labels=_GPU)
-    age = GaugeMetricFamily("gpumem_gpu_age_seconds", "How old its readings are", labels=_GPU)
-    for gpu in gpus:
-        up.add_metric(_labels(gpu), gpu.state is DeviceState.OK)
-        age.add_metric(_labels(gpu), gpu.age_s)
-    yield from (up, age)
-
-
-def _gpu_metrics(gpus: Sequence[GpuReading]) -> Iterator[Metric]:
-    families: dict[str, GaugeMetricFamily | CounterMetricFamily] = {}
+def _add_readings(sheet: Sheet, host: str, gpus: Sequence[GpuReading]) -> None:
     for name, entry in READINGS.items():
         metric = entry.metric
         if metric is None:
             continue
-        if metric.name not in families:
-            kind = CounterMetricFamily if metric.counter else GaugeMetricFamily
-            labels = _GPU if metric.label is None else (*_GPU, metric.label[0])
-            families[metric.name] = kind(f"gpumem_gpu_{metric.name}", metric.words or entry.words, labels=labels)
+        labels = _GPU if metric.label is None else (*_GPU, metric.label[0])
+        family = Family(f"gpu_{metric.name}", metric.words or entry.words, labels, metric.counter)
+        sheet.has(family)
         for gpu in gpus:
             for further, value in _series(metric, getattr(gpu, name)):
-                _add(families[metric.name], [*_labels(gpu), *further], value, metric.factor)
-    yield from families.values()
+                sheet.add(family, host, [*_labels(gpu), *further], value, metric.factor)
 
 
 def _series(metric: ReadingMetric, reading: Reading[Any]) -> Iterator[tuple[list[str], Reading[Any]]]:
@@ -148,36 +180,28 @@ def _series(metric: ReadingMetric, reading: Reading[Any]) -> Iterator[tuple[list
         yield from (([entry], 1) for entry in (() if isinstance(reading, Unknown) else reading))
 
 
-def _memory_metrics(gpus: Sequence[GpuReading]) -> Iterator[Metric]:
-    total = GaugeMetricFamily("gpumem_gpu_memory_total_bytes", "Memory of the device", labels=_GPU)
-    used = GaugeMetricFamily("gpumem_gpu_memory_used_bytes", "In use, without the driver's reserve", labels=_GPU)
-    rows = GaugeMetricFamily(
-        "gpumem_gpu_memory_bytes", "The device's memory by row of its ledger; the rows sum to the total",
-        labels=[*_GPU, "row"],
-    )  # fmt: skip
+def _add_memory(sheet: Sheet, host: str, gpus: Sequence[GpuReading]) -> None:
     for gpu in gpus:
         devices: tuple[GpuReading | Instance, ...] = (gpu, *gpu.instances)
         for device in devices:
             labels = _labels(gpu, device if isinstance(device, Instance) else None)
             if not isinstance(device.memory, Unknown):
-                total.add_metric(labels, device.memory.total_bytes)
-                used.add_metric(labels, device.memory.used_bytes)
+                sheet.add(_TOTAL, host, labels, device.memory.total_bytes)
+                sheet.add(_USED, host, labels, device.memory.used_bytes)
             for kind, size_bytes in ledger_sizes(device).items():
-                _add(rows, [*labels, kind.value], size_bytes)
-    yield from (total, used, rows)
+                sheet.add(_ROWS, host, [*labels, kind.value], size_bytes)
 
 
-def _process_metrics(gpus: Sequence[GpuReading]) -> Iterator[Metric]:
-    memory = GaugeMetricFamily("gpumem_process_memory_bytes", "Memory a process holds on the device", labels=_PROCESS)
-    share = GaugeMetricFamily("gpumem_process_sm_ratio", "Its share of the multiprocessors", labels=_PROCESS)
-    for gpu in gpus:
-        for uuid, process in _processes(gpu):
-            host = process.host
-            who = ["", ""] if isinstance(host, Unknown) else [host.user, host.name]
-            labels = [str(gpu.index), gpu.uuid, uuid, str(process.pid), *who]
-            _add(memory, labels, process.used_bytes)
-            _add(share, labels, process.sm_percent, 0.01)
-    yield from (memory, share)
+def _add_processes(sheet: Sheet, host: str, gpus: Sequence[GpuReading]) -> None:
+    found = [(gpu, uuid, process) for gpu in gpus for uuid, process in _processes(gpu)]
+    found.sort(key=lambda each: (-_held(each[2]), each[0].index, each[1], each[2].pid))
+    for gpu, uuid, process in found[:MOST_PROCESSES]:
+        known = process.host
+        who = ["", ""] if isinstance(known, Unknown) else [known.user, known.name]
+        labels = [str(gpu.index), gpu.uuid, uuid, str(process.pid), *who]
+        sheet.add(_PROCESS_MEMORY, host, labels, process.used_bytes)
+        sheet.add(_PROCESS_SHARE, host, labels, process.sm_percent, 0.01)
+    sheet.add(_LEFT_OUT, host, (), len(found[MOST_PROCESSES:]))
 
 
 def _processes(gpu: GpuReading) -> Iterator[tuple[str, GpuProcess]]:
@@ -190,20 +214,13 @@ def _processes(gpu: GpuReading) -> Iterator[tuple[str, GpuProcess]]:
             yield "", process
 
 
+def _held(process: GpuProcess) -> int:
+    return 0 if isinstance(process.used_bytes, Unknown) else process.used_bytes
+
+
 def _labels(gpu: GpuReading, instance: Instance | None = None) -> list[str]:
     return [str(gpu.index), gpu.uuid, gpu.name, "" if instance is None else instance.uuid]
 
 
 def _label(reading: Reading[str]) -> str:
     return "" if isinstance(reading, Unknown) else reading
-
-
-def _add(
-    family: GaugeMetricFamily | CounterMetricFamily,
-    labels: Sequence[str],
-    reading: Reading[int] | Reading[float],
-    unit: float = 1,
-) -> None:
-    """One series, if the value is known."""
-    if not isinstance(reading, Unknown):
-        family.add_metric(labels, reading * unit)

@@ -22,7 +22,7 @@ class Newest(Generic[T]):
         self.value: T | None = None
         self._ended = False
         self._changed = threading.Condition()
-        self._told: list[Callable[[], None]] = []
+        self._told: tuple[Callable[[], None], ...] = ()
 
     def put(self, value: T) -> None:
         """From now on this is the newest."""
@@ -48,7 +48,11 @@ class Newest(Generic[T]):
 
     def subscribe(self, tell: Callable[[], None]) -> None:
         """Have this called after each new value and at the end, by the thread that made it, which waits for it."""
-        self._told.append(tell)
+        self._told = (*self._told, tell)
+
+    def unsubscribe(self, tell: Callable[[], None]) -> None:
+        """Have it called no more; a call that is under way goes on."""
+        self._told = tuple(each for each in self._told if each is not tell)
 
 
 class Snapshots:

@@ -32,7 +32,7 @@ _PATIENCE_S = 0.1
 _FIRST_PATIENCE_S = 0.3
 """The same for the first one, which has no earlier readings to show."""
 _SLOW_PATIENCE_S = 1.0
-"""How long the second one waits for what is read slowly."""
+"""How long after the first one others follow, each as soon as more is known."""
 _START_PATIENCE_S = 1.0
 """The same for starting the driver."""
 _HOST_STUCK_AFTER_S = 2.0
@@ -94,17 +94,17 @@ class Sampler(Snapshots):
     def _run(self) -> None:
         self._driver_worker = Worker("gpu-driver", self._driver.tend, self._tell)
         self._host_worker = Worker("gpu-host", self._host.read, self._tell)
+        self._host_worker.ask()  # imports what it needs while the driver starts
         next_at = monotonic()
         first = True
         while not self._stopped:
             self._tend_driver()
             self._poll_gpus()
             self._look_up_processes()
+            known = self._known()
             self._publish()
-            if first and self._watched:  # the first one came early, without what is read slowly
-                slowly_s = min(self._interval_s / 2, _SLOW_PATIENCE_S)
-                self._wait_for(lambda: all(w.worker.is_idle for w in self._watched.values()), slowly_s)
-                self._publish()
+            if first and self._watched:
+                self._follow_up(known)
             first = False
             next_at = max(next_at + self._interval_s, monotonic())
             self._wait_for(lambda: self._stopped, next_at - monotonic())
@@ -174,9 +174,40 @@ class Sampler(Snapshots):
 
     def _look_up_processes(self) -> None:
         if self._host_worker.is_idle:
-            self._host.pids = pids_of([w.poller.raw for w in self._watched.values()])
+            self._host.pids = self._pids()
             self._host_worker.ask()
             self._wait_for(lambda: self._host_worker.is_idle, _PATIENCE_S)
+
+    def _pids(self) -> frozenset[int]:
+        return pids_of([w.poller.raw for w in self._watched.values()])
+
+    def _known(self) -> tuple[bool, bool, bool]:
+        """What is known: each GPU's memory and processes; who these processes are; what is slow to read."""
+        watched = self._watched.values()
+        return (
+            all(w.is_fresh for w in watched),
+            self._host_worker.is_idle and self._host.looked_up == self._pids(),
+            all(w.worker.is_idle for w in watched),
+        )
+
+    def _follow_up(self, known: tuple[bool, bool, bool]) -> None:
+        """After the first snapshot, which came early, others as soon as more is known, until all is."""
+        end_s = monotonic() + min(self._interval_s / 2, _SLOW_PATIENCE_S)
+        while not all(known) and not self._stopped and monotonic() < end_s:
+            if self._strangers_wait():
+                self._host.pids = self._pids()
+                self._host_worker.ask()
+            before = known
+            self._wait_for(lambda: self._strangers_wait() or self._known() != before, end_s - monotonic())  # noqa: B023
+            known = self._known()
+            if known != before:
+                self._publish()
+        if not all(known):
+            self._publish()  # with what has not answered for so long
+
+    def _strangers_wait(self) -> bool:
+        """Processes have been listed since the last ones were looked up."""
+        return self._host_worker.is_idle and self._host.looked_up != self._pids()
 
     # ---- the snapshot
 

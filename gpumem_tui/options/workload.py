@@ -25,6 +25,7 @@ from gpumem_tui.formula.recipe import (
     ALL_LINEAR,
     DEFAULT_LORA_RANK,
     Adapter,
+    AdapterDtype,
     Attention,
     BaseQuantization,
     Optimizer,
@@ -93,6 +94,7 @@ class WorkloadOptions:
     tensor_parallel: int = 1
     sequence_parallel: bool = False
     context_parallel: int = 1
+    expert_parallel: int = 1
     pipeline_parallel: int = 1
     schedule: Schedule = "1f1b"
     micro_batches: int = 0
@@ -100,6 +102,7 @@ class WorkloadOptions:
     adapter: Adapter = "none"
     lora_rank: int = DEFAULT_LORA_RANK
     lora_targets: str = ALL_LINEAR
+    adapter_dtype: AdapterDtype = "base"
     base_quantization: BaseQuantization = "none"
     assumed_rows: tuple[tuple[str, float], ...] = ()
     dequantize: bool = False
@@ -153,7 +156,7 @@ class WorkloadOptions:
     def _recipe(self) -> Recipe:
         """With as many GPUs as one copy of the network takes, where their number is not said."""
         recipe = Recipe(**{field.name: getattr(self, field.name) for field in fields(Recipe)})
-        return replace(recipe, gpus=recipe.model_parallel) if self.gpus == 1 else recipe
+        return replace(recipe, gpus=recipe.least_gpus) if self.gpus == 1 else recipe
 
     def _shape_spec(self, shape: ModelShape, recipe: Recipe) -> WorkloadSpec:
         try:
@@ -207,7 +210,8 @@ class WorkloadOptions:
         }  # fmt: skip
         if recipe.has_adapters:
             options |= {"lora-rank": recipe.lora_rank, "lora-targets": recipe.lora_targets}
-            options |= {"base-quantization": recipe.base_quantization}
+            options |= {"base-quantization": recipe.base_quantization, "adapter": recipe.adapter}
+            options |= {"adapter-dtype": recipe.adapter_dtype}
         words += [word for option, value in options.items() if value for word in (f"--{option}", str(value))]
         model = HuggingFaceModel(
             file.name, file.model_type, file.architecture, no_form, seq_len, file.takes_more_than_text

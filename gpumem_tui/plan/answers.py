@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from gpumem_tui.formula.accumulation import Accumulation, accumulation, tokens_per_global_batch
+from gpumem_tui.formula.blocks import as_run_on
 from gpumem_tui.formula.changes import Setup
 from gpumem_tui.formula.predict import (
     FormulaPrediction,
@@ -19,7 +20,6 @@ from gpumem_tui.formula.predict import (
     usable_bytes,
 )
 from gpumem_tui.formula.rows import FormulaRow, Moment
-from gpumem_tui.formula.transformer import as_run_on
 from gpumem_tui.memory import Breakdown, Ledger, Range, Unknown
 from gpumem_tui.plan.plan import Plan
 from gpumem_tui.search.prediction import Fit, KnownUnknown, Traced

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from gpumem_tui.catalog.loader import gpus
 from gpumem_tui.catalog.shapes import Gpu
-from gpumem_tui.formula.transformer import as_run_on
+from gpumem_tui.formula.blocks import as_run_on
 from gpumem_tui.memory import Unknown
 from gpumem_tui.plan.answers import headroom_of, largest_batch, on_gpu
 from gpumem_tui.plan.lacking import lacking

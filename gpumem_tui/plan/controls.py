@@ -6,8 +6,8 @@ together with the others; typed ones may not.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any, cast
 
 from gpumem_tui.catalog.loader import gpus, models
@@ -19,9 +19,28 @@ from gpumem_tui.formula.optimizers import OPTIMIZER_RECORDS
 from gpumem_tui.formula.parallel import fault
 from gpumem_tui.formula.parameters import count_parameters
 from gpumem_tui.formula.precision import PRECISION_RECORDS
-from gpumem_tui.formula.recipe import ATTENTIONS, OPTIMIZERS, PRECISIONS, RECOMPUTES, SCHEDULES, SHARDINGS, Recipe
+from gpumem_tui.formula.quantization import QUANTIZATION_RECORDS
+from gpumem_tui.formula.recipe import (
+    ADAPTER_DTYPES,
+    ATTENTIONS,
+    BASE_QUANTIZATIONS,
+    OPTIMIZERS,
+    PRECISIONS,
+    RECOMPUTES,
+    SCHEDULES,
+    SHARDINGS,
+    Recipe,
+)
 from gpumem_tui.formula.sharding import SHARDING_RECORDS
 from gpumem_tui.memory import GIB, format_count
+from gpumem_tui.plan.adapter_controls import (
+    ADAPTER_KEYS,
+    ADAPTER_OPTIONS,
+    has_adapter_control,
+    put_adapter,
+    target_options,
+)
+from gpumem_tui.plan.control import Choice, Control, Number, Option, PlanError
 from gpumem_tui.plan.draft import MOST_GPUS, SHAPE_LIMITS, Draft, draft_of, has_field
 from gpumem_tui.plan.plan import Plan
 from gpumem_tui.plan.steps import (
@@ -37,99 +56,7 @@ from gpumem_tui.plan.steps import (
     power,
 )
 
-
-class PlanError(ValueError):
-    """The controls contradict each other. `control` is the key of the one to change, the message says how."""
-
-    def __init__(self, control: str, message: str) -> None:
-        super().__init__(message)
-        self.control = control
-
-
 _MODEL, _BATCH, _TRAINING, _HARDWARE = "Model", "Batch", "Training", "Hardware"
-
-
-@dataclass(frozen=True)
-class Option:
-    """One value of a choice, and what helps to choose it."""
-
-    value: str
-    note: str = ""
-
-
-@dataclass(frozen=True)
-class Choice:
-    """A control with named values."""
-
-    key: str
-    label: str
-    group: str
-    hint: str
-    options: Callable[[Draft], tuple[Option, ...]]
-    get: Callable[[Draft], str]
-    put: Callable[[Draft, str], Draft]
-
-    def text(self, draft: Draft) -> str:
-        """The value as the control shows it."""
-        return self.get(draft)
-
-    def stepped(self, draft: Draft, way: int, *, jump: bool) -> Draft:
-        """The option before (`way` −1) or after (+1) the present one, or with `jump` the first or last."""
-        values = [option.value for option in self.options(draft)]
-        here = values.index(self.get(draft))
-        there = (0 if way < 0 else len(values) - 1) if jump else min(max(0, here + way), len(values) - 1)
-        return self.put(draft, values[there])
-
-
-@dataclass(frozen=True)
-class Number:
-    """A control with a whole number in a range.
-
-    Attributes:
-        nudge, jump: the next value for an arrow key alone and with shift.
-        optional: nothing (None) is a value too; it lies below `least`.
-        show: the value as the control shows it, where that is more than the number.
-    """
-
-    key: str
-    label: str
-    group: str
-    hint: str
-    most: int
-    nudge: Steps
-    jump: Steps
-    get: Callable[[Draft], int | None]
-    put: Callable[[Draft, int | None], Draft]
-    least: int = 1
-    optional: bool = False
-    show: Callable[[Draft], str] | None = None
-
-    def text(self, draft: Draft) -> str:
-        """The value as the control shows it."""
-        value = self.get(draft)
-        if self.show is not None:
-            return self.show(draft)
-        return "none" if value is None else f"{value:,}"
-
-    def stepped(self, draft: Draft, way: int, *, jump: bool) -> Draft:
-        """The next value below (`way` −1) or above (+1), as far as the range goes."""
-        wanted = (self.jump if jump else self.nudge)(draft, self.get(draft) or 0, way)
-        if wanted < self.least:
-            return self.put(draft, None) if self.optional else draft
-        return self.put(draft, min(wanted, self.most))
-
-    def check(self, draft: Draft) -> None:
-        """Raise PlanError if the value is out of the range."""
-        value = self.get(draft)
-        if value is None:
-            return
-        if value < self.least:
-            raise PlanError(self.key, f"must be at least {self.least:,}, not {value:,}")
-        if value > self.most:
-            raise PlanError(self.key, f"must be at most {self.most:,}, not {value:,}")
-
-
-Control = Choice | Number
 
 
 def controls(draft: Draft) -> tuple[Control, ...]:
@@ -142,6 +69,10 @@ def _has(draft: Draft, key: str) -> bool:
     recipe = draft.recipe
     if key in SHAPE_LIMITS:
         return has_field(draft.base, key)
+    if key in ADAPTER_KEYS:
+        return has_adapter_control(draft, key)
+    if key == "expert_parallel" and draft.base.experts is None:
+        return recipe.expert_parallel > 1
     if key in _CUTS:
         return draft.base.record.has_attention and (recipe.gpus > 1 or getattr(recipe, key) != getattr(Recipe(), key))
     if key == "sequence_parallel":
@@ -193,7 +124,9 @@ def plan_of(draft: Draft) -> Plan:
     try:
         check_adapters(shape, draft.recipe)
     except AdapterError as error:
-        raise PlanError("model", str(error).removeprefix(f"{error.option}: ")) from error
+        key = error.option.removeprefix("--").replace("-", "_")
+        at = key if has_adapter_control(draft, key) else "model"
+        raise PlanError(at, str(error).removeprefix(f"{error.option}: ")) from error
     target, samples = draft.target_batch, draft.pass_samples
     if target is not None and target < samples:
         gpus = f"{draft.recipe.gpus:,} GPU{'s' if draft.recipe.gpus > 1 else ''}"
@@ -235,10 +168,12 @@ def _shape_number(name: str, label: str, group: str, hint: str, nudge: Steps, ju
     return Number(name, label, group, hint, SHAPE_LIMITS[name], nudge, jump, lambda d: d.shape_value(name), put)
 
 
-def _recipe_choice(name: str, group: str, hint: str, notes: Mapping[str, str], values: tuple[str, ...]) -> Choice:
+def _recipe_choice(
+    name: str, group: str, hint: str, notes: Mapping[str, str], values: tuple[str, ...], label: str = ""
+) -> Choice:
     options = tuple(Option(value, notes.get(value, "")) for value in values)
     return Choice(
-        name, name, group, hint, lambda draft: options,
+        name, label or name, group, hint, lambda draft: options,
         lambda draft: cast(str, getattr(draft.recipe, name)),
         lambda draft, value: replace(draft, recipe=_with(draft.recipe, name, value)),
     )  # fmt: skip
@@ -312,7 +247,7 @@ def _show_percent(draft: Draft) -> str:
 
 
 _SEQUENCE_PARALLEL = (Option("off", "whole between the cut matrices"), Option("on", "cut there, too"))
-_CUTS = ("tensor_parallel", "context_parallel", "pipeline_parallel")
+_CUTS = ("tensor_parallel", "context_parallel", "expert_parallel", "pipeline_parallel")
 _LOSSES = (Option("whole", "all logits at once"), Option("chunked", "the sequence in pieces; formula only"))
 _OFFLOAD_OPTIONS = (
     Option("none", "everything stays on the GPU"),
@@ -352,6 +287,18 @@ _CONTROLS: tuple[Control, ...] = (
     _recipe_choice("attention", _TRAINING, "The scaled-dot-product kernel", {
         "auto": "PyTorch's choice", "flash": "fused, 16-bit only", "efficient": "fused", "math": "keeps the scores",
     }, ATTENTIONS),
+    Choice("adapter", "adapter", _TRAINING, "What is trained", lambda d: ADAPTER_OPTIONS, lambda d: d.recipe.adapter,
+           put_adapter),
+    Number("lora_rank", "rank", _TRAINING, "Width between an adapter's two matrices", 1_000_000, by(1), power,
+           lambda d: d.recipe.lora_rank, lambda d, v: replace(d, recipe=replace(d.recipe, lora_rank=v or 0))),
+    Choice("lora_targets", "adapters at", _TRAINING, "The linear layers that have adapters", target_options,
+           lambda d: d.recipe.lora_targets, lambda d, v: replace(d, recipe=replace(d.recipe, lora_targets=v))),
+    _recipe_choice("adapter_dtype", _TRAINING, "What adapters are kept in", {
+        "base": "as the precision has it", "fp32": "PEFT's default",
+    }, ADAPTER_DTYPES, "adapters in"),
+    _recipe_choice("base_quantization", _TRAINING, "What the frozen weights of the blocks are kept in", {
+        "none": "as the precision has it", **{key: record.keeps for key, record in QUANTIZATION_RECORDS.items()},
+    }, BASE_QUANTIZATIONS, "base"),
     Choice("loss", "loss", _TRAINING, "How much of the logits is there at once", lambda d: _LOSSES, _loss, _put_loss),
     Choice("offload", "offload", _TRAINING, "What waits in host memory", lambda d: _OFFLOAD_OPTIONS, _offload,
            _put_offload),
@@ -366,6 +313,7 @@ _CONTROLS: tuple[Control, ...] = (
            lambda d: _SEQUENCE_PARALLEL, lambda d: "on" if d.recipe.sequence_parallel else "off",
            lambda d, v: replace(d, recipe=replace(d.recipe, sequence_parallel=v == "on"))),
     _recipe_number("context_parallel", "context parallel", "GPUs over which each sequence is cut"),
+    _recipe_number("expert_parallel", "expert parallel", "GPUs over which a block's experts are spread"),
     _recipe_number("pipeline_parallel", "pipeline stages", "GPUs over which the blocks are laid one after another"),
     _recipe_choice("schedule", _HARDWARE, "Whose activations wait for backward in a pipeline", {
         "1f1b": "at most one micro-batch a stage", "gpipe": "every micro-batch",

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 
 from gpumem_tui.catalog.loader import gpus, models
 from gpumem_tui.catalog.shapes import ModelShape, ShapeError
+from gpumem_tui.formula.blocks import fused
 from gpumem_tui.formula.parameters import count_parameters
 from gpumem_tui.formula.recipe import RECOMPUTES
 from gpumem_tui.formula.rows import Moment
-from gpumem_tui.formula.transformer import fused
 from gpumem_tui.memory import GIB, Bucket
 from gpumem_tui.plan.answers import largest_batch, terms_of
 from gpumem_tui.plan.plan import Plan
@@ -81,7 +81,7 @@ def batch_by_sample_size(plan: Plan) -> Curve | None:
     points = tuple((float(size), float(largest_batch(replace(plan, shape=shape)))) for size, shape in sizes)
     if not plan.shape.seq_len:
         note = "twice the side is four times the pixels"
-    elif fused(plan.recipe):
+    elif fused(plan.shape, plan.recipe):
         note = "fused attention: doubling the sequence about halves the batch"
     else:
         note = "attention keeps its scores, S² of them: doubling the sequence more than halves the batch"

@@ -13,7 +13,7 @@ from gpumem_tui.formula.optimizers import OPTIMIZER_TECHNIQUES
 from gpumem_tui.formula.parameters import count_parameters, textbook_parameters
 from gpumem_tui.formula.price import COST_ORDER
 from gpumem_tui.formula.rows import FormulaRow
-from gpumem_tui.formula.transformer import ONE_BLOCK, PAPER, THE_FIRST_BLOCK
+from gpumem_tui.formula.transformer import ONE_BLOCK, PAPER, THE_FIRST_BLOCK, WITHOUT_EXPERTS
 from gpumem_tui.memory import format_bytes
 from gpumem_tui.plan.answers import Answer, answer, moments_of, samples, terms_of
 from gpumem_tui.plan.judgement import judgements
@@ -130,7 +130,20 @@ _ROWS: Mapping[str, tuple[str, str]] = MappingProxyType(
         ),
         "adapters": ("rank · (inputs + outputs) of each layer that has one · w", "PEFT keeps them in fp32 unless told"),
         "dequantized matrix": ("inputs · outputs · w of the largest", "fused kernels of single requests have none"),
-        "adapters' inner values": ("L · S · b · adapters of a block · rank · w", ""),
+        "adapters' values": (
+            "L · S · b · adapters of a block · rank · w; in fp32 over 16 bits + inputs · 4; DoRA + outputs · 2w",
+            "`autocast_adapter_dtype=False` keeps PEFT's in the format of the weights",
+        ),
+        "norm of W + B A": (
+            "(inputs² + 3 · inputs · outputs) · w of the largest layer",
+            "PEFT goes by way of an identity matrix, which other code does not need",
+        ),
+        "experts": (
+            "L · S · b · (k · (2h + 4·ffn) · v + E · 4 + h · w), and 4 · shared ffn · w",
+            "k active of E experts; v is the width of the weights; experts run one by one keep as much",
+        ),
+        "normalization of queries and keys": ("L · S · b · (queries + keys) · (4 + w)", "fused kernels keep less"),
+        "tokens on their way to experts": ("2 · S · b · k · h · w", "as many come as go: an even share"),
         "gathered parameters": (
             "(N − (L − 2) · N of a block) · w",
             "FSDP2 sharding by block; other engines gather in other units",
@@ -176,7 +189,10 @@ _ROWS: Mapping[str, tuple[str, str]] = MappingProxyType(
 
 
 def _row(row: FormulaRow) -> Explanation:
-    formula, limits = _ROWS[row.name.removesuffix(ONE_BLOCK).removesuffix(THE_FIRST_BLOCK)]
+    name = row.name
+    for suffix in (ONE_BLOCK, THE_FIRST_BLOCK, WITHOUT_EXPERTS):
+        name = name.removesuffix(suffix)
+    formula, limits = _ROWS[name]
     numbers = f"{row.expression} = {format_bytes(row.size_bytes)}"
     said = "; ".join(part for part in (row.note, limits) if part)
     return Explanation(row.name, row.name, formula, numbers, row.source, said)

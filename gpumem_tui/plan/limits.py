@@ -15,7 +15,7 @@ from gpumem_tui.catalog.shapes import ModelShape
 from gpumem_tui.memory import Unknown
 from gpumem_tui.plan.answers import headroom_of, largest_batch, on_gpu, predicted, target_of, usable_of
 from gpumem_tui.plan.draft import SHAPE_LIMITS
-from gpumem_tui.plan.narrowing import EndSearch, most_near, most_of
+from gpumem_tui.plan.narrowing import EndSearch, first_of, most_near, most_of
 from gpumem_tui.plan.plan import Plan
 from gpumem_tui.plan.quantities import Quantity
 from gpumem_tui.search.prediction import Traced

@@ -7,7 +7,15 @@ from dataclasses import dataclass
 from math import log
 
 from gpumem_tui.formula.accumulation import accumulation
-from gpumem_tui.formula.interconnect import GPUS_OF_A_NODE, Link, efficiency, links
+from gpumem_tui.formula.interconnect import (
+    GPUS_OF_A_NODE,
+    Link,
+    bubble,
+    efficiency,
+    fastest_link,
+    links,
+    tensor_parallel_seconds,
+)
 from gpumem_tui.formula.roofline import Engine, engine, pass_seconds, relative_pass, training_flops, update_seconds
 from gpumem_tui.memory import Unknown
 from gpumem_tui.plan.advice_text import Judgement, Table
@@ -71,19 +79,30 @@ def rate(plan: Plan, measured: Sequence[MeasuredRate] = ()) -> Rate | Unknown:
         seconds = step_seconds(plan, share)
         if isinstance(seconds, Unknown):
             return seconds
-        bounds.append(_passes(plan) * plan.batch_size / seconds)
+        bounds.append(_passes(plan) * plan.batch_size / seconds / plan.recipe.model_parallel)
     return Rate(bounds[0], bounds[1], engine=found)
 
 
 def step_seconds(plan: Plan, share: float) -> float | Unknown:
-    """One optimizer step of one GPU, by the roofline: its passes and the update."""
-    one_pass = pass_seconds(plan.shape, plan.recipe, plan.gpu, plan.batch_size, share)
-    update = update_seconds(plan.shape, plan.recipe, plan.gpu)
+    """One optimizer step of the GPUs that hold one copy of the network, by the roofline: its passes and the update.
+
+    A copy that is cut over GPUs does a pass in as much less time, with what they send each other and wait for.
+    """
+    recipe = plan.recipe
+    one_pass = pass_seconds(plan.shape, recipe, plan.gpu, plan.batch_size, share)
+    update = update_seconds(plan.shape, recipe, plan.gpu)
     if isinstance(one_pass, Unknown):
         return one_pass
     if isinstance(update, Unknown):
         return update
-    return _passes(plan) * one_pass + update
+    one_pass /= recipe.model_parallel
+    if recipe.tensor_parallel > 1:
+        joined = links(plan.gpu)
+        if isinstance(joined, Unknown):
+            return joined
+        link = fastest_link(joined, recipe.tensor_parallel)
+        one_pass += tensor_parallel_seconds(plan.shape, recipe, plan.batch_size, link)
+    return _passes(plan) * one_pass * (1 + bubble(recipe, _passes(plan))) + update
 
 
 def _passes(plan: Plan) -> int:
@@ -234,8 +253,8 @@ def run(plan: Plan, measured: Sequence[MeasuredRate] = ()) -> Run | Unknown:
         joined = links(plan.gpu)
         if isinstance(joined, Unknown):
             return joined
-        link = _fastest_link(joined, gpus)
-        shares = _kept(plan, gpus, link, found)
+        link = fastest_link(joined, gpus)
+        shares = _kept(plan, plan.recipe.sharded_over, link, found)
     a_second = plan.shape.seq_len * gpus
     hours = (
         tokens / (found.most * shares[1] * a_second) / _HOUR_S,
@@ -247,19 +266,16 @@ def run(plan: Plan, measured: Sequence[MeasuredRate] = ()) -> Run | Unknown:
     return Run(tokens, link, hours, gpu_hours, cost)
 
 
-def _fastest_link(joined: Sequence[Link], gpus: int) -> Link:
-    """Within a node its own links, beyond it those between nodes."""
-    inside = gpus <= GPUS_OF_A_NODE
-    able = [link for link in joined if link.most >= gpus and (link.most <= GPUS_OF_A_NODE) == inside]
-    return max(able, key=lambda link: link.gigabytes_per_s)
+def _kept(plan: Plan, alike: int, link: Link, found: Rate) -> tuple[float, float]:
+    """The share of each GPU's speed that is left: of the fastest step with nothing hidden, of the slowest with all.
 
-
-def _kept(plan: Plan, gpus: int, link: Link, found: Rate) -> tuple[float, float]:
-    """The share of each GPU's speed that is left: of the fastest step with nothing hidden, of the slowest with all."""
+    Args:
+        alike: GPUs that hold the same part of the network.
+    """
     passes = _passes(plan)
-    samples = passes * plan.batch_size
-    least, _ = efficiency(plan.shape, plan.recipe, gpus, link, samples / found.most, passes)
-    _, most = efficiency(plan.shape, plan.recipe, gpus, link, samples / found.least, passes)
+    samples = passes * plan.batch_size / plan.recipe.model_parallel
+    least, _ = efficiency(plan.shape, plan.recipe, alike, link, samples / found.most, passes)
+    _, most = efficiency(plan.shape, plan.recipe, alike, link, samples / found.least, passes)
     return least, most
 
 
@@ -290,19 +306,20 @@ def scaling(plan: Plan, measured: Sequence[MeasuredRate] = ()) -> Judgement:
         assert unknown is not None
         return Judgement("scaling", title, f"Not known: {unknown.reason}.", source)
     rows = []
-    for gpus in _SCALED:
+    for copies in _SCALED:
+        gpus = copies * plan.recipe.model_parallel
         inside = gpus <= GPUS_OF_A_NODE
         for link in joined:
             if link.most < gpus or (link.most <= GPUS_OF_A_NODE) != inside:
                 continue
-            least, most = _kept(plan, gpus, link, found)
+            least, most = _kept(plan, copies * plan.recipe.context_parallel, link, found)
             rows.append(
                 (
                     f"{gpus}",
                     f"{link.name}, {link.gigabytes_per_s:g} GB/s",
                     f"{100 * least:.0f} to {100 * most:.0f} %",
-                    f"{gpus * least:.3g} to {gpus * most:.3g}×",
-                    f"{plan.batch_size * gpus:,}",
+                    f"{copies * least:.3g} to {copies * most:.3g}×",
+                    f"{plan.batch_size * copies:,}",
                 )
             )
     text = (

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from gpumem_tui.memory import Unknown
-from gpumem_tui.plan.controls import Number, PlanError, control_of, plan_of
+from gpumem_tui.plan.control import Number, PlanError
+from gpumem_tui.plan.controls import control_of, plan_of
 from gpumem_tui.plan.digits import by_digit
 from gpumem_tui.plan.draft import Draft, draft_of
 from gpumem_tui.plan.plan import Plan

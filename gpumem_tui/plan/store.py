@@ -15,7 +15,8 @@ from platformdirs import user_data_path
 from gpumem_tui.catalog.shapes import Gpu, ModelShape
 from gpumem_tui.formula.extras import Extra
 from gpumem_tui.formula.recipe import Recipe
-from gpumem_tui.plan.controls import PlanError, plan_of
+from gpumem_tui.plan.control import PlanError
+from gpumem_tui.plan.controls import plan_of
 from gpumem_tui.plan.draft import draft_of
 from gpumem_tui.plan.goals import NO_GOALS, Goals
 from gpumem_tui.plan.plan import Plan

@@ -10,6 +10,7 @@ from operator import add
 
 from gpumem_tui.catalog.shapes import Gpu
 from gpumem_tui.formula.accumulation import Accumulation, accumulation
+from gpumem_tui.formula.blocks import as_run_on
 from gpumem_tui.formula.changes import (
     MOST_TIMES_HALVED,
     STAGES,
@@ -25,7 +26,6 @@ from gpumem_tui.formula.parallel import why_formula_only
 from gpumem_tui.formula.predict import by_stage
 from gpumem_tui.formula.price import Price
 from gpumem_tui.formula.sharding import stage_of
-from gpumem_tui.formula.transformer import as_run_on
 from gpumem_tui.memory import Unknown, format_bytes
 from gpumem_tui.plan.answers import largest_batch, predicted, setup_of, target_of, usable_of, with_setup
 from gpumem_tui.plan.judgement import SMALLEST_NORMALIZED_BATCH
@@ -298,7 +298,7 @@ def _cheapest_at(plan: Plan, gpus: int, times_halved: int, *, traceable: bool, r
             most = min((usable - size) // more for size, more in zip(fixed_bytes, sample_bytes, strict=True))
             if most < 1:
                 continue
-            micro, extra = _micro_batch(plan, gpus, most)
+            micro, extra = _micro_batch(plan, max(1, gpus // plan.recipe.model_parallel), most)
             if best is None or price + extra < best[0]:
                 best = price + extra, base + chosen1 + chosen2, micro
     return None if best is None else _combination(plan, *best)
@@ -343,11 +343,15 @@ def _one_sample(setup: Setup, gpu: Gpu) -> tuple[tuple[int, ...], tuple[int, ...
     return tuple(one.fixed_bytes for one in moments), tuple(one.sample_bytes for one in moments)
 
 
-def _micro_batch(plan: Plan, gpus: int, fitting: int) -> tuple[int, Price]:
-    """The samples of a pass where at most `fitting` fit, and the price of passes smaller than planned."""
+def _micro_batch(plan: Plan, copies: int, fitting: int) -> tuple[int, Price]:
+    """The samples of a pass where at most `fitting` fit, and the price of passes smaller than planned.
+
+    Args:
+        copies: of the network, each with samples of its own.
+    """
     if plan.batch_size <= fitting:
         return plan.batch_size, Price()
-    micro = _even_micro_batch(-(-target_of(plan) // gpus), fitting)
+    micro = _even_micro_batch(-(-target_of(plan) // copies), fitting)
     if micro == plan.batch_size:
         return micro, Price()
     risk = int(_upsets_batch_norm(plan, micro))
@@ -356,15 +360,15 @@ def _micro_batch(plan: Plan, gpus: int, fitting: int) -> tuple[int, Price]:
 
 def _combination(plan: Plan, price: Price, chosen: tuple[Change, ...], micro: int) -> Combination:
     changed = with_setup(plan, _all_applied(setup_of(plan), chosen))
-    gpus = changed.recipe.gpus
-    if (micro, gpus) != (plan.batch_size, plan.recipe.gpus):
-        changed = replace(changed, batch_size=micro, target_batch=max(target_of(plan), micro * gpus))
+    copies = changed.recipe.data_parallel
+    if (micro, changed.recipe.gpus) != (plan.batch_size, plan.recipe.gpus):
+        changed = replace(changed, batch_size=micro, target_batch=max(target_of(plan), micro * copies))
     return Combination(
         changes=chosen,
         plan=changed,
         peak_bytes=predicted(changed).peak_bytes,
         max_batch_size=largest_batch(changed),
-        accumulation=accumulation(target_of(changed), micro, gpus),
+        accumulation=accumulation(target_of(changed), micro, copies),
         price=price,
         formula_only=formula_only(changed),
     )

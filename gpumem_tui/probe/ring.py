@@ -14,6 +14,9 @@ from gpumem_tui.probe import wire
 from gpumem_tui.probe.files import Files, default_directory, start_ticks
 from gpumem_tui.probe.folder import Folder
 
+_LONGEST_JOB = 100
+"""Characters of a job's name that are kept."""
+
 
 class Ring:
     """Writes records into this process's ring file, which is opened anew each time.
@@ -118,6 +121,7 @@ def _this_process(files: Files, entry: str) -> wire.Process:
         torch=str(sys.modules["torch"].__version__),
         visible_devices=os.environ.get("CUDA_VISIBLE_DEVICES"),
         command=_command_line(),
+        job=_job(),
     )
 
 
@@ -133,6 +137,16 @@ def _ranks() -> tuple[int | None, int | None, int | None]:
 def _number(name: str) -> int | None:
     text = os.environ.get(name, "")
     return int(text) if text.isdecimal() else None
+
+
+def _job() -> str | None:
+    """The job's name, as Slurm (man sbatch) or torchrun (torch.distributed.elastic, "Environment Variables") says.
+
+    Without a rendezvous that has an id, torchrun writes "none".
+    """
+    slurm, torchrun = os.environ.get("SLURM_JOB_ID"), os.environ.get("TORCHELASTIC_RUN_ID")
+    name = f"slurm {slurm}" if slurm else torchrun if torchrun != "none" else None
+    return name[:_LONGEST_JOB] if name else None
 
 
 def _command_line() -> tuple[str, ...]:

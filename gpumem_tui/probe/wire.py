@@ -51,6 +51,8 @@ class Process:
         python, torch: versions.
         visible_devices: ``CUDA_VISIBLE_DEVICES``; None if unset.
         command: the command line; cut short if it would not fit.
+        job: what its launcher calls the job that it is a rank of: Slurm's number, or the id of torchrun's rendezvous.
+            The same on all machines; None where the launcher says nothing, and from older probes.
     """
 
     pid: int
@@ -64,6 +66,7 @@ class Process:
     torch: str
     visible_devices: str | None
     command: tuple[str, ...]
+    job: str | None = None
 
 
 @dataclass(frozen=True)

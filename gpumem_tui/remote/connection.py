@@ -14,14 +14,16 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from enum import Enum
+from dataclasses import replace
 
 from gpumem_tui.monitor.newest import Newest
-from gpumem_tui.monitor.snapshot import Snapshot
+from gpumem_tui.monitor.snapshot import HostProcess, Snapshot
 from gpumem_tui.remote.decode import HostReport, NoReading, OtherSchema, decoded
 from gpumem_tui.remote.explain import explained
 from gpumem_tui.remote.hosts import RemoteHost
+from gpumem_tui.remote.signals import RemoteSignal, send_signal
+from gpumem_tui.remote.ssh import SshOptions
+from gpumem_tui.remote.status import HostStatus, Phase
 from gpumem_tui.text import shortened
 
 _LONGEST_LINE = 4 << 20
@@ -29,6 +31,8 @@ _LONGEST_LINE = 4 << 20
 _CHUNK = 1 << 16
 _MOST_BANNER = 64 << 10
 """Bytes that a host's shell may print before the first reading."""
+_MOST_ERRORS = 1 << 20
+"""Bytes that may come on stderr between two readings: `ssh -vvv` writes a tenth of that."""
 _KEPT_ERRORS = 20
 _LONGEST_ERROR = 4096
 _MOST_LINES = 40
@@ -42,60 +46,6 @@ _BACK_OFF_S = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
 _REFUSED_BACK_OFF_S = 60.0
 """Between two tries of a host that refuses the key or is refused itself: nothing changes there by itself."""
 _END_S = 1.0
-
-
-class Phase(Enum):
-    """How a connection stands."""
-
-    CONNECTING = "connecting"
-    LIVE = "live"
-    AWAY = "away"
-
-
-@dataclass(frozen=True)
-class SshOptions:
-    """How hosts are reached.
-
-    Attributes:
-        remote_command: what is called there, as its shell takes it.
-        interval_s: between two readings.
-        ssh: the program that connects.
-    """
-
-    remote_command: str = "gpumem-tui"
-    interval_s: float = 1.0
-    ssh: str = "ssh"
-
-    def command(self, host: RemoteHost) -> list[str]:
-        """The words of the process: `BatchMode` so that no question waits for an answer (ssh_config(5))."""
-        port = [] if host.port is None else ["-p", str(host.port)]
-        there = f"{self.remote_command} monitor --json --interval {self.interval_s:g}"
-        return [*shlex.split(self.ssh), "-T", "-o", "BatchMode=yes", *port, "--", host.destination, there]
-
-
-@dataclass(frozen=True)
-class HostStatus:
-    """One host at one moment.
-
-    Attributes:
-        report: the last reading; None before the first.
-        received_s: when it came (`time.monotonic`).
-        problem: one line on why it is away; empty otherwise.
-        note: one line on what is odd of a host that answers.
-        retry_s: when it is tried again (`time.monotonic`); None while it is connected.
-    """
-
-    host: RemoteHost
-    phase: Phase = Phase.CONNECTING
-    report: HostReport | None = None
-    received_s: float | None = None
-    problem: str = ""
-    note: str = ""
-    retry_s: float | None = None
-
-    def age_s(self, now_s: float) -> float | None:
-        """Seconds since its last reading; None before the first."""
-        return None if self.received_s is None else max(0.0, now_s - self.received_s)
 
 
 class _Broken(Exception):
@@ -151,6 +101,18 @@ class Connection:
     def subscribe(self, tell: Callable[[], None]) -> None:
         """Have this called whenever the status changes, from another thread; it must not wait."""
         self._status.subscribe(tell)
+
+    def unsubscribe(self, tell: Callable[[], None]) -> None:
+        """Have it called no more."""
+        self._status.unsubscribe(tell)
+
+    def signal(self, process: HostProcess, signal: RemoteSignal) -> None:
+        """Signal a process there; takes as long as ssh does.
+
+        Raises:
+            NotSignalled: one line says why.
+        """
+        send_signal(self.host, self._options, process, signal)
 
     def connect_now(self) -> None:
         """Do not wait any longer before the next try."""
@@ -232,6 +194,7 @@ class _Reading:
         self._out = b""
         self._error = b""
         self._banner = 0
+        self._complained = 0
         self._first_line = ""
         self._second, self._lines = 0, 0
 
@@ -279,6 +242,9 @@ class _Reading:
 
     def _hear(self, data: bytes) -> bool:
         """Keep the last lines of stderr; False at its end."""
+        self._complained += len(data)
+        if self._complained > _MOST_ERRORS:
+            raise _Broken(f"writes more than {_MOST_ERRORS >> 20} MiB to stderr between two readings")
         *lines, rest = (self._error + data).split(b"\n")
         self._error = rest[-_LONGEST_ERROR:]
         lines += [] if data else [self._error]
@@ -311,7 +277,7 @@ class _Reading:
         except NoReading:
             self._pass_over(line)
             return
-        self.answered, self._banner = True, 0
+        self.answered, self._banner, self._complained = True, 0, 0
         note = f"its shell prints “{self._first_line}”: passed over" if self._first_line else ""
         self._take(report, note)
 

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from gpumem_tui.remote.hosts import RemoteHost
+from gpumem_tui.remote.ssh import OFFERS, PROGRAM, SshOptions
 from gpumem_tui.text import shortened
-
-if TYPE_CHECKING:
-    from gpumem_tui.remote.connection import SshOptions
 
 _SSH_FAILED = 255
 _NOT_FOUND = 127
@@ -34,9 +31,9 @@ def explained(code: int | None, errors: Sequence[str], host: RemoteHost, options
         if "Permission denied (" in said:
             return f"no key is accepted, and a password cannot be asked for: see that {by_hand} asks for none", True
     last = next((line for line in reversed(errors) if not line.startswith(_NOISE)), "")
-    command = shortened(options.remote_command, 30)
+    command = shortened(options.called, 30)
     if code == _NOT_FOUND:
-        return f"{command} is not in its PATH: install it there, or say where with --remote-command", True
+        return _not_found(command, last, options), True
     if code == _NOT_EXECUTABLE:
         return f"{command} cannot be executed there: {last}", True
     if code == _SSH_FAILED:
@@ -46,3 +43,13 @@ def explained(code: int | None, errors: Sequence[str], host: RemoteHost, options
     if "No such option" in said or "No such command" in said or "invalid choice" in said:
         return f"its gpumem-tui is of another version: {shortened(last, 120)}", True
     return shortened(last.removeprefix("gpumem-tui: "), 160) or f"{command} ended with code {code}", False
+
+
+def _not_found(command: str, last: str, options: SshOptions) -> str:
+    if options.remote_command:
+        return f"{command} is not in its PATH: install it there, or say where with --remote-command"
+    if last.startswith(OFFERS):
+        runner = shortened(last.removeprefix(OFFERS), 30)
+        run = f"{runner} run" if runner.endswith("pipx") else runner
+        return f"has no {PROGRAM}, but {runner}: --remote-command '{run} {PROGRAM}' has it fetched there and run"
+    return f"{command} is not in its PATH nor in ~/.local/bin: install it there, or say where with --remote-command"

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from gpumem_tui.remote.connection import Connection, HostStatus, SshOptions
+from gpumem_tui.remote.connection import Connection
 from gpumem_tui.remote.hosts import RemoteHost
+from gpumem_tui.remote.ssh import SshOptions
+from gpumem_tui.remote.status import HostStatus
 
 
 class Fleet:

@@ -6,8 +6,8 @@ import sys
 from dataclasses import dataclass, field, replace
 
 from gpumem_tui.catalog.shapes import Gpu
+from gpumem_tui.formula.blocks import as_run_on
 from gpumem_tui.formula.predict import DEFAULT_HEADROOM
-from gpumem_tui.formula.transformer import as_run_on
 from gpumem_tui.memory import format_bytes
 from gpumem_tui.search import strategy
 from gpumem_tui.search.headroom import Room

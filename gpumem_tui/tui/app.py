@@ -27,10 +27,11 @@ from textual.screen import Screen
 from textual.widget import Widget
 
 from gpumem_tui.errors import OptionError
+from gpumem_tui.tui.kit.acts import Act, ActingApp, refused
 from gpumem_tui.tui.kit.background import in_daemon_thread
 from gpumem_tui.tui.kit.glyphs import to_ascii
 from gpumem_tui.tui.kit.main_screen import FRAME_CSS, MainScreen
-from gpumem_tui.tui.kit.textual_internals import KeysInOrder, TerminalDriver
+from gpumem_tui.tui.kit.textual_internals import TerminalDriver
 from gpumem_tui.tui.kit.theme import PALETTE, THEME, THEMES
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ class AsciiFilter(LineFilter):
         return [Segment(to_ascii(text), style, control) for text, style, control in segments]
 
 
-class GpuMemApp(KeysInOrder[int]):
+class GpuMemApp(ActingApp[int]):
     """The main screens, one at a time.
 
     Args:
@@ -82,6 +83,7 @@ class GpuMemApp(KeysInOrder[int]):
         ascii_only: draw with ASCII characters only.
         theme: the name of a theme; empty, or one that does not exist, for the program's own.
         python: the interpreter that training runs in; None for the usual one.
+        forbidden: what the program does not do.
     """
 
     TITLE = "gpumem-tui"
@@ -111,6 +113,7 @@ class GpuMemApp(KeysInOrder[int]):
         ascii_only: bool = False,
         theme: str = "",
         python: str | None = None,
+        forbidden: frozenset[Act] = frozenset(),
     ) -> None:
         self.DEFAULT_MODE = first  # type: ignore[misc]  # Textual opens on it
         super().__init__()
@@ -120,6 +123,7 @@ class GpuMemApp(KeysInOrder[int]):
         self._ascii = AsciiFilter(enabled=ascii_only)
         self._makers = screens
         self._python = python
+        self.forbidden = forbidden
         self._made: dict[ScreenName, MainScreen] = {}
         self._making: dict[ScreenName, asyncio.Task[Unavailable | None]] = {}
         self._measured: list[MeasuredRate] = []
@@ -265,6 +269,8 @@ class GpuMemApp(KeysInOrder[int]):
 
     def _save_picture(self) -> None:
         """Textual's own way needs a folder for downloads, and says nothing where there is none."""
+        if refused(self, Act.WRITE):
+            return
         try:
             path = self.save_screenshot(path=os.getcwd())
         except OSError as error:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from gpumem_tui.snapshots.analysis import Analysis
     from gpumem_tui.snapshots.model import MemorySnapshot
     from gpumem_tui.tui.app import ScreenName
+    from gpumem_tui.tui.kit.acts import Act
     from gpumem_tui.tui.kit.main_screen import MainScreen
     from gpumem_tui.watch.terminal_command import TerminalCommand
 
@@ -34,17 +35,22 @@ _DECIDE_S = 1.0
 def open_program(settings: Settings) -> int:
     """Open on the Monitor if a GPU or a probe answers, else on Search with the simulated GPU; returns the exit code.
 
+    Where the settings have it read-only, nothing can be searched: it opens on the Monitor.
+
     Raises:
         OptionError: the environment asks for what cannot be searched.
     """
     _leave_garbage()
     source = _sampler(settings)
     source.start()  # reads while Textual is imported
-    from gpumem_tui.tui import app as _  # noqa: F401
+    from gpumem_tui.tui import app  # noqa: F401
 
+    if source.latest() is None:  # a driver answers at once that there is no GPU, so that there will be one to watch
+        from gpumem_tui.tui.monitor import screen  # noqa: F401
     snapshot = source.wait(None, _DECIDE_S)
-    if _worth_watching(snapshot) or _anything_publishes():
-        return _watch(partial(_monitor_screen, source, settings), settings)
+    if settings.read_only or _worth_watching(snapshot) or _anything_publishes():
+        notice = "read-only" if settings.read_only else ""
+        return _watch(partial(_monitor_screen, source, settings, notice=notice), settings)
     source.stop()
     from gpumem_tui.options.configuration import Options, configure
 
@@ -65,11 +71,15 @@ def open_monitor(source: Source, settings: Settings, *, notice: str = "", is_her
     return _watch(partial(_monitor_screen, source, settings, notice=notice, is_here=is_here), settings)
 
 
-def open_hosts(fleet: Fleet, settings: Settings) -> int:
-    """Open on several hosts, which are connected to from here on, and return the exit code."""
+def open_hosts(fleet: Fleet, settings: Settings, *, allow_signals: bool = False) -> int:
+    """Open on several hosts, which are connected to from here on, and return the exit code.
+
+    Args:
+        allow_signals: offer to end processes there.
+    """
     _leave_garbage()
     fleet.start()
-    return _watch(partial(hosts_screen, fleet, settings), settings)
+    return _watch(partial(hosts_screen, fleet, settings, allow_signals=allow_signals), settings)
 
 
 def open_search(
@@ -185,15 +195,38 @@ def _leave_garbage() -> None:
 
 
 def _watch(monitor: Callable[[], MainScreen], settings: Settings) -> int:
-    return _run({"monitor": monitor, "search": _default_search, "plan": _default_plan}, "monitor", settings)
+    from gpumem_tui.tui.kit.acts import EVERY_ACT
+
+    search = _no_search if settings.read_only else _default_search
+    screens: Screens = {"monitor": monitor, "search": search, "plan": _default_plan}
+    return _run(screens, "monitor", settings, forbidden=EVERY_ACT if settings.read_only else None)
 
 
-def _run(screens: Screens, first: ScreenName, settings: Settings, python: str | None = None) -> int:
+def _no_search() -> MainScreen:
+    from gpumem_tui.tui.app import Unavailable
+    from gpumem_tui.tui.kit.acts import Act, refusal
+
+    raise Unavailable(refusal(Act.SEARCH))
+
+
+def _run(
+    screens: Screens,
+    first: ScreenName,
+    settings: Settings,
+    python: str | None = None,
+    *,
+    forbidden: frozenset[Act] | None = None,
+) -> int:
+    """Run it until it is left; who types `search` or `plan` may do so, but touch no process, if the settings say so."""
     from gpumem_tui.tui.app import GpuMemApp, run_app
+    from gpumem_tui.tui.kit.acts import TO_PROCESSES
     from gpumem_tui.tui.kit.glyphs import wants_ascii
 
     ascii_only = settings.ascii or wants_ascii(os.environ)
-    return run_app(GpuMemApp(screens, first, ascii_only=ascii_only, theme=settings.theme, python=python))
+    if forbidden is None:
+        forbidden = TO_PROCESSES if settings.read_only else frozenset()
+    app = GpuMemApp(screens, first, ascii_only=ascii_only, theme=settings.theme, python=python, forbidden=forbidden)
+    return run_app(app)
 
 
 def _monitor_screen(source: Source, settings: Settings, *, notice: str = "", is_here: bool = True) -> MainScreen:
@@ -215,23 +248,27 @@ def _monitor_parts(settings: Settings, *, is_here: bool = True) -> dict[str, Any
         "history": History(settings.interval_s, settings.history_hours),
         "alerts": Alerts(settings),
         "chart_s": settings.chart_minutes * 60,
-        "read_only": settings.read_only,
+        "read_only": not is_here,
         "bell": settings.bell,
         "probes": probes,
     }
 
 
-def hosts_screen(fleet: Fleet, settings: Settings) -> MainScreen:
-    """The Monitors of all hosts, to look only."""
+def hosts_screen(fleet: Fleet, settings: Settings, *, allow_signals: bool = False) -> MainScreen:
+    """The Monitors of all hosts, to look only, unless processes there may be signalled."""
     from gpumem_tui.monitor.history import History
     from gpumem_tui.tui.hosts.one import HostAlerts, HostMonitor, HostSource
     from gpumem_tui.tui.hosts.screen import HostsScreen
 
     def monitor(connection: Connection, history: History) -> HostMonitor:
         alerts, chart_s = HostAlerts(connection), settings.chart_minutes * 60
-        return HostMonitor(HostSource(connection), history=history, alerts=alerts, chart_s=chart_s, read_only=True)
+        signalled = connection if allow_signals else None
+        return HostMonitor(HostSource(connection), signalled, history=history, alerts=alerts, chart_s=chart_s)
 
-    return HostsScreen(fleet, monitor, lambda: History(settings.interval_s, settings.history_hours))
+    def history() -> History:
+        return History(settings.interval_s, settings.history_hours)
+
+    return HostsScreen(fleet, monitor, history, allow_signals=allow_signals)
 
 
 def _own_monitor(settings: Settings) -> MainScreen:

@@ -57,6 +57,7 @@ def probe_json(process: ProbedProcess, sample: ProbeSample) -> dict[str, Any]:
         "pid": process.known_pid,
         "rank": process.process.rank,
         "world_size": process.process.world_size,
+        "job": process.process.job,
         "step": sample.record.step,
         "phase": sample.record.phase,
         "time_s": sample.record.wall_ns / 1e9,

@@ -23,6 +23,8 @@ from torch.nn.attention import sdpa_kernel
 from gpumem_tui.errors import in_one_line
 from gpumem_tui.formula.precision import PRECISION_RECORDS, PrecisionRecord
 from gpumem_tui.formula.recipe import (
+    ADAPTER_DTYPES,
+    ADAPTERS,
     ALL_LINEAR,
     ATTENTIONS,
     BASE_QUANTIZATIONS,
@@ -110,6 +112,8 @@ def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--attention", choices=ATTENTIONS, default="auto")
     parser.add_argument("--lora-rank", type=int, default=0)
     parser.add_argument("--lora-targets", default=ALL_LINEAR)
+    parser.add_argument("--adapter", choices=ADAPTERS, default="lora")
+    parser.add_argument("--adapter-dtype", choices=ADAPTER_DTYPES, default="base")
     parser.add_argument("--base-quantization", choices=BASE_QUANTIZATIONS, default="none")
     return parser.parse_args(arguments)
 
@@ -183,17 +187,26 @@ def _uninitialized() -> AbstractContextManager[object]:
 def _adapted(model: Any, asked: argparse.Namespace, device: torch.device) -> Any:
     """A model that was made on ``meta``, with adapters, on the device: all of it frozen and, if asked, quantized.
 
-    By PEFT where it is there and the base is not quantized, with its defaults: adapters in fp32. Else by our own.
+    By PEFT where it is there and the base is not quantized. Else by our own.
     """
     head = model.get_output_embeddings()
     linear = [name for name, layer in model.named_modules() if isinstance(layer, nn.Linear) and layer is not head]
     adapted = chosen(linear, asked.lora_targets)
     if asked.base_quantization == "none" and (peft := _peft()) is not None:
         materialize(model, device)
-        wanted = peft.LoraConfig(r=asked.lora_rank, target_modules=adapted)
-        return peft.get_peft_model(model, wanted).base_model.model.train()
+        wanted = peft.LoraConfig(r=asked.lora_rank, target_modules=adapted, use_dora=asked.adapter == "dora")
+        wide = asked.adapter_dtype == "fp32"
+        return peft.get_peft_model(model, wanted, autocast_adapter_dtype=wide).base_model.model.train()
     with torch.device("meta"):
-        adapt(model, linear, adapted, asked.lora_rank, asked.base_quantization)
+        adapt(
+            model,
+            linear,
+            adapted,
+            asked.lora_rank,
+            asked.base_quantization,
+            magnitudes=asked.adapter == "dora",
+            in_fp32=asked.adapter_dtype == "fp32",
+        )
     materialize(model, device)
     return model
 

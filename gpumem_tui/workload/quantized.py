@@ -6,7 +6,7 @@ The packed bytes are those of `formula.quantization`; the values are made up, as
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import ceil
+from math import ceil, prod
 from typing import Any
 
 import torch
@@ -36,35 +36,56 @@ _CHUNK = 1 << 20
 """Weights that are unpacked at once, so that what that takes besides the buffer is a few MiB."""
 
 
-class QuantizedLinear(nn.Module):
-    """x Wᵀ + bias for a packed, frozen W [out_features, in_features], which `materialize` gives values.
+class PackedWeight(nn.Module):
+    """A packed, frozen weight [*dims] whose rows are all but the last dimension; `materialize` gives it values."""
+
+    def __init__(self, dims: Sequence[int], quantization: BaseQuantization, device: torch.device) -> None:
+        super().__init__()
+        self.dims = list(dims)
+        parts = _parts(quantization, prod(self.dims[:-1]), self.dims[-1])
+        codes, *scales = (
+            nn.Parameter(torch.empty(size, dtype=dtype, device=device), requires_grad=False) for dtype, size in parts
+        )
+        self.codes = codes
+        self.scales = nn.ParameterList(scales)
+
+    def unpacked(self, dtype: torch.dtype) -> Tensor:
+        """The weight in `dtype`, in a buffer of its own."""
+        first, *others = self.scales
+        scales = _unpack_scales(first, *others) if others else first
+        weight: Tensor = _unpack(self.codes, scales, [prod(self.dims[:-1]), self.dims[-1]], dtype)
+        return weight.view(self.dims)
+
+
+class QuantizedLinear(PackedWeight):
+    """x Wᵀ + bias for a packed, frozen W [out_features, in_features].
 
     Made where `linear` lies, with its bias; its weight is dropped.
     """
 
     def __init__(self, linear: nn.Linear, quantization: BaseQuantization) -> None:
-        super().__init__()
+        super().__init__((linear.out_features, linear.in_features), quantization, linear.weight.device)
         self.out_features, self.in_features = linear.out_features, linear.in_features
         self.bias = linear.bias
-        parts = _parts(quantization, linear.out_features, linear.in_features)
-        codes, *scales = (
-            nn.Parameter(torch.empty(size, dtype=dtype, device=linear.weight.device), requires_grad=False)
-            for dtype, size in parts
-        )
-        self.codes = codes
-        self.scales = nn.ParameterList(scales)
 
     def forward(self, x: Tensor) -> Tensor:
-        dtype = torch.get_autocast_dtype(x.device.type) if torch.is_autocast_enabled(x.device.type) else x.dtype
-        output: Tensor = _PackedProduct.apply(x.to(dtype), self)  # type: ignore[no-untyped-call]
-        return output if self.bias is None else output + self.bias.to(dtype)
+        x = x.to(_computed_in(x))
+        output: Tensor = _PackedProduct.apply(x, self)  # type: ignore[no-untyped-call]
+        return output if self.bias is None else output + self.bias.to(x.dtype)
 
-    def unpacked(self, dtype: torch.dtype) -> Tensor:
-        """W in `dtype`, in a buffer of its own."""
-        first, *others = self.scales
-        scales = _unpack_scales(first, *others) if others else first
-        weight: Tensor = _unpack(self.codes, scales, [self.out_features, self.in_features], dtype)
-        return weight
+
+class QuantizedExperts(PackedWeight):
+    """Grouped products with packed, frozen weights [experts, outputs, inputs]."""
+
+    def forward(self, x: Tensor, ends: Tensor) -> Tensor:
+        """x [rows, inputs], sorted by expert; `ends` [experts] the number of rows up to each one's last."""
+        output: Tensor = _PackedGroups.apply(x.to(_computed_in(x)), ends, self)  # type: ignore[no-untyped-call]
+        return output
+
+
+def _computed_in(x: Tensor) -> torch.dtype:
+    kind = x.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
 
 
 class _PackedProduct(torch.autograd.Function):
@@ -78,6 +99,21 @@ class _PackedProduct(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         return gradient @ ctx.layer.unpacked(ctx.dtype), None
+
+
+class _PackedGroups(torch.autograd.Function):
+    """The same for a block's experts, all unpacked at once."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, ends: Tensor, experts: QuantizedExperts) -> Tensor:
+        ctx.experts, ctx.dtype = experts, x.dtype
+        ctx.save_for_backward(ends)
+        return F.grouped_mm(x, experts.unpacked(x.dtype).transpose(-2, -1), offs=ends)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        (ends,) = ctx.saved_tensors
+        return F.grouped_mm(gradient, ctx.experts.unpacked(ctx.dtype), offs=ends), None, None
 
 
 def _parts(quantization: BaseQuantization, rows: int, columns: int) -> list[tuple[torch.dtype, tuple[int, ...]]]:
@@ -169,7 +205,7 @@ def _fill(model: nn.Module) -> None:
             else:
                 parameter.fill_(0.0 if name == "bias" else 1.0)
     for module in model.modules():
-        if isinstance(module, QuantizedLinear):
+        if isinstance(module, PackedWeight):
             for scales in module.scales:
                 if scales.is_floating_point():
                     scales.fill_(_SCALE)

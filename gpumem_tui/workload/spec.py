@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpumem_tui.catalog.shapes import ModelShape
+from gpumem_tui.catalog.shapes import ModelShape, shape_from_wire
 from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.workload.command import Command
 
@@ -97,7 +97,7 @@ class WorkloadSpec:
         shape = values["shape"]
         return cls(
             recipe=Recipe(**values["recipe"]),
-            shape=None if shape is None else ModelShape(**{**shape, "stages": tuple(shape["stages"])}),
+            shape=None if shape is None else shape_from_wire(shape),
             file=values["file"],
             command=None if values["command"] is None else Command.from_wire(values["command"]),
             hugging_face=None if values["hugging_face"] is None else HuggingFaceModel(**values["hugging_face"]),

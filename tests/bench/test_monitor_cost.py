@@ -24,7 +24,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psutil
@@ -33,7 +33,7 @@ import pytest
 
 from gpumem_tui.memory import GIB, MIB
 from tests.nvml_stub.machine import FakeMachine
-from tests.nvml_stub.scenario import FakeGpu, FakeProcess, Scenario
+from tests.nvml_stub.scenario import Calls, FakeGpu, FakeProcess, Scenario
 
 pytestmark = pytest.mark.bench
 
@@ -115,6 +115,19 @@ class Watched:
             arrived.clear()
         return None
 
+    def heard(self, seconds: float) -> list[tuple[float, bytes]]:
+        """What is written within so many seconds, and when (`time.perf_counter`); not parsed."""
+        arrived = []
+        end_s = time.perf_counter() + seconds
+        while (left_s := end_s - time.perf_counter()) > 0:
+            if select.select([self._fd], [], [], left_s)[0]:
+                arrived.append((time.perf_counter(), os.read(self._fd, 1 << 16)))
+        return arrived
+
+    def parse(self, written: bytes) -> None:
+        """Put on the screen what was heard."""
+        self._stream.feed(written)
+
     def press(self, key: str) -> None:
         os.write(self._fd, key.encode())
 
@@ -160,7 +173,7 @@ def peers(tmp_path_factory: pytest.TempPathFactory) -> Path | None:
 
 
 @contextmanager
-def busy_machine(machine: FakeMachine) -> Iterator[list[int]]:
+def busy_machine(machine: FakeMachine, calls: Calls = Calls()) -> Iterator[list[int]]:  # noqa: B008  immutable
     """8 GPUs whose readings change all the time, and 24 real processes on them; yields their pids."""
     sleepers = [subprocess.Popen(["sleep", "3600"]) for _ in range(_PROCESSES)]
     pids = [sleeper.pid for sleeper in sleepers]
@@ -170,9 +183,9 @@ def busy_machine(machine: FakeMachine) -> Iterator[list[int]]:
         numbers = random.Random(7)
         held = [numbers.randrange(2, 20) * GIB for _ in pids]
         while not over.wait(0.5):
-            machine.show(_scenario(numbers, pids, held))
+            machine.show(replace(_scenario(numbers, pids, held), calls=calls))
 
-    machine.show(_scenario(random.Random(7), pids, [8 * GIB] * _PROCESSES))
+    machine.show(replace(_scenario(random.Random(7), pids, [8 * GIB] * _PROCESSES), calls=calls))
     changing = threading.Thread(target=change)
     changing.start()
     try:
@@ -267,6 +280,21 @@ def _key_s(watched: Watched, key: str) -> float | None:
         seconds = watched.until(lambda text, wanted=wanted: f"{wanted}GPU MEM" in text, 5.0)  # type: ignore[misc]
         taken += [seconds] if seconds is not None else []
     return statistics.median(taken) if taken else None
+
+
+def test_first_frame_with_slow_calls(fake_machine: FakeMachine) -> None:
+    """Each function of the driver takes 1 to 20 ms, as on a busy machine; beside the same with calls that take none."""
+    command = [sys.executable, "-m", "gpumem_tui"]
+    with busy_machine(fake_machine) as pids:
+        fast_s = _first_frames({_OURS: command}, fake_machine, pids)[_OURS]
+        functions = sorted(fake_machine.calls())
+    numbers = random.Random(3)
+    slow = Calls(latency_ms={function: numbers.uniform(1, 20) for function in functions})
+    with busy_machine(fake_machine, slow) as pids:
+        slow_s = _first_frames({_OURS: command}, fake_machine, pids)[_OURS]
+    assert fast_s is not None, "no complete first frame"
+    assert slow_s is not None, "no complete first frame"
+    print(f"\ncomplete first frame: {fast_s:.3f} s with fast calls, {slow_s:.3f} s with slow ones")
 
 
 def test_cost_beside_its_peers(fake_machine: FakeMachine, peers: Path | None) -> None:

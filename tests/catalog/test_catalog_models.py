@@ -10,6 +10,7 @@ import pytest
 from gpumem_tui.catalog.families import Family
 from gpumem_tui.catalog.loader import find_model, models
 from gpumem_tui.catalog.shapes import ModelShape
+from gpumem_tui.formula.parameters import active_parameters
 
 PUBLISHED = [
     # Model cards and reference implementations, typed in apart from the catalog.
@@ -26,6 +27,12 @@ PUBLISHED = [
     ("mistral-7b", 7_241_732_096),
     ("tinyllama-1.1b", 1_100_048_384),
     ("qwen2.5-7b", 7_615_616_512),
+    ("qwen3-8b", 8_190_735_360),
+    ("mixtral-8x7b", 46_702_792_704),  # 46.7 B (Jiang et al. 2024)
+    ("qwen3-30b-a3b", 30_532_122_624),  # 30.5 B (model card)
+    ("deepseek-v3", 671_026_404_352),  # 671 B (DeepSeek-AI 2024)
+    ("gpt-oss-20b", 20_914_757_184),  # 20.91 B (Agarwal et al. 2025, table 1)
+    ("gpt-oss-120b", 116_829_156_672),  # 116.83 B (there)
     ("bert-base", 109_483_778),
     ("bert-large", 335_143_938),
     ("vit-b-16", 86_567_656),
@@ -60,9 +67,43 @@ def count_llama(shape: ModelShape) -> int:
     queries, keys = shape.heads * width, shape.kv_heads * width
     attention = h * queries + 2 * h * keys + queries * h
     biases = queries + 2 * keys if shape.qkv_bias else 0
-    block = attention + biases + 3 * h * shape.ffn + 2 * h
+    norms = 2 * h + (2 * width if shape.qk_norm else 0)
+    block = attention + biases + 3 * h * shape.ffn + norms
     embeddings = shape.vocab * h * (1 if shape.tied_head else 2)
     return embeddings + shape.layers * block + h
+
+
+def count_moe(shape: ModelShape) -> int:
+    h, experts = shape.hidden, shape.experts
+    assert experts is not None
+    one = 3 * h * shape.ffn + (2 * shape.ffn + h if experts.has_bias else 0)
+    routed = experts.count * (one + h + experts.has_bias) + experts.shared * 3 * h * shape.ffn
+    blocks = shape.layers - experts.dense_layers
+    return (
+        2 * shape.vocab * h
+        + shape.layers * (count_attention(shape) + 2 * h)
+        + blocks * routed
+        + experts.dense_layers * 3 * h * experts.dense_ffn
+        + h
+    )
+
+
+def count_attention(shape: ModelShape) -> int:
+    """Of DeepSeek's by narrow projections, else as in Llama, with what Qwen3 and gpt-oss have besides."""
+    h, heads, width = shape.hidden, shape.heads, shape.attention_width
+    if shape.latent is not None:
+        q, kv, rope, value = (
+            shape.latent.q_rank,
+            shape.latent.kv_rank,
+            shape.latent.rope_width,
+            shape.latent.value_width,
+        )
+        queries = h * q + q + q * heads * width
+        keys = h * (kv + rope) + kv + kv * heads * (width - rope + value)
+        return queries + keys + heads * value * h
+    projections = 2 * h * heads * width + 2 * h * shape.kv_heads * width
+    biases = (heads + 2 * shape.kv_heads) * width + h if shape.qkv_bias else 0
+    return projections + biases + (2 * width if shape.qk_norm else 0) + (heads if shape.sinks else 0)
 
 
 def count_bert(shape: ModelShape) -> int:
@@ -102,6 +143,7 @@ def count_resnet(shape: ModelShape) -> int:
 COUNTS: dict[Family, Callable[[ModelShape], int]] = {
     "gpt2": count_gpt2,
     "llama": count_llama,
+    "moe": count_moe,
     "bert": count_bert,
     "vit": count_vit,
     "resnet": count_resnet,
@@ -125,6 +167,15 @@ def test_only_what_nobody_published_is_uncounted() -> None:
     assert uncounted == {"megatron-22b", "megatron-175b", "mlp"}
 
 
+@pytest.mark.parametrize(
+    ("name", "billions"),
+    # Model cards: 12.9 B of Mixtral, 3.3 B of Qwen3-30B-A3B, 22 B of Qwen3-235B-A22B, 37 B of DeepSeek-V3
+    [("mixtral-8x7b", 12.9), ("qwen3-30b-a3b", 3.3), ("qwen3-235b-a22b", 22), ("deepseek-v3", 37)],
+)
+def test_active_parameters_are_the_published_ones(name: str, billions: float) -> None:
+    assert active_parameters(find_model(name)) / 1e9 == pytest.approx(billions, rel=0.02)
+
+
 @pytest.mark.parametrize(("name", "billions"), [("megatron-22b", 22), ("megatron-175b", 175)])
 def test_megatron_shapes_are_as_large_as_their_names(name: str, billions: int) -> None:
     assert count_gpt2(find_model(name)) == pytest.approx(billions * 10**9, rel=0.02)
@@ -146,8 +197,8 @@ def test_trains_within_the_positions_it_has(shape: ModelShape) -> None:
 
 
 @pytest.mark.parametrize("shape", ALL_MODELS)
-def test_only_llama_groups_queries(shape: ModelShape) -> None:
-    if shape.family != "llama":
+def test_only_llama_and_its_like_group_queries(shape: ModelShape) -> None:
+    if shape.family not in ("llama", "moe"):
         assert shape.kv_heads == shape.heads
 
 

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import urllib.request
@@ -233,7 +234,7 @@ def test_metrics_beside_the_lines(environment: dict[str, str]) -> None:
         ports = _listening(process.pid)
         text = urllib.request.urlopen(f"http://127.0.0.1:{ports[0]}/metrics", timeout=30).read().decode()
         code, err = _ended(process, signal.SIGTERM)
-    labels = 'gpu="0",mig_instance="",name="NVIDIA A100-SXM4-80GB",uuid="GPU-00000000"'
+    labels = f'gpu="0",host="{socket.gethostname()}",mig_instance="",name="NVIDIA A100-SXM4-80GB",uuid="GPU-00000000"'
     (value,) = re.findall(rf"^gpumem_gpu_memory_used_bytes{{{labels}}} (\S+)$", text, re.MULTILINE)
     assert float(value) == 30 * GIB
     assert (code, err) == (-signal.SIGTERM, f"gpumem-tui: metrics on 127.0.0.1:{ports[0]}\n")

@@ -10,12 +10,16 @@ from typing import Any
 
 import pytest
 
+from gpumem_tui.catalog.loader import load_hf_config
+from gpumem_tui.formula.parameters import count_parameters
+from gpumem_tui.formula.predict import predict as predict_by_formula
 from gpumem_tui.memory import Bucket
-from gpumem_tui.options.workload import WorkloadOptions, simulated_device
+from gpumem_tui.options.workload import HUGGING_FACE, WorkloadOptions, simulated_device
 from gpumem_tui.search.config import SearchConfig
 from gpumem_tui.search.control import Unusable
 from gpumem_tui.search.predicting import predict
 from gpumem_tui.search.prediction import Traced
+from gpumem_tui.workload.command import BATCH
 from tests.command.running import TIMEOUT_S, Project
 from tests.terminal.terminal import terminal
 
@@ -32,22 +36,10 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "llama": {"architectures": ["LlamaForCausalLM"], **SIZES, "mlp_bias": True},
     "mistral": {"architectures": ["MistralForCausalLM"], **SIZES, "attention_dropout": 0.1},
     "qwen2": {"architectures": ["Qwen2ForCausalLM"], **SIZES, "hidden_act": "gelu", "tie_word_embeddings": True},
-    "qwen3": {"architectures": ["Qwen3ForCausalLM"], **WIDE, "tie_word_embeddings": True},
+    "olmo2": {"architectures": ["Olmo2ForCausalLM"], **SIZES, "tie_word_embeddings": True},
     "qwen3_moe": {
         "architectures": ["Qwen3MoeForCausalLM"], **WIDE, "moe_intermediate_size": 32, "num_experts": 8,
-        "num_experts_per_tok": 2,
-    },
-    "mixtral": {
-        "architectures": ["MixtralForCausalLM"], **SIZES, "num_local_experts": 4, "num_experts_per_tok": 2,
-    },
-    "gpt_oss": {
-        "architectures": ["GptOssForCausalLM"], **WIDE, "num_local_experts": 8, "num_experts_per_tok": 2,
-        "sliding_window": 32,
-    },
-    "deepseek_v3": {
-        "architectures": ["DeepseekV3ForCausalLM"], **SIZES, "num_key_value_heads": 4, "moe_intermediate_size": 32,
-        "n_routed_experts": 8, "num_experts_per_tok": 2, "n_group": 2, "topk_group": 1, "first_k_dense_replace": 1,
-        "kv_lora_rank": 16, "q_lora_rank": 24, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16, "v_head_dim": 16,
+        "num_experts_per_tok": 2, "attention_bias": True,
     },
     "gemma2": {"architectures": ["Gemma2ForCausalLM"], **WIDE},
     "gemma3_text": {"architectures": ["Gemma3ForCausalLM"], **WIDE, "sliding_window": 32},
@@ -68,7 +60,32 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "image_size": 64,
     },
 }  # fmt: skip
-"""By model_type a small network of each kind; the first three are as no closed form has them."""
+"""By model_type a small network of each kind; Llama's, Mistral's and Qwen's are as no closed form has them."""
+
+_OWN = {
+    **WIDE, "vocab_size": 500, "hidden_size": 128, "intermediate_size": 512, "max_position_embeddings": 512,
+}  # fmt: skip
+OWN_CONFIGS: dict[str, dict[str, Any]] = {
+    "qwen3": {"architectures": ["Qwen3ForCausalLM"], **_OWN},
+    "qwen3_moe": {
+        "architectures": ["Qwen3MoeForCausalLM"], **_OWN, "moe_intermediate_size": 128, "num_experts": 8,
+        "num_experts_per_tok": 2,
+    },
+    "mixtral": {
+        "architectures": ["MixtralForCausalLM"], **_OWN, "num_local_experts": 4, "num_experts_per_tok": 2,
+    },
+    "gpt_oss": {
+        "architectures": ["GptOssForCausalLM"], **_OWN, "num_local_experts": 8, "num_experts_per_tok": 2,
+        "sliding_window": 32,
+    },
+    "deepseek_v3": {
+        "architectures": ["DeepseekV3ForCausalLM"], **_OWN, "num_key_value_heads": 4, "moe_intermediate_size": 128,
+        "n_routed_experts": 16, "num_experts_per_tok": 2, "first_k_dense_replace": 1, "kv_lora_rank": 32,
+        "q_lora_rank": 48, "qk_rope_head_dim": 16, "qk_nope_head_dim": 32, "v_head_dim": 32,
+    },
+}  # fmt: skip
+"""By model_type a small network of each kind that has a closed form and a network of ours since it has experts, or
+normalizes its queries."""
 
 COUNT = """
 import json, sys
@@ -76,7 +93,7 @@ import torch, transformers
 
 counts = {}
 for name, values in json.load(sys.stdin).items():
-    config = transformers.AutoConfig.for_model(name, **values)
+    config = transformers.AutoConfig.for_model(name.split()[0], **values)
     with torch.device("meta"):
         model = getattr(transformers, values["architectures"][0])(config)
     counts[name] = sum(p.numel() for p in model.parameters()), len(list(model.parameters()))
@@ -91,7 +108,11 @@ def counts() -> dict[str, tuple[int, int]]:
     """Parameters and their tensors, as transformers builds each model on tensors without data."""
     pytest.importorskip("transformers")
     done = subprocess.run(
-        [sys.executable, "-c", COUNT], input=json.dumps(CONFIGS), capture_output=True, text=True, check=True
+        [sys.executable, "-c", COUNT],
+        input=json.dumps({**CONFIGS, **{f"{name} own": values for name, values in OWN_CONFIGS.items()}}),
+        capture_output=True,
+        text=True,
+        check=True,
     )
     found: dict[str, tuple[int, int]] = json.loads(done.stdout)
     return found
@@ -103,6 +124,24 @@ def written(folder: Path, name: str, **more: Any) -> str:
     path.parent.mkdir()
     path.write_text(json.dumps({"model_type": name, **CONFIGS[name], **more}))
     return str(path)
+
+
+@pytest.mark.parametrize("name", OWN_CONFIGS)
+def test_the_closed_form_and_our_network_are_as_transformers_builds_it(
+    name: str, tmp_path: Path, counts: dict[str, tuple[int, int]]
+) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"model_type": name, **OWN_CONFIGS[name]}))
+    options = WorkloadOptions(config=str(path), precision="bf16", optimizer="sgd")
+    shape = load_hf_config(path)
+    ours = traced(options, 32).at(32).peak_allocated_bytes
+    words = ("--config", str(path), "--batch-size", BATCH, "--seq-len", "512", "--precision", "bf16")
+    command = (sys.executable, "-m", HUGGING_FACE, *words, "--optimizer", "sgd")
+    theirs = traced(WorkloadOptions(command=command), 32).at(32).peak_allocated_bytes
+    formula = predict_by_formula(shape, options.spec().recipe, 32).peak_bytes
+    assert count_parameters(shape) == counts[f"{name} own"][0]
+    assert ours == pytest.approx(theirs, rel=0.06)
+    assert formula == pytest.approx(ours, rel=0.1)
 
 
 def traced(options: WorkloadOptions, batch_size: int = 2) -> Traced:
@@ -130,14 +169,14 @@ class TestOptions:
     """Precision, recompute and the sequence, on a model that has nothing else about it."""
 
     def test_bf16_halves_weights_and_state(self, tmp_path: Path) -> None:
-        path = written(tmp_path, "qwen3", torch_dtype="float32")
+        path = written(tmp_path, "olmo2", torch_dtype="float32")
         single, half = traced(WorkloadOptions(config=path)), traced(WorkloadOptions(config=path, precision="bf16"))
         for bucket in (Bucket.PARAMETERS, Bucket.OPTIMIZER):
             before, after = single.at(2).breakdown[bucket], half.at(2).breakdown[bucket]
             assert after == pytest.approx(before / 2, rel=0.05)
 
     def test_recompute_keeps_less(self, tmp_path: Path) -> None:
-        path = written(tmp_path, "qwen3", num_hidden_layers=6, vocab_size=100)
+        path = written(tmp_path, "olmo2", num_hidden_layers=6, vocab_size=100)
         kept, again = traced(WorkloadOptions(config=path)), traced(WorkloadOptions(config=path, recompute="full"))
         assert again.at(2).breakdown[Bucket.ACTIVATIONS] < kept.at(2).breakdown[Bucket.ACTIVATIONS] / 2
         assert again.parameters == kept.parameters
@@ -155,7 +194,7 @@ def test_the_command_line_takes_a_path_as_a_model(tmp_path: Path, counts: dict[s
 
 
 def test_a_plan_of_it_shows_what_was_traced_and_runs_what_ifs(tmp_path: Path) -> None:
-    path = written(tmp_path, "qwen3")
+    path = written(tmp_path, "olmo2")
     options = ("--model", path, "--gpu", "sim:t4-16gb", "--what-if", "checkpointing")
     done = Project(tmp_path).run("plan", *options, "--json").json
     assert done["formula"]["buckets"] is None
@@ -176,7 +215,7 @@ def test_what_transformers_does_not_know_is_one_line(tmp_path: Path) -> None:
 def test_where_transformers_is_missing_one_line_says_what_to_do(tmp_path: Path) -> None:
     project = Project(tmp_path)
     project.write("transformers.py", "raise ImportError('No module named transformers')")
-    done = project.run("predict", "--model", written(tmp_path, "qwen3"), "--gpu", "sim:t4-16gb", "--batch-size", "1")
+    done = project.run("predict", "--model", written(tmp_path, "olmo2"), "--gpu", "sim:t4-16gb", "--batch-size", "1")
     assert done.code == 2
     assert "cannot import transformers (No module named transformers), which builds this model" in done.complaint
     assert "--python" in done.complaint
@@ -184,14 +223,14 @@ def test_where_transformers_is_missing_one_line_says_what_to_do(tmp_path: Path) 
 
 
 def test_the_plan_screen_shows_the_trace(tmp_path: Path) -> None:
-    options = ("--model", written(tmp_path, "qwen3"), "--gpu", "sim:t4-16gb", "--no-what-if")
+    options = ("--model", written(tmp_path, "olmo2"), "--gpu", "sim:t4-16gb", "--no-what-if")
     with terminal("plan", *options, columns=120, lines=40) as screen:
-        screen.wait_for("qwen3 · Qwen3ForCausalLM", "parameters · sequence length 64", deadline_s=TIMEOUT_S)
+        screen.wait_for("olmo2 · Olmo2ForCausalLM", "parameters · sequence length 64", deadline_s=TIMEOUT_S)
         screen.wait_for("✓ batch 1 fits", "activations", "= allocated", deadline_s=TIMEOUT_S)
 
 
 def test_a_search_tries_sizes_of_it(tmp_path: Path) -> None:
-    options = ("--model", written(tmp_path, "qwen3"), "--gpu", "sim:t4-16gb", "--limit", "128MiB")
+    options = ("--model", written(tmp_path, "olmo2"), "--gpu", "sim:t4-16gb", "--limit", "128MiB")
     *_, result = Project(tmp_path).run("search", *options, "--json").lines
     assert result["verified"]
     assert result["max_batch_size"] > 1

@@ -161,3 +161,46 @@ def test_what_only_the_formula_answers_says_so() -> None:
     assert "--tensor-parallel 2: formula only" in why_formula_only(recipe(tensor_parallel=2))
     assert "DeepSpeed" in why_formula_only(recipe(sharding="deepspeed-zero2", gpus=8))
     assert not why_formula_only(recipe(sharding="fsdp2", gpus=8))
+
+
+class TestExpertParallel:
+    """A block's experts over GPUs that hold all else alike."""
+
+    mixtral = find_model("mixtral-8x7b")
+
+    def rows(self, **recipe: Any) -> dict[str, int]:
+        found = terms(self.mixtral, Recipe("bf16", **recipe), 1)
+        return {row.name: row.size_bytes for row in found}
+
+    def test_each_holds_its_share_of_the_experts_and_all_of_the_rest(self) -> None:
+        experts = 32 * 8 * 3 * 4096 * 14336
+        rest = count_parameters(self.mixtral) - experts
+        spread = self.rows(gpus=8, expert_parallel=8)
+        assert spread["parameters"] == 2 * (rest + experts // 8)
+        assert spread["gradients"] == spread["parameters"]
+        assert spread["optimizer state"] == 2 * spread["parameters"]
+
+    def test_what_is_sharded_is_as_without(self) -> None:
+        spread = self.rows(gpus=64, expert_parallel=8, sharding="zero3")
+        whole = self.rows(gpus=64, sharding="zero3")
+        for name in ("parameters", "gradients", "optimizer state"):
+            assert spread[name] == whole[name]
+        assert spread["gathered parameters"] < whole["gathered parameters"] / 4
+
+    def test_tokens_go_out_and_come_in(self) -> None:
+        sent = self.rows(gpus=8, expert_parallel=8)["tokens on their way to experts"]
+        assert sent == 2 * 2048 * 2 * 4096 * 2
+
+    @pytest.mark.parametrize(
+        ("name", "recipe", "says"),
+        [
+            ("llama-3-8b", {"gpus": 2, "expert_parallel": 2}, "llama-3-8b has no experts to spread"),
+            ("mixtral-8x7b", {"gpus": 3, "expert_parallel": 3}, "3 does not divide the 8 experts"),
+            ("mixtral-8x7b", {"gpus": 4, "expert_parallel": 8}, "of the 4 GPUs that hold the same part"),
+        ],
+    )
+    def test_what_cannot_be_spread_is_said(self, name: str, recipe: dict[str, Any], says: str) -> None:
+        wrong = fault(find_model(name), Recipe(**recipe))
+        assert wrong is not None
+        assert wrong[0] == "--expert-parallel"
+        assert says in wrong[1]

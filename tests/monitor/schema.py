@@ -26,6 +26,7 @@ _PROBE = _object(
     pid={"type": "integer"},
     rank=_COUNT,
     world_size=_COUNT,
+    job=_MAYBE_TEXT,
     step=_COUNT,
     phase=_TEXT,
     time_s={"type": "number"},

@@ -130,7 +130,7 @@ def anything(wanted: Any) -> st.SearchStrategy[Any]:
     if isinstance(wanted, type) and issubclass(wanted, Enum):
         return st.sampled_from(wanted)
     simple: dict[Any, st.SearchStrategy[Any]] = {
-        int: st.integers(min_value=0, max_value=2**64),
+        int: st.integers(min_value=0, max_value=2**63 - 1),
         float: st.floats(min_value=0, max_value=4e9),
         bool: st.booleans(),
         str: st.text(max_size=8),

@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterator
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from gpumem_tui.addresses import is_loopback
 from gpumem_tui.memory import GIB, Unknown
-from gpumem_tui.monitor.metrics import CannotServe, Server, is_loopback
+from gpumem_tui.monitor.metrics import CannotServe, Server, this_machine
 from gpumem_tui.monitor.snapshot import DeviceState, Instance, Snapshot
 from tests.monitor.scripted import Scripted
 from tests.monitor.snapshots import RESERVED_BYTES, START_S, gpu, machine, memory, process
@@ -24,7 +25,7 @@ Scrape = Callable[[Snapshot | None], Series]
 def scrape() -> Iterator[Scrape]:
     """Serves a snapshot and reads every series back, by name and labels."""
     source = Scripted()
-    server = Server(source, "127.0.0.1", 0)
+    server = Server(this_machine(source), "127.0.0.1", 0)
 
     def read(snapshot: Snapshot | None) -> Series:
         if snapshot is not None:
@@ -94,23 +95,23 @@ def test_mig_instances_stand_beside_their_gpu(scrape: Scrape) -> None:
 
 
 def test_before_the_first_snapshot_and_without_a_driver(scrape: Scrape) -> None:
-    assert scrape(None) == {}
+    assert [(name, value) for (name, _), value in scrape(None).items()] == [("gpumem_host_up", 0)]
     unknown = Unknown("no NVIDIA driver")
     series = scrape(machine(problem="no NVIDIA driver", driver_version=unknown, cuda_version=unknown))
     assert _of(series, "gpumem_driver", driver="", cuda="") == [0]
 
 
 def test_an_address_that_cannot_be_had_is_one_line() -> None:
-    server = Server(Scripted(), "127.0.0.1", 0)
+    server = Server(this_machine(Scripted()), "127.0.0.1", 0)
     try:
         with pytest.raises(CannotServe, match=f"127.0.0.1:{server.port} cannot be served: Address already in use"):
-            Server(Scripted(), "127.0.0.1", server.port)
+            Server(this_machine(Scripted()), "127.0.0.1", server.port)
     finally:
         server.stop()
     with pytest.raises(CannotServe, match=r"192\.0\.2\.1:0 cannot be served"):
-        Server(Scripted(), "192.0.2.1", 0)
+        Server(this_machine(Scripted()), "192.0.2.1", 0)
     with pytest.raises(CannotServe, match=r"127\.0\.\.1:0 cannot be served"):
-        Server(Scripted(), "127.0..1", 0)
+        Server(this_machine(Scripted()), "127.0..1", 0)
 
 
 def test_an_address_of_ipv6_stands_in_brackets() -> None:
@@ -119,11 +120,11 @@ def test_an_address_of_ipv6_stands_in_brackets() -> None:
             probe.bind(("::1", 0))
         except OSError:
             pytest.skip("no IPv6 here")
-    server = Server(Scripted(), "::1", 0)
+    server = Server(this_machine(Scripted()), "::1", 0)
     try:
         assert server.address == f"[::1]:{server.port}"
         with pytest.raises(CannotServe, match=rf"\[::1\]:{server.port} cannot be served: Address already in use"):
-            Server(Scripted(), "::1", server.port)
+            Server(this_machine(Scripted()), "::1", server.port)
     finally:
         server.stop()
 

@@ -50,3 +50,19 @@ def test_everyone_who_subscribed_is_told_once_the_value_is_there() -> None:
     newest.put("first")
     newest.end()
     assert seen == [("one", "first"), ("other", "first")] * 2, "after the value, and at the end"
+
+
+def test_who_is_told_no_more() -> None:
+    newest: Newest[int] = Newest()
+    one: list[int | None] = []
+    other: list[int | None] = []
+
+    def tell() -> None:
+        one.append(newest.value)
+
+    newest.subscribe(tell)
+    newest.subscribe(lambda: other.append(newest.value))
+    newest.put(1)
+    newest.unsubscribe(tell)
+    newest.put(2)
+    assert (one, other) == ([1], [1, 2])

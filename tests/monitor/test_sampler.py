@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from pathlib import Path
 
 from gpumem_tui.memory import GIB, Bucket, Unknown
+from gpumem_tui.monitor.readings import Reading
 from gpumem_tui.monitor.sampler import Sampler
-from gpumem_tui.monitor.snapshot import DeviceState, ProcessKind, Snapshot
+from gpumem_tui.monitor.snapshot import DeviceState, HostProcess, ProcessKind, Snapshot
 from tests.monitor.watching import gpu, is_complete, no_processes, until, watching
 from tests.nvml_stub.machine import FakeMachine
 from tests.nvml_stub.scenario import Calls, FakeGpu, FakeInstance, FakeProcess, Scenario
@@ -104,6 +107,30 @@ def test_a_gpu_that_hangs_does_not_hold_up_the_second_snapshot_for_a_long_interv
     with watching(interval_s=600.0, slow_interval_s=600.0) as sampler:
         found = until(sampler, lambda s: bool(s.gpus) and "nvmlDeviceGetPowerUsage" in gpu(s, 1).state_reason)
     assert gpu(found, 0).temperature_c == 31
+
+
+def test_processes_are_named_without_waiting_for_the_second_interval(fake_nvml: FakeMachine) -> None:
+    fake_nvml.show(Scenario(gpus=[FakeGpu(processes=[FakeProcess(7, GIB)])]))
+    listed = threading.Event()
+
+    def look(pids: Iterable[int]) -> Mapping[int, Reading[HostProcess]]:
+        found = {pid: Unknown("found") for pid in pids}
+        if found:
+            listed.wait(DEADLINE_S)  # longer than the first snapshot waits for it
+        return found
+
+    sampler = Sampler(600.0, 600.0, look=look, proc=Path("/nowhere"))
+    sampler.subscribe(listed.set)
+    sampler.start()
+    try:
+        until(sampler, lambda s: bool(s.gpus) and _hosts(s) == [Unknown("found")])
+    finally:
+        sampler.stop()
+
+
+def _hosts(snapshot: Snapshot) -> list[Reading[HostProcess]]:
+    processes = gpu(snapshot, 0).processes
+    return [] if isinstance(processes, Unknown) else [each.host for each in processes]
 
 
 def test_changes_show_in_the_next_snapshots(fake_nvml: FakeMachine) -> None:

@@ -15,7 +15,7 @@ typedef struct handle { char uuid[96]; } *nvmlDevice_t;
 typedef unsigned long long u64;
 enum { SUCCESS = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7,
        LOST = 15, ARGUMENT_VERSION_MISMATCH = 25, UNKNOWN = 999 };
-enum { MAX_DEVICES = 160, MAX_PROCESSES = 64, MAX_RULES = 24, MAX_FUNCTIONS = 128, CALL_LINE = 64 };
+enum { MAX_DEVICES = 160, MAX_PROCESSES = 64, MAX_RULES = 64, MAX_FUNCTIONS = 128, CALL_LINE = 64 };
 
 static const char *number_keys[] = {
     "total", "reserved", "used", "bar1_total", "bar1_used", "major", "minor", "architecture", "bus_type",

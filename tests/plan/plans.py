@@ -37,6 +37,8 @@ def plans(draw: st.DrawFn) -> Plan:
     recipe = draw(RECIPES)
     if recipe.gpus == 1:
         recipe = replace(recipe, sharding="none")
+    if shape.sinks and recipe.attention in ("flash", "efficient"):
+        recipe = replace(recipe, attention="auto")
     batch_size = draw(st.integers(1, 64))
     gpu = draw(st.sampled_from([gpu for gpu in gpus().values() if gpu.compute_capability >= BF16_SINCE]))
     target = draw(st.none() | st.integers(batch_size * recipe.gpus, 4096))

@@ -8,6 +8,7 @@ import pytest
 
 from gpumem_tui.catalog.loader import find_gpu, find_model, models
 from gpumem_tui.formula.recipe import Recipe
+from gpumem_tui.formula.roofline import training_flops
 from gpumem_tui.memory import Unknown
 from gpumem_tui.plan.goals import Goals
 from gpumem_tui.plan.measured import MeasuredRate
@@ -60,6 +61,19 @@ class TestRate:
         assert not isinstance(plain, Unknown)
         assert not isinstance(again, Unknown)
         assert 1.15 < plain.most / again.most < 4 / 3
+
+    def test_frozen_weights_cost_backward_one_product_instead_of_two(self) -> None:
+        shape = find_model("llama-3-8b")
+        every, adapters = (training_flops(shape, Recipe("bf16", adapter=adapter)) for adapter in ("none", "lora"))
+        assert isinstance(every, int)
+        assert isinstance(adapters, int)
+        assert adapters / every == pytest.approx(2 / 3, rel=0.05), "4 N instead of 6 N, with attention's core as before"
+
+    def test_active_experts_are_computed_and_all_are_read(self) -> None:
+        mixtral = find_model("mixtral-8x7b")
+        flops = training_flops(mixtral, Recipe("bf16"))
+        assert isinstance(flops, int)
+        assert flops / (6 * 12.9e9 * mixtral.seq_len) == pytest.approx(1, rel=0.1)
 
     def test_the_update_is_paid_once_a_step(self) -> None:
         one, many = rate(replace(AMP, batch_size=1)), rate(replace(AMP, batch_size=1, target_batch=64))
@@ -133,6 +147,38 @@ class TestCost:
     def test_says_what_is_missing(self) -> None:
         assert "--tokens" in cost(GPT2).text
         assert "--price" in cost(replace(GPT2, goals=Goals(tokens=10**9))).text
+
+
+class TestCuts:
+    """A network that is cut over GPUs is one copy of it on all of them."""
+
+    def plan(self, **cuts: int) -> Plan:
+        gpus = 8
+        recipe = Recipe("bf16", gpus=gpus, recompute="full", **cuts)  # type: ignore[arg-type]
+        return Plan(find_model("llama-3-70b"), recipe, find_gpu("h100-80gb"), 1, target_batch=8)
+
+    def hours(self, plan: Plan) -> float:
+        found = run(replace(plan, goals=Goals(tokens=10**9)))
+        assert not isinstance(found, Unknown)
+        return found.hours[0]
+
+    def test_tensor_parallel_sends_what_lies_between_the_blocks(self) -> None:
+        plain, cut = self.hours(self.plan()), self.hours(self.plan(tensor_parallel=8))
+        assert plain < cut < 2 * plain
+
+    def test_a_slower_link_costs_more(self) -> None:
+        cut = self.plan(tensor_parallel=8)
+        assert self.hours(replace(cut, gpu=find_gpu("h100-nvl-94gb"))) > 1.5 * self.hours(cut)
+
+    def test_a_pipeline_waits_less_with_more_micro_batches(self) -> None:
+        few = self.hours(self.plan(pipeline_parallel=8, micro_batches=8))
+        many = self.hours(self.plan(pipeline_parallel=8, micro_batches=64))
+        assert few / many == pytest.approx((1 + 7 / 8) / (1 + 7 / 64), rel=0.05)
+
+    def test_a_pass_has_the_samples_of_each_copy(self) -> None:
+        table = scaling(self.plan(tensor_parallel=4)).table
+        assert table is not None
+        assert [(row[0], row[4]) for row in table.rows][:2] == [("8", "2"), ("8", "2")]
 
 
 class TestScaling:

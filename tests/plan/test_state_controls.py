@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from gpumem_tui.catalog.loader import find_gpu, find_model, gpus, models
 from gpumem_tui.formula.recipe import Recipe
-from gpumem_tui.plan.controls import Choice, Number, PlanError, control_of, controls, plan_of, remarks
+from gpumem_tui.plan.control import Choice, Number, PlanError
+from gpumem_tui.plan.controls import control_of, controls, plan_of, remarks
 from gpumem_tui.plan.draft import Draft, draft_of
 from gpumem_tui.plan.plan import Plan
 
@@ -253,8 +254,38 @@ def test_small_steps_of_heads_and_widths_always_go_together(model: str, moves: l
             assert plan_of(made).shape.heads
 
 
-def test_a_model_that_cannot_have_the_adapters_is_said_at_the_model() -> None:
+def test_a_model_that_cannot_have_the_adapters_is_said_at_their_control() -> None:
     draft = draft_of(Plan(find_model("resnet-50"), Recipe(adapter="lora"), find_gpu("t4-16gb")))
     with pytest.raises(PlanError, match="resnet-50 is no language model") as caught:
         plan_of(draft)
-    assert caught.value.control == "model"
+    assert caught.value.control == "adapter"
+
+
+class TestAdapterControls:
+    """Rank, targets and base are there with adapters only, and go when these go."""
+
+    def draft(self) -> Draft:
+        return draft_of(Plan(find_model("llama-3.2-1b"), Recipe("bf16"), find_gpu("t4-16gb")))
+
+    def test_come_and_go_with_the_adapter(self) -> None:
+        without = self.draft()
+        assert {"lora_rank", "lora_targets", "base_quantization"}.isdisjoint(c.key for c in controls(without))
+        adapter = control_of(without, "adapter")
+        lora = adapter.stepped(without, 1, jump=False)
+        targets, base = control_of(lora, "lora_targets"), control_of(lora, "base_quantization")
+        packed = base.stepped(targets.stepped(lora, 1, jump=False), 1, jump=False)
+        assert packed.recipe.lora_targets == "q_proj,k_proj,v_proj,o_proj"
+        assert packed.recipe.base_quantization == "nf4-dq"
+        assert plan_of(packed).recipe.has_adapters
+        assert adapter.stepped(packed, -1, jump=True).recipe == without.recipe
+
+    def test_targets_that_were_typed_stay_a_choice(self) -> None:
+        plan = Plan(find_model("llama-3.2-1b"), Recipe(adapter="lora", lora_targets="k_proj"), find_gpu("t4-16gb"))
+        shown = control_of(draft_of(plan), "lora_targets")
+        assert isinstance(shown, Choice)
+        assert shown.text(draft_of(plan)) == "k_proj"
+        assert "k_proj" in [option.value for option in shown.options(draft_of(plan))]
+
+    def test_a_classifier_has_none(self) -> None:
+        draft = draft_of(Plan(find_model("vit-b-16"), Recipe(), find_gpu("t4-16gb")))
+        assert "adapter" not in [c.key for c in controls(draft)]

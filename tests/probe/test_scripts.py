@@ -184,3 +184,5 @@ def test_two_ranks(script: str, tmp_path: Path) -> None:
     _assert_equal_to_the_byte(done)
     assert [found.header.process.rank for found in done.published] == [0, 1]
     assert {found.header.process.world_size for found in done.published} == {2}
+    (job,) = {found.header.process.job for found in done.published}
+    assert job, "the id of torchrun's rendezvous"

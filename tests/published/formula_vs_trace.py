@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 
 from gpumem_tui.catalog.loader import find_gpu, find_model, models
 from gpumem_tui.catalog.shapes import ModelShape
+from gpumem_tui.formula.blocks import as_run_on
 from gpumem_tui.formula.recipe import PRECISIONS, RECOMPUTES, Recipe
-from gpumem_tui.formula.transformer import as_run_on
 from gpumem_tui.memory import Unknown
 from gpumem_tui.plan.answers import headroom_of, largest_batch, on_gpu
 from gpumem_tui.plan.plan import Plan

@@ -11,7 +11,8 @@ from typing import Any
 
 from gpumem_tui.monitor.report import snapshot_json
 from gpumem_tui.monitor.snapshot import Snapshot
-from gpumem_tui.remote.connection import SshOptions
+from gpumem_tui.remote.hosts import parse_host
+from gpumem_tui.remote.ssh import SshOptions
 from tests.monitor.snapshots import gpu, machine
 
 _SSH = """#!/bin/sh
@@ -41,8 +42,15 @@ class Ssh:
 
     def prints(self, name: str, snapshots: Sequence[Snapshot], *, then: str = STAYS, before: str = "") -> None:
         """A host that prints these readings."""
+        self._writes(name, [line_of(each) for each in snapshots], then, before)
+
+    def says(self, name: str, body: dict[str, Any]) -> None:
+        """A host that prints one reading, with what probes and alerts say in it."""
+        self._writes(parse_host(name).destination, [json.dumps(body).encode()], STAYS, "")
+
+    def _writes(self, name: str, printed: Sequence[bytes], then: str, before: str) -> None:
         lines = self.folder / f"{name}.lines"
-        lines.write_bytes(b"".join(line_of(each) + b"\n" for each in snapshots))
+        lines.write_bytes(b"".join(line + b"\n" for line in printed))
         self.host(name, before, f"cat {shlex.quote(str(lines))}", then)
 
     @property

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
+from gpumem_tui.memory import MIB
 from gpumem_tui.remote import connection as module
-from gpumem_tui.remote.connection import Connection, HostStatus, Phase
+from gpumem_tui.remote.connection import Connection
 from gpumem_tui.remote.fleet import Fleet
 from gpumem_tui.remote.hosts import parse_host
+from gpumem_tui.remote.status import HostStatus, Phase
 from tests.remote.standins import DENIED, STAYS, UNKNOWN_KEY, Ssh, line_of, reading
 from tests.waiting import wait_until
 
@@ -64,6 +67,8 @@ def decoded_second() -> object:
         ("echo 'WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED!' >&2; exit 255", "its host key has changed"),
         ("echo 'ssh: connect to host a port 22: Connection refused' >&2; exit 255", "connect to host a port 22: Conn"),
         ("echo 'sh: 1: gpumem-tui: not found' >&2; exit 127", "gpumem-tui is not in its PATH"),
+        ("echo 'gpumem-tui is offered by: uvx' >&2; exit 127", "--remote-command 'uvx gpumem-tui' has it fetched"),
+        ("echo 'gpumem-tui is offered by: ~/.local/bin/pipx' >&2; exit 127", "'~/.local/bin/pipx run gpumem-tui'"),
         ("echo 'gpumem-tui: settings.toml:1: unknown key' >&2; exit 2", "settings.toml:1: unknown key"),
         ("echo 'gpumem-tui: No such option: --json' >&2; exit 2", "its gpumem-tui is of another version"),
         ("exit 3", "gpumem-tui ended with code 3"),
@@ -155,10 +160,28 @@ def test_a_fleet_ends_every_process(ssh: Ssh) -> None:
     wait_until(lambda: not any(thread.is_alive() for thread in threads))
 
 
-def test_a_host_that_floods_does_not_hold_up_another(ssh: Ssh, connect: Connect) -> None:
-    ssh.host("flood", "exec yes garbage")
-    ssh.prints("a", [reading()])
-    flood, a = connect("flood"), connect("a")
-    becomes(a, Phase.LIVE)
-    assert "no reading" in becomes(flood, Phase.AWAY).problem
-    assert a.status.phase is Phase.LIVE
+@pytest.mark.parametrize(
+    ("flood", "said"),
+    [
+        ("exec yes garbage", "which is no reading"),
+        ("exec yes '{}'", "which is no reading"),
+        ("exec tr '\\0' x < /dev/zero", "a line of more than 4 MiB"),
+        ("exec yes garbage >&2", "more than 1 MiB to stderr"),
+        ('cat "$0.lines"; exec sh "$0"', "lines a second"),
+    ],
+)
+def test_a_host_that_floods_harms_no_other(ssh: Ssh, connect: Connect, flood: str, said: str) -> None:
+    ssh.prints("flood", [reading()] * 20)
+    ssh.host("flood", flood)
+    ssh.prints("a", [reading()], then='sleep 0.05; exec sh "$0"')
+    resident_bytes = psutil.Process().memory_info().rss
+    a, floods = connect("a"), connect("flood")
+    heard: list[float | None] = []
+    a.subscribe(lambda: heard.append(a.status.received_s))
+    for _ in range(3):
+        assert said in becomes(floods, Phase.AWAY).problem
+        so_far = len(heard)
+        floods.connect_now()
+        wait_until(lambda so_far=so_far: len(heard) >= so_far + 5)  # type: ignore[misc]
+    assert a.status.phase is Phase.LIVE, a.status.problem
+    assert psutil.Process().memory_info().rss - resident_bytes < 64 * MIB

@@ -89,11 +89,30 @@ def test_a_number_that_nothing_could_show_is_refused() -> None:
         decoded(line)
 
 
-def test_no_text_moves_the_cursor() -> None:
-    snapshot = machine([gpu(0, processes=(process(1, GIB, host=replace(_host(), command="a\x1b[2Jb")),))])
-    (shown,) = decoded(line_of(snapshot)).snapshot.gpus
-    assert isinstance(shown.processes, tuple)
-    assert getattr(shown.processes[0].host, "command", "") == "a [2Jb"
+@pytest.mark.parametrize(
+    ("written", "shown"),
+    [
+        ("a\x1b[2Jb", "a [2Jb"),
+        ("a\nb\x7f", "a b "),
+        ("a\u202eb", "a b"),
+        ('--config {"a": "\\\\"}', '--config {"a": "\\\\"}'),
+        ("60 °C – ok", "60 °C – ok"),
+    ],
+)
+@pytest.mark.parametrize("ascii_only", [True, False])
+def test_no_text_moves_the_cursor(written: str, shown: str, ascii_only: bool) -> None:
+    snapshot = machine([gpu(0, processes=(process(1, GIB, host=replace(_host(), command=written)),))])
+    assert _command(json.dumps(snapshot_json(snapshot), ensure_ascii=ascii_only).encode()) == shown
+
+
+def test_half_a_character_is_no_reason_to_lose_the_reading() -> None:
+    assert _command(line_of(reading()).replace(b"python train.py", b"\\udc80 train.py")) == "  train.py --batch-size 32"
+
+
+def _command(line: bytes) -> str:
+    (read,) = decoded(line).snapshot.gpus
+    assert isinstance(read.processes, tuple)
+    return getattr(read.processes[0].host, "command", "")
 
 
 def _host() -> Any:

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from gpumem_tui.errors import OptionError
-from gpumem_tui.remote.connection import SshOptions
 from gpumem_tui.remote.hosts import RemoteHost, expanded, hosts_of, parse_host
+from gpumem_tui.remote.ssh import SshOptions
 
 
 @pytest.mark.parametrize(

@@ -15,15 +15,21 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
 import gpumem_tui
 from gpumem_tui.memory import GIB
-from gpumem_tui.remote.connection import Connection, HostStatus, Phase, SshOptions
+from gpumem_tui.monitor.snapshot import HostProcess
+from gpumem_tui.remote.connection import Connection
 from gpumem_tui.remote.hosts import parse_host
+from gpumem_tui.remote.signals import NotSignalled
+from gpumem_tui.remote.ssh import SshOptions
+from gpumem_tui.remote.status import HostStatus, Phase
 from tests.nvml_stub.machine import FakeMachine
 from tests.nvml_stub.scenario import FakeGpu, Scenario
 from tests.waiting import wait_until
@@ -31,6 +37,39 @@ from tests.waiting import wait_until
 SBIN = f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin"
 SSHD = shutil.which("sshd", path=SBIN)
 TOOLS = all(map(shutil.which, ("ssh", "ssh-keygen")))
+
+
+_SLOW_LINE = """
+import queue, socket, sys, threading, time
+port, delay_s = int(sys.argv[1]), float(sys.argv[2])
+line = socket.create_connection(("127.0.0.1", port))
+
+def carry(read, write):
+    waiting = queue.Queue()
+
+    def late():
+        while True:
+            when_s, data = waiting.get()
+            time.sleep(max(0.0, when_s - time.monotonic()))
+            if not data:
+                return
+            write(data)
+
+    threading.Thread(target=late).start()
+    while True:
+        data = read(65536)
+        waiting.put((time.monotonic() + delay_s, data))
+        if not data:
+            return
+
+def out(data):
+    sys.stdout.buffer.write(data)
+    sys.stdout.buffer.flush()
+
+threading.Thread(target=carry, args=(sys.stdin.buffer.read1, line.sendall), daemon=True).start()
+carry(line.recv, out)
+"""
+"""A line to the server on which everything arrives later, as ssh's ProxyCommand."""
 
 
 class Sshd:
@@ -64,12 +103,22 @@ class Sshd:
         """What serves the connections that stand."""
         return psutil.Process(self._process.pid).children(recursive=True)
 
-    def connection(self, options: SshOptions, *, identity: str = "user", known: str = "known") -> Connection:
-        """A connection as a user with such keys has it."""
-        configuration = self.folder / f"{identity}-{known}"
+    @property
+    def clients(self) -> set[psutil.Process]:
+        """Of those, one for each connection."""
+        return set(psutil.Process(self._process.pid).children())
+
+    def connection(
+        self, options: SshOptions, *, identity: str = "user", known: str = "known", latency_s: float = 0.0
+    ) -> Connection:
+        """A connection as a user with such keys has it; `latency_s`: there and back."""
+        configuration = self.folder / f"{identity}-{known}-{latency_s}"
+        (self.folder / "slow.py").write_text(_SLOW_LINE)
+        slow = f"{sys.executable} {self.folder}/slow.py {self.port} {latency_s / 2}"
+        proxy = f"  ProxyCommand {slow}\n" if latency_s else ""
         configuration.write_text(
             f"Host *\n  IdentityFile {self.folder}/{identity}\n  IdentitiesOnly yes\n  IdentityAgent none\n"
-            f"  UserKnownHostsFile {self.folder}/{known}\n  StrictHostKeyChecking ask\n"
+            f"  UserKnownHostsFile {self.folder}/{known}\n  StrictHostKeyChecking ask\n{proxy}"
         )
         host = parse_host(f"{getpass.getuser()}@127.0.0.1:{self.port}")
         ssh = f"ssh -F {configuration}"
@@ -104,7 +153,7 @@ def connect(sshd: Sshd, fake_machine: FakeMachine) -> Iterator[Connect]:
     there = " ".join(["env", *(f"{name}={value}" for name, value in words.items()), sys.executable, "-m", "gpumem_tui"])
     made: list[Connection] = []
 
-    def connect(command: str = there, **keys: str) -> Connection:
+    def connect(command: str = there, **keys: Any) -> Connection:
         made.append(sshd.connection(SshOptions(command, 0.2), **keys))
         made[-1].start()
         return made[-1]
@@ -155,3 +204,69 @@ def test_a_host_that_is_not_known(connect: Connect) -> None:
 
 def test_a_host_without_the_program(connect: Connect) -> None:
     assert "is not in its PATH" in becomes(connect("no-such-program"), Phase.AWAY).problem
+
+
+def hears(connection: Connection, readings: int = 3) -> None:
+    """Wait until so many more have come."""
+    for _ in range(readings):
+        received_s = connection.status.received_s
+        wait_until(lambda received_s=received_s: connection.status.received_s != received_s)  # type: ignore[misc]
+
+
+def test_over_a_slow_line(connect: Connect) -> None:
+    far = connect(latency_s=0.2)
+    becomes(far, Phase.LIVE)
+    hears(far)
+    assert far.status.phase is Phase.LIVE, far.status.problem
+
+
+def test_a_host_that_stands_still_grows_old_while_others_go_on(connect: Connect, sshd: Sshd) -> None:
+    before = sshd.clients
+    still = connect()
+    becomes(still, Phase.LIVE)
+    serving = sshd.clients - before
+    other = connect()
+    becomes(other, Phase.LIVE)
+    for each in serving:
+        each.suspend()
+    try:
+
+        def is_silent() -> bool:
+            last_s = still.status.received_s
+            hears(other)
+            return still.status.received_s == last_s
+
+        wait_until(is_silent, "no reading of the host that stands still")
+    finally:
+        for each in serving:
+            each.resume()
+    hears(still)
+    assert becomes(still, Phase.LIVE).problem == ""
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [("yes garbage #", "which is no reading"), ("tr '\\0' x </dev/zero #", "a line of more than 4 MiB")],
+)
+def test_garbage_and_a_flood_over_the_real_ssh_harm_no_other(connect: Connect, command: str, said: str) -> None:
+    good, bad = connect(), connect(command)
+    assert said in becomes(bad, Phase.AWAY).problem
+    becomes(good, Phase.LIVE)
+    hears(good)
+    assert good.status.phase is Phase.LIVE, good.status.problem
+
+
+def test_a_process_is_signalled_through_the_real_ssh(connect: Connect) -> None:
+    connection = connect("true")
+    sleeper = subprocess.Popen(["sleep", "1000"])
+    try:
+        started_s = psutil.Process(sleeper.pid).create_time()
+        process = HostProcess(sleeper.pid, 1, getpass.getuser(), "sleep", "sleep 1000", started_s, 0.0, 0)
+        with pytest.raises(NotSignalled, match="is another process by now"):
+            connection.signal(replace(process, start_time_s=started_s - 60), "KILL")
+        assert sleeper.poll() is None
+        connection.signal(process, "TERM")
+        assert sleeper.wait() == -signal.SIGTERM
+    finally:
+        sleeper.kill()
+        sleeper.wait()

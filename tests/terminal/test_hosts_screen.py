@@ -21,7 +21,8 @@ def test_hosts_of_a_list_one_of_them_refused(fake_machine: FakeMachine, tmp_path
     ssh.host("n1", "echo Welcome", f'set -- $1; shift; {here} gpumem_tui "$@"')
     ssh.host("n2", f"echo '{UNKNOWN_KEY}' >&2; exit 255")
     environment = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
-    with terminal("--host", "n[1-2]", columns=80, lines=24, env=environment) as screen:
+    typed = ("--host", "n[1-2]", "--remote-command", "gpumem-tui")
+    with terminal(*typed, columns=80, lines=24, env=environment) as screen:
         screen.wait_for("2 hosts · 1 live · 1 away", "76.2/160.0", "host key is not known: `ssh n2`", "its Monitor")
         screen.press("x")
         screen.wait_for("GPU 0", "GPU 1", "70.6/80.0")

@@ -10,11 +10,13 @@ import pytest
 from textual.pilot import Pilot
 
 from gpumem_tui.memory import GIB, Unknown
-from gpumem_tui.monitor.snapshot import DeviceState
-from gpumem_tui.remote.connection import HostStatus, Phase
+from gpumem_tui.monitor.snapshot import DeviceState, HostProcess
 from gpumem_tui.remote.decode import HostReport
 from gpumem_tui.remote.fleet import Fleet
 from gpumem_tui.remote.hosts import parse_host
+from gpumem_tui.remote.processes import jobs
+from gpumem_tui.remote.signals import NotSignalled
+from gpumem_tui.remote.status import HostStatus, Phase
 from gpumem_tui.settings import Settings
 from gpumem_tui.tui.app import GpuMemApp
 from gpumem_tui.tui.hosts.one import HostMonitor
@@ -23,6 +25,7 @@ from gpumem_tui.tui.hosts.screen import HostsScreen
 from gpumem_tui.tui.hosts.state import HostsSort, HostsState, listed_processes
 from gpumem_tui.tui.kit.figures import said, span_width
 from gpumem_tui.tui.kit.row_list import RowList
+from gpumem_tui.tui.process.dialogs import ConfirmScreen
 from gpumem_tui.tui.start import hosts_screen
 from tests.monitor.snapshots import gpu, machine, memory, process
 from tests.remote.standins import UNKNOWN_KEY, Ssh, reading
@@ -138,6 +141,15 @@ def test_the_rank_that_lags_and_those_that_are_not_seen() -> None:
     assert "rank 1 lags 12 steps" in job
 
 
+def test_two_jobs_of_one_command_are_told_apart_by_the_name_that_their_launcher_gives() -> None:
+    one = live("a", 10, probes={(gpu(0).uuid, 4000): {**rank(0, 41, 8), "job": "slurm 1"}})
+    other = live("b", 40, probes={(gpu(0).uuid, 4000): {**rank(0, 42, 39), "job": "slurm 2"}})
+    state = HostsState((one, other), 100.0, sort=HostsSort.RANK)
+    found = jobs(listed_processes(state))
+    assert [key[1] for key in found] == ["slurm 1", "slurm 2"]
+    assert all(len(job.ranks) == 1 and "train.py" in job.command for job in found.values())
+
+
 # What is done
 
 
@@ -158,8 +170,8 @@ def fleet(ssh: Ssh) -> Iterator[Fleet]:
     fleet.stop()
 
 
-def app(fleet: Fleet) -> GpuMemApp:
-    return GpuMemApp({"monitor": lambda: hosts_screen(fleet, Settings())}, "monitor")
+def app(fleet: Fleet, *, allow_signals: bool = False) -> GpuMemApp:
+    return GpuMemApp({"monitor": lambda: hosts_screen(fleet, Settings(), allow_signals=allow_signals)}, "monitor")
 
 
 def screen_of(pilot: Pilot[int]) -> HostsScreen:
@@ -194,6 +206,20 @@ async def test_into_a_hosts_monitor_and_back(fleet: Fleet) -> None:
         assert fleet.connections["b"].status.phase is Phase.LIVE
 
 
+async def test_a_monitor_that_was_left_is_told_nothing_more(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[object] = []
+    b = fleet.connections["b"]
+    async with app(fleet).run_test(size=(80, 24)) as pilot:
+        await answered(pilot)
+        monkeypatch.setattr(b, "subscribe", told.append)
+        monkeypatch.setattr(b, "unsubscribe", told.remove)
+        for _ in range(2):
+            await pilot.press("home", "down", "enter")
+            await until(pilot, lambda: len(told) == 1)
+            await pilot.press("escape")
+            await until(pilot, lambda: not told)
+
+
 async def test_a_host_that_has_not_answered_has_no_monitor_but_a_reason(fleet: Fleet) -> None:
     async with app(fleet).run_test(size=(80, 24)) as pilot:
         await answered(pilot)
@@ -215,6 +241,52 @@ async def test_gpus_filter_and_one_hosts_processes(fleet: Fleet) -> None:
         await until(pilot, lambda: len(shown(pilot, "#hosts-processes").splitlines()) == 1)
         await pilot.press("escape")
         await until(pilot, lambda: len(shown(pilot, "#hosts-processes").splitlines()) == 3)
+
+
+def signalled(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, str]]:
+    """What is sent to the processes of b, instead of sending it; the second time that fails."""
+    sent: list[tuple[int, str]] = []
+
+    def signal(process: HostProcess, signal: str) -> None:
+        sent.append((process.pid, signal))
+        if len(sent) > 1:
+            raise NotSignalled("pid 4000 on b is another process by now: not signalled")
+
+    monkeypatch.setattr(fleet.connections["b"], "signal", signal)
+    return sent
+
+
+async def test_processes_are_ended_only_where_that_is_allowed(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent = signalled(fleet, monkeypatch)
+    async with app(fleet).run_test(size=(120, 40)) as pilot:
+        await answered(pilot)
+        await pilot.press("down", "f", "tab", "K", "y", "enter")
+        await until(pilot, lambda: isinstance(pilot.app.screen, HostMonitor))
+        await pilot.press("down", "K", "y")
+        await pilot.pause()
+        assert isinstance(pilot.app.screen, HostMonitor), "no question was asked"
+    assert sent == []
+
+
+async def test_a_process_of_a_host_is_ended_after_a_question(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent = signalled(fleet, monkeypatch)
+    async with app(fleet, allow_signals=True).run_test(size=(120, 40)) as pilot:
+        await answered(pilot)
+        await pilot.press("down", "f", "tab", "T")
+        await until(pilot, lambda: isinstance(pilot.app.screen, ConfirmScreen))
+        await pilot.press("n", "T")
+        await until(pilot, lambda: isinstance(pilot.app.screen, ConfirmScreen))
+        assert sent == []
+        await pilot.press("y")
+        await until(pilot, lambda: sent == [(4000, "TERM")])
+        await until(pilot, lambda: any("on b asked to end" in note.message for note in pilot.app._notifications))
+        await pilot.press("enter")
+        await until(pilot, lambda: isinstance(pilot.app.screen, HostMonitor) and bool(pilot.app.screen.state.gpus))
+        await pilot.press("down", "K")
+        await until(pilot, lambda: isinstance(pilot.app.screen, ConfirmScreen))
+        await pilot.press("y")
+        await until(pilot, lambda: sent[1:] == [(4000, "KILL")])
+        await until(pilot, lambda: any("another process by now" in note.message for note in pilot.app._notifications))
 
 
 async def test_a_tiny_terminal_says_what_it_needs(fleet: Fleet) -> None:

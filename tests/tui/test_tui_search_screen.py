@@ -519,9 +519,9 @@ async def test_the_footer_follows_the_width() -> None:
 
 
 async def test_a_model_of_transformers_is_edited_like_any_other(tmp_path: Path) -> None:
-    path = tmp_path / "qwen3" / "config.json"
+    path = tmp_path / "olmo2" / "config.json"
     path.parent.mkdir()
-    path.write_text(json.dumps({"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]}))
+    path.write_text(json.dumps({"model_type": "olmo2", "architectures": ["Olmo2ForCausalLM"]}))
     options = WorkloadOptions(model=str(path))
     own = replace(CONFIG, workload=options.spec("python"))
 
@@ -535,8 +535,8 @@ async def test_a_model_of_transformers_is_edited_like_any_other(tmp_path: Path) 
         form.query_one("#seq_len", Input).value = "4096"
         await pilot.pause()
         preview = str(form.query_one("#preview", Static).render())
-        assert "qwen3 · qwen3 · seq 4,096 · bf16 · adamw" in preview
-        assert "no formula for qwen3 models" in preview
+        assert "olmo2 · olmo2 · seq 4,096 · bf16 · adamw" in preview
+        assert "no formula for olmo2 models" in preview
         form.query_one("#recompute", Select).value = "selective"
         await pilot.pause()
         assert "gradient checkpointing only" in str(form.query_one("#recompute-error", Static).render())

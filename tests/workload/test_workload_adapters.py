@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -10,14 +12,19 @@ from gpumem_tui.catalog.shapes import ModelShape
 from gpumem_tui.formula.adapters import kept_bytes, trained_parameters
 from gpumem_tui.formula.recipe import BASE_QUANTIZATIONS, BaseQuantization, Recipe
 from gpumem_tui.step.workload import WorkloadError
+from gpumem_tui.workload.adapters import DoraLinear
 from gpumem_tui.workload.hugging_face import chosen
 from gpumem_tui.workload.quantized import QuantizedLinear
 from gpumem_tui.workload.standard import CatalogWorkload
+from tests.workload.tiny_shapes import DEEPSEEK, GPT_OSS, QWEN_MOE
 
 CPU = torch.device("cpu")
 TINY: dict[str, ModelShape] = {
     "llama": find_model("llama-3.2-1b").overridden(layers=2, hidden=64, heads=4, kv_heads=2, vocab=100, seq_len=16),
     "gpt2": find_model("gpt2").overridden(layers=2, hidden=64, heads=4, vocab=100, seq_len=16),
+    "qwen-moe": QWEN_MOE,
+    "deepseek": DEEPSEEK,
+    "gpt-oss": GPT_OSS,
 }
 
 
@@ -48,6 +55,49 @@ def test_a_step_changes_the_adapters_and_nothing_else(quantization: BaseQuantiza
     assert changed == {name for name in before if "lora_" in name}
     assert len(changed) == 2 * 2 * 2
     assert all(torch.isfinite(value.float()).all() for value in model.parameters() if value.is_floating_point())
+
+
+@pytest.mark.parametrize("family", ["llama", "deepseek"])
+@pytest.mark.parametrize("quantization", ["none", "nf4"])
+def test_dora_in_fp32_has_magnitudes_and_trains(family: str, quantization: BaseQuantization) -> None:
+    shape, wanted = TINY[family], replace(recipe(quantization), adapter="dora", adapter_dtype="fp32")
+    workload = CatalogWorkload(shape, wanted)
+    model, optimizer = workload.build(CPU)
+    before = {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
+
+    workload.train_step(model, optimizer, workload.make_batch(2, CPU))
+
+    assert sum(p.numel() * p.element_size() for p in model.parameters()) == kept_bytes(shape, wanted)
+    assert sum(value.numel() for value in before.values()) == trained_parameters(shape, wanted)
+    assert {value.dtype for value in before.values()} == {torch.float32}
+    moved = {name for name, value in before.items() if not _equal(model.get_parameter(name), value)}
+    assert any("magnitude" in name for name in moved)
+
+
+def test_dora_scales_each_output_to_its_magnitude() -> None:
+    base = torch.nn.Linear(6, 4)
+    layer = DoraLinear(base, 6, 4, 2, torch.float32)
+    torch.nn.init.normal_(layer.lora_b.weight)
+    layer.magnitude.data.copy_(torch.tensor([1.0, 2.0, 3.0, 4.0]))
+    x = torch.randn(5, 6)
+
+    weight = base.weight + 2 * layer.lora_b.weight @ layer.lora_a.weight
+    expected = x @ (weight / weight.norm(dim=1, keepdim=True)).T * layer.magnitude + base.bias
+
+    torch.testing.assert_close(layer(x), expected)
+
+
+@pytest.mark.parametrize("quantization", BASE_QUANTIZATIONS)
+def test_gradients_pass_through_packed_experts(quantization: BaseQuantization) -> None:
+    workload = CatalogWorkload(TINY["qwen-moe"], recipe(quantization, "q_proj"))
+    model, optimizer = workload.build(CPU)
+    before = model.get_parameter("blocks.0.attention.q_proj.lora_b.weight").detach().clone()
+
+    workload.train_step(model, optimizer, workload.make_batch(2, CPU))
+
+    after = model.get_parameter("blocks.0.attention.q_proj.lora_b.weight")
+    assert not _equal(after, before), "the first block's, before which all experts of the second are"
+    assert torch.isfinite(after).all()
 
 
 def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:

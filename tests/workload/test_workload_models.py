@@ -19,7 +19,8 @@ from gpumem_tui.workload.models import build_model
 from gpumem_tui.workload.models.attention import AttentionCore
 from gpumem_tui.workload.models.bert import Bert
 from gpumem_tui.workload.models.gpt2 import Gpt2
-from gpumem_tui.workload.models.llama import Llama, RotaryEmbedding, apply_rotary
+from gpumem_tui.workload.models.llama import Llama
+from gpumem_tui.workload.models.rotary import RotaryEmbedding, apply_rotary
 from gpumem_tui.workload.models.vit import Vit
 from tests.workload.tiny_shapes import BERT, GPT2, LLAMA, MLP, RESNET, VIT
 

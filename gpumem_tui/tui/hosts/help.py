@@ -28,10 +28,15 @@ _COLUMNS = (
 )
 
 
-def hosts_help() -> list[Row]:
+_SIGNALS = ("T  K", "in the list of processes: terminate it, kill it there; asks first")
+
+
+def hosts_help(*, allow_signals: bool = False) -> list[Row]:
     """The lines of the help."""
+    keys = [*_KEYS[:-3], *([_SIGNALS] if allow_signals else []), *_KEYS[-3:]]
+    ended = "only what you end is ended" if allow_signals else "nothing is ended (--allow-signals offers it)"
     return [
-        help_heading("Keys"), *(help_entry(key, what) for key, what in _KEYS), [],
+        help_heading("Keys"), *(help_entry(key, what) for key, what in keys), [],
         help_heading("Columns"), *(help_entry(name, what) for name, what in _COLUMNS), [],
-        help_entry("", "Hosts are only looked at: nothing is installed, written or ended there."),
+        help_entry("", f"Nothing is installed or written on hosts; {ended}."),
     ]  # fmt: skip

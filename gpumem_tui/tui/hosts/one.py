@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from textual.binding import Binding, BindingType
 
 from gpumem_tui.monitor.alerts import Alert, Alerts
 from gpumem_tui.monitor.probes import Growing, Probes, RanOutOfMemory
-from gpumem_tui.monitor.snapshot import Snapshot
+from gpumem_tui.monitor.snapshot import HostProcess, Snapshot
 from gpumem_tui.remote.connection import Connection
+from gpumem_tui.remote.signals import NotSignalled
+from gpumem_tui.tui.kit.acts import Act, permitted
 from gpumem_tui.tui.monitor.screen import MonitorScreen
+
+if TYPE_CHECKING:
+    from gpumem_tui.tui.process.dialogs import Ending
 
 
 class HostSource:
@@ -19,6 +24,7 @@ class HostSource:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
+        self._told: list[Callable[[], None]] = []
 
     @property
     def notice(self) -> str:
@@ -38,10 +44,14 @@ class HostSource:
 
     def subscribe(self, tell: Callable[[], None]) -> None:
         """Have this called whenever the host has news."""
+        self._told.append(tell)
         self._connection.subscribe(tell)
 
     def stop(self) -> None:
-        """The connection goes on."""
+        """The connection goes on; who looked at it is told no more."""
+        for tell in self._told:
+            self._connection.unsubscribe(tell)
+        self._told.clear()
 
 
 class HostAlerts(Alerts):
@@ -63,14 +73,42 @@ class HostAlerts(Alerts):
         return () if report is None else report.alerts
 
 
+def end_there(connection: Connection, host: HostProcess, ending: Ending) -> tuple[str, bool]:
+    """End a process on a host; what to say, and whether it failed. Takes as long as ssh does."""
+    try:
+        connection.signal(host, "TERM" if ending == "terminate" else "KILL")
+    except NotSignalled as error:
+        return str(error), True
+    done = "asked to end" if ending == "terminate" else "killed"
+    return f"pid {host.pid} ({host.name}) on {connection.host.name} {done}", False
+
+
 class HostMonitor(MonitorScreen):
-    """The Monitor of a host, to look only; escape leads back to the hosts."""
+    """The Monitor of a host, to look only; escape leads back to the hosts.
+
+    Args:
+        signalled: by what processes there may be ended; None: they may not.
+    """
 
     CSS_PATH = "../monitor/screen.tcss"
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "unfilter", "no filter", tooltip="List all processes again"),
         Binding("escape", "back", "hosts", key_display="esc", tooltip="Back to all hosts"),
     ]
+
+    def __init__(self, source: HostSource, signalled: Connection | None = None, **parts: Any) -> None:
+        super().__init__(source, read_only=True, **parts)
+        self._signalled = signalled
+
+    @property
+    def may_end(self) -> bool:
+        """Only where the user has allowed it."""
+        return self._signalled is not None and permitted(self, Act.END)
+
+    def end_it(self, host: HostProcess, ending: Ending) -> tuple[str, bool]:
+        """Over ssh."""
+        assert self._signalled is not None
+        return end_there(self._signalled, host, ending)
 
     def action_back(self) -> None:
         """Back to all hosts."""

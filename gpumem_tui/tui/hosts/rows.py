@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from gpumem_tui.memory import GIB, Unknown
 from gpumem_tui.monitor.alerts import Severity
-from gpumem_tui.monitor.snapshot import DeviceState, GpuReading, Memory
-from gpumem_tui.remote.connection import HostStatus, Phase
-from gpumem_tui.tui.hosts.state import (
-    HostsSort,
-    HostsState,
-    JobRanks,
-    RemoteProcess,
-    gpus_of,
-    job_of,
-    jobs,
-    worst_alert,
-)
-from gpumem_tui.tui.kit.figures import ABSENT, MUTED, ListRow, Row, Span, age, fit, fit_right, header_line
+from gpumem_tui.monitor.snapshot import DeviceState, GpuReading
+from gpumem_tui.remote.processes import JobRanks, RemoteProcess, job_of, jobs
+from gpumem_tui.remote.status import HostStatus, MemorySum, Phase, mean_utilization
+from gpumem_tui.tui.hosts.state import HostsSort, HostsState
+from gpumem_tui.tui.kit.figures import ABSENT, MUTED, LazyRows, ListRow, Row, Span, age, fit, fit_right, header_line
 
 _STALE_S = 5.0
 """A live host whose last reading is older than this shows its age."""
@@ -31,45 +23,30 @@ _LONGEST_NAME = 28
 _CHOSEN_LINES = 2
 
 
-@dataclass(frozen=True)
-class _Sum:
-    """The memory of several GPUs; `is_whole`: of all of them."""
-
-    used_bytes: int
-    total_bytes: int
-    is_whole: bool
-
-    @property
-    def text(self) -> str:
-        if not self.total_bytes:
-            return ABSENT
-        return f"{'' if self.is_whole else '≥'}{self.used_bytes / GIB:.1f}/{self.total_bytes / GIB:.1f}"
-
-    @property
-    def free_text(self) -> str:
-        if not self.total_bytes:
-            return ABSENT
-        return f"{'' if self.is_whole else '≥'}{(self.total_bytes - self.used_bytes) / GIB:.1f}"
+def _held(memory: MemorySum) -> str:
+    """Used of total, in GiB."""
+    if not memory.total_bytes:
+        return ABSENT
+    return f"{'' if memory.is_whole else '≥'}{memory.used_bytes / GIB:.1f}/{memory.total_bytes / GIB:.1f}"
 
 
-def _sum(gpus: Iterable[GpuReading]) -> _Sum:
-    read = [gpu.visible_memory for gpu in gpus]
-    known = [memory for memory in read if isinstance(memory, Memory)]
-    used_bytes = sum(memory.total_bytes - memory.free_bytes for memory in known)
-    return _Sum(used_bytes, sum(memory.total_bytes for memory in known), len(known) == len(read))
+def _free(memory: MemorySum) -> str:
+    if not memory.total_bytes:
+        return ABSENT
+    return f"{'' if memory.is_whole else '≥'}{(memory.total_bytes - memory.used_bytes) / GIB:.1f}"
 
 
 def hosts_header(state: HostsState, width: int, right: Row) -> Row:
     """How many there are, how many answer, and the sum of what they hold as far as it is known."""
     live = [status for status in state.statuses if status.phase is Phase.LIVE]
-    gpus = [gpu for status in live for gpu in gpus_of(status)]
-    held = _sum(gpus)
+    gpus = sum(len(status.gpus) for status in live)
+    memory = sum((status.memory for status in live), MemorySum())
     subject = (_count(len(state.statuses), "host"), "bold")
     away = sum(status.phase is Phase.AWAY for status in state.statuses)
     facts: list[Span] = [(f"{len(live)} live", MUTED)]
     facts += [(f"{away} away", "bold $warning")] if away else []
-    facts += [(f"{_count(len(gpus), 'GPU')}", MUTED)] if gpus else []
-    facts += [(f"{held.text} GiB used, {held.free_text} free", MUTED)] if gpus else []
+    facts += [(_count(gpus, "GPU"), MUTED)] if gpus else []
+    facts += [(f"{_held(memory)} GiB used, {_free(memory)} free", MUTED)] if gpus else []
     return header_line(subject, facts, right, width)
 
 
@@ -90,52 +67,55 @@ def hosts_heading(state: HostsState, width: int) -> Row:
     return [(fit(text, width), f"bold {MUTED}")]
 
 
-def hosts_rows(state: HostsState) -> Callable[[int, str], list[ListRow]]:
+def hosts_rows(state: HostsState) -> Callable[[int, str], Sequence[ListRow]]:
     """A line a host, and below those that are opened a line a GPU. The key is the host's name."""
+    listed: list[tuple[HostStatus, GpuReading | None]] = []
+    for status in state.statuses:
+        listed.append((status, None))
+        listed += [(status, gpu) for gpu in status.gpus] if status.host.name in state.opened else []
+    keys = [status.host.name if gpu is None else "" for status, gpu in listed]
 
-    def rows(width: int, selected: str) -> list[ListRow]:
-        listed: list[ListRow] = []
-        for status in state.statuses:
-            is_open = status.host.name in state.opened
-            listed.append(_host_row(state, status, width, is_open=is_open))
-            for gpu in gpus_of(status) if is_open else ():
-                listed.append(_gpu_row(state, gpu, width, is_live=status.phase is Phase.LIVE))
-        return listed
+    def rows(width: int, selected: str) -> Sequence[ListRow]:
+        def make(place: int) -> ListRow:
+            status, gpu = listed[place]
+            if gpu is None:
+                return _host_row(state, status, width, is_open=status.host.name in state.opened)
+            return _gpu_row(state, gpu, width, is_live=status.phase is Phase.LIVE)
+
+        return LazyRows(keys, make)
 
     return rows
 
 
 def _host_row(state: HostsState, status: HostStatus, width: int, *, is_open: bool) -> ListRow:
-    gpus, is_live = gpus_of(status), status.phase is Phase.LIVE
+    is_live = status.phase is Phase.LIVE
     style = "" if is_live else MUTED
     name = fit(status.host.name, _name_width(state, width))
-    mark = "▾" if is_open else "▸" if gpus else " "
+    mark = "▾" if is_open else "▸" if status.gpus else " "
     if status.report is None:  # no figures: their place is for why
         text, said = standing(state, status)
         room = max(0, width - len(name) - 3)
         return ListRow(((f"{mark} ", MUTED), (name, MUTED), (f" {fit(text, room)}", said)), status.host.name)
-    numbers = _numbers(gpus, width, is_live=is_live)
+    numbers = _numbers(status.memory, mean_utilization(status.gpus), width, is_live=is_live)
     seen_s = status.age_s(state.now_s)
     seen = ABSENT if seen_s is None else age(seen_s) if not is_live or seen_s >= _STALE_S else ""
     spans: list[Span] = [(f"{mark} ", MUTED), (name, "bold" if is_live else MUTED)]
-    spans += [(f" {len(gpus):>4}", style), *numbers]
+    spans += [(f" {len(status.gpus):>4}", style), *numbers]
     spans += [(f" {seen:>5}  ", "bold $warning" if seen and seen_s is not None else MUTED)]
     room = width - sum(len(text) for text, _ in spans)
     text, said = standing(state, status)
     return ListRow((*spans, (fit(text, max(0, room)), said)), status.host.name)
 
 
-def _numbers(gpus: tuple[GpuReading, ...], width: int, *, is_live: bool) -> list[Span]:
+def _numbers(memory: MemorySum, busy_percent: float | None, width: int, *, is_live: bool) -> list[Span]:
     """Memory as a bar and as figures, and how busy the GPUs are on average."""
-    held = _sum(gpus)
     spans: list[Span] = []
     if width >= _BAR_FROM:
-        filled = round(_BAR * held.used_bytes / held.total_bytes) if held.total_bytes else 0
+        filled = round(_BAR * memory.used_bytes / memory.total_bytes) if memory.total_bytes else 0
         filled = min(_BAR, max(0, filled))
         spans += [(" ", ""), ("█" * filled, "$primary" if is_live else MUTED), ("░" * (_BAR - filled), MUTED)]
-    busy = [gpu.utilization_percent for gpu in gpus if isinstance(gpu.utilization_percent, int)]
-    util = f"{sum(busy) / len(busy):.0f}%" if busy else ABSENT
-    spans.append((f" {held.text:>15} {held.free_text:>7} {util:>5}", "" if is_live else MUTED))
+    util = ABSENT if busy_percent is None else f"{busy_percent:.0f}%"
+    spans.append((f" {_held(memory):>15} {_free(memory):>7} {util:>5}", "" if is_live else MUTED))
     return spans
 
 
@@ -147,7 +127,7 @@ def standing(state: HostsState, status: HostStatus) -> Span:
     if status.phase is Phase.CONNECTING:
         before = f", after: {status.problem}" if status.problem else ""
         return f"connecting{before}", MUTED
-    alert = worst_alert(status)
+    alert = status.worst_alert
     if alert is not None:
         more = 0 if status.report is None else len(status.report.alerts) - 1
         mark, style = ("▲", "bold $error") if alert.severity is Severity.CRITICAL else ("△", "bold $warning")
@@ -157,7 +137,8 @@ def standing(state: HostsState, status: HostStatus) -> Span:
 
 def _gpu_row(state: HostsState, gpu: GpuReading, width: int, *, is_live: bool) -> ListRow:
     name = fit(f"GPU {gpu.index}", _name_width(state, width) + 3)
-    spans: list[Span] = [("  ", ""), (f"  {name}", MUTED), *_numbers((gpu,), width, is_live=is_live)]
+    memory, busy = MemorySum.of((gpu,)), mean_utilization((gpu,))
+    spans: list[Span] = [("  ", ""), (f"  {name}", MUTED), *_numbers(memory, busy, width, is_live=is_live)]
     heat = "" if isinstance(gpu.temperature_c, Unknown) else f"{gpu.temperature_c} °C"
     power = "" if isinstance(gpu.power_w, Unknown) else f"{gpu.power_w:.0f} W"
     name_of = gpu.name.removeprefix("NVIDIA ")
@@ -252,30 +233,36 @@ def processes_heading(state: HostsState, listed: list[RemoteProcess], width: int
     return [(text, f"bold {MUTED}")]
 
 
-def processes_rows(state: HostsState, listed: list[RemoteProcess]) -> Callable[[int, str], list[ListRow]]:
-    """A line a process. The key names host, GPU, MIG instance and pid."""
+def processes_rows(state: HostsState, listed: list[RemoteProcess]) -> Callable[[int, str], Sequence[ListRow]]:
+    """A line a process, and one over the ranks of each job where they stand together."""
     away = {status.host.name for status in state.statuses if status.phase is not Phase.LIVE}
+    lines = _with_jobs(listed) if state.sort is HostsSort.RANK else listed
+    keys = [each.key if isinstance(each, RemoteProcess) else "" for each in lines]
 
-    def rows(width: int, selected: str) -> list[ListRow]:
+    def rows(width: int, selected: str) -> Sequence[ListRow]:
         if not listed:
             return [ListRow(((f"  {_why_none(state)}", MUTED),))]
         columns = _columns(state, width, probed=any(each.probe for each in listed))
-        together = jobs(listed) if state.sort is HostsSort.RANK else {}
-        drawn: list[ListRow] = []
-        for each in listed:
-            job = together.pop(job_of(each), None) if each.count("rank") is not None else None
-            if job is not None:
-                drawn.append(ListRow(((fit(f" {_job_text(job)}", width - 1), "bold $primary"),)))
-            style = MUTED if each.host_name in away else ""
-            drawn.append(ListRow(((_cells(columns, each), style),), process_key(each)))
-        return drawn
+
+        def make(place: int) -> ListRow:
+            each = lines[place]
+            if isinstance(each, JobRanks):
+                return ListRow(((fit(f" {_job_text(each)}", width - 1), "bold $primary"),))
+            return ListRow(((_cells(columns, each), MUTED if each.host_name in away else ""),), each.key)
+
+        return LazyRows(keys, make)
 
     return rows
 
 
-def process_key(each: RemoteProcess) -> str:
-    """What names a process among those of all hosts."""
-    return "\t".join((each.host_name, each.gpu.uuid, each.process.instance, str(each.process.pid)))
+def _with_jobs(listed: list[RemoteProcess]) -> list[RemoteProcess | JobRanks]:
+    """Each job before the first of its ranks."""
+    together = jobs(listed)
+    lines: list[RemoteProcess | JobRanks] = []
+    for each in listed:
+        job = together.pop(job_of(each), None) if each.count("rank") is not None else None
+        lines += [each] if job is None else [job, each]
+    return lines
 
 
 def _why_none(state: HostsState) -> str:

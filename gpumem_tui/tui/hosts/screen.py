@@ -14,9 +14,11 @@ from textual.binding import Binding, BindingType
 from textual.events import Resize
 
 from gpumem_tui.monitor.history import History
-from gpumem_tui.monitor.snapshot import Snapshot
-from gpumem_tui.remote.connection import Connection, HostStatus, Phase
+from gpumem_tui.monitor.snapshot import HostProcess, Snapshot
+from gpumem_tui.remote.connection import Connection
 from gpumem_tui.remote.fleet import Fleet
+from gpumem_tui.remote.processes import RemoteProcess
+from gpumem_tui.remote.status import HostStatus, Phase
 from gpumem_tui.tui.hosts.help import hosts_help
 from gpumem_tui.tui.hosts.rows import (
     chosen_rows,
@@ -28,7 +30,8 @@ from gpumem_tui.tui.hosts.rows import (
     processes_title,
 )
 from gpumem_tui.tui.hosts.state import HostsSort, HostsState, listed_processes
-from gpumem_tui.tui.kit.background import setter_for
+from gpumem_tui.tui.kit.acts import Act, permitted, refused
+from gpumem_tui.tui.kit.background import in_daemon_thread, setter_for
 from gpumem_tui.tui.kit.figures import MUTED, clock
 from gpumem_tui.tui.kit.key_bar import KeyBar
 from gpumem_tui.tui.kit.lines import Lines
@@ -39,6 +42,7 @@ if TYPE_CHECKING:
     from textual.widgets import Input
 
     from gpumem_tui.tui.hosts.one import HostMonitor
+    from gpumem_tui.tui.process.dialogs import Ending
 
 _TICK_S = 1.0
 """Ages go on without news."""
@@ -64,6 +68,7 @@ class HostsScreen(MainScreen):
         fleet: started already, stopped when the screen ends.
         make_monitor: the Monitor of one host, and what remembers its past.
         make_history: for a host whose Monitor is opened for the first time.
+        allow_signals: offer to end processes there.
     """
 
     CSS_PATH = "screen.tcss"
@@ -75,6 +80,8 @@ class HostsScreen(MainScreen):
         Binding("s", "sort(1)", "sort", tooltip="Sort the processes by the next column"),
         Binding("slash", "filter", "filter", key_display="/", tooltip="List only the processes that match"),
         Binding("c", "connect", "connect now", tooltip="Try the hosts that are away at once"),
+        Binding("T", "end('terminate')", "terminate", tooltip="Ask the process to end (SIGTERM)"),
+        Binding("K", "end('kill')", "kill", tooltip="End the process at once (SIGKILL)"),
         Binding("tab", "other", "other list", tooltip="To the other list"),
         Binding("question_mark", "help", "help", key_display="?", tooltip="The keys and what the columns mean"),
         Binding("q", "app.quit", "quit", tooltip="Leave"),
@@ -85,11 +92,20 @@ class HostsScreen(MainScreen):
         Binding("escape", "unfilter", show=False),
     ]
 
-    def __init__(self, fleet: Fleet, make_monitor: MakeMonitor, make_history: Callable[[], History]) -> None:
+    def __init__(
+        self,
+        fleet: Fleet,
+        make_monitor: MakeMonitor,
+        make_history: Callable[[], History],
+        *,
+        allow_signals: bool = False,
+    ) -> None:
         super().__init__()
         self._fleet = fleet
         self._make_monitor = make_monitor
         self._make_history = make_history
+        self._hosts, self._processes = HostList(id="hosts"), HostList(id="hosts-processes")
+        self._allow_signals = allow_signals
         self._histories: dict[str, History] = {}
         self._added: dict[str, Snapshot] = {}
         self._state = HostsState(fleet.statuses, time.monotonic())
@@ -104,15 +120,14 @@ class HostsScreen(MainScreen):
         """Header, hosts, processes, keys; and what stands there instead."""
         yield Lines(id="hosts-header")
         yield Lines(id="hosts-heading")
-        yield HostList(id="hosts")
+        yield self._hosts
         yield Lines(id="hosts-chosen")
         yield Lines(id="processes-title")
         yield Lines(id="processes-heading")
-        yield HostList(id="hosts-processes")
+        yield self._processes
 
     def on_mount(self) -> None:
         """Show what there is, and look for more."""
-        self._hosts, self._processes = self.query_one("#hosts", RowList), self.query_one("#hosts-processes", RowList)
         self._said = self.query_one("#hosts-chosen", Lines)
         news = asyncio.Event()
         self._fleet.subscribe(setter_for(news))
@@ -183,6 +198,41 @@ class HostsScreen(MainScreen):
         listed = self._processes if self._processes.has_focus else self._hosts
         return listed.key.partition("\t")[0]
 
+    @property
+    def chosen_process(self) -> RemoteProcess | None:
+        """The process under the cursor, if its list has the focus."""
+        key = self._processes.key if self._processes.has_focus else ""
+        listed = (each for status in self._state.statuses for each in status.processes)
+        return next((each for each in listed if each.key == key), None) if key else None
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """Ending is offered only where it can be done."""
+        may_end = self._allow_signals and permitted(self, Act.END)
+        return may_end and self._processes.has_focus if action == "end" else True
+
+    def action_end(self, ending: Ending) -> None:
+        """Ask, then end the chosen process: the one that was asked about, whatever its pid means by then."""
+        from gpumem_tui.tui.process.dialogs import ConfirmScreen
+
+        chosen = self.chosen_process
+        host = None if chosen is None else chosen.known
+        if chosen is None or host is None or refused(self, Act.END):
+            return
+        connection = self._fleet.connections[chosen.host_name]
+
+        def answered(yes: bool | None) -> None:
+            if yes:
+                self.run_worker(self._signal(connection, host, ending))
+
+        about = f"pid {host.pid} of {host.user} on {chosen.host_name}, GPU {chosen.place}: {host.command or host.name}"
+        self.app.push_screen(ConfirmScreen(ending, about), answered)
+
+    async def _signal(self, connection: Connection, host: HostProcess, ending: Ending) -> None:
+        from gpumem_tui.tui.hosts.one import end_there
+
+        said, failed = await in_daemon_thread(lambda: end_there(connection, host, ending))
+        self.notify(said, severity="error" if failed else "information")
+
     def _open_host(self, name: str) -> None:
         connection = self._fleet.connections.get(name)
         if connection is None:
@@ -227,6 +277,7 @@ class HostsScreen(MainScreen):
     def action_other(self) -> None:
         """From the hosts to the processes, and back."""
         (self._hosts if self._processes.has_focus else self._processes).focus()
+        self.refresh_bindings()
 
     async def action_filter(self) -> None:
         """Ask for words; what is typed counts at once."""
@@ -257,7 +308,7 @@ class HostsScreen(MainScreen):
         """The keys and the columns."""
         from gpumem_tui.tui.kit.dialogs import HelpScreen
 
-        self.app.push_screen(HelpScreen(hosts_help()))
+        self.app.push_screen(HelpScreen(hosts_help(allow_signals=self._allow_signals)))
 
     def cancel(self) -> None:
         """End all connections; safe to call from any thread."""

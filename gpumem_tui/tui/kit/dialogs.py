@@ -15,7 +15,8 @@ from textual.screen import ModalScreen
 from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option as ListOption
 
-from gpumem_tui.plan.controls import Option
+from gpumem_tui.plan.control import Option
+from gpumem_tui.tui.kit.acts import Act, permitted, refused
 from gpumem_tui.tui.kit.figures import MUTED, Row, Span
 from gpumem_tui.tui.kit.lines import assembled
 
@@ -205,7 +206,8 @@ class TextScreen(ModalScreen[None]):
         """One scrollable text."""
         with VerticalScroll(classes="dialog", can_focus=False) as box:
             box.border_title = self._about
-            keeps = f"y copies · w writes {self._file_name} · " if self._plain else ""
+            writes = f"w writes {self._file_name} · " if permitted(self, Act.WRITE) else ""
+            keeps = f"y copies · {writes}" if self._plain else ""
             box.border_subtitle = f"{keeps}esc closes"
             yield Static(assembled(self._lines))
 
@@ -220,6 +222,8 @@ class TextScreen(ModalScreen[None]):
 
     def action_write(self) -> None:
         """To a file in the folder that the program was started in; never over one that is there."""
+        if refused(self, Act.WRITE):
+            return
         path = Path(self._file_name)
         try:
             with path.open("x", encoding="utf-8") as file:

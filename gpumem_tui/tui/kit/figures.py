@@ -6,6 +6,7 @@ import textwrap
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import overload
 
 from rich.cells import cell_len, set_cell_size
 
@@ -212,11 +213,48 @@ class ListRow:
         return "".join(text for text, _ in self.spans)
 
 
-Rows = Callable[[int, str], list[ListRow]]
+class LazyRows(Sequence[ListRow]):
+    """Rows that are made when they are looked at: of thousands, those in sight.
+
+    Args:
+        keys: of each row; "" for a line that the cursor passes over.
+        make: a row by its place.
+    """
+
+    def __init__(self, keys: Sequence[str], make: Callable[[int], ListRow]) -> None:
+        self.keys = keys
+        self._make = make
+        self._made: dict[int, ListRow] = {}
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    @overload
+    def __getitem__(self, index: int) -> ListRow: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[ListRow]: ...
+
+    def __getitem__(self, index: int | slice) -> ListRow | list[ListRow]:
+        places = range(len(self.keys))[index]
+        return self._row(places) if isinstance(places, int) else list(map(self._row, places))
+
+    def _row(self, place: int) -> ListRow:
+        if place not in self._made:
+            self._made[place] = self._make(place)
+        return self._made[place]
+
+
+def keys_of(rows: Sequence[ListRow]) -> Sequence[str]:
+    """The key of each row."""
+    return rows.keys if isinstance(rows, LazyRows) else [row.key for row in rows]
+
+
+Rows = Callable[[int, str], Sequence[ListRow]]
 """The lines for a width in cells and the key of the row under the cursor ("": none yet)."""
 
 
-def no_rows(width: int, selected: str) -> list[ListRow]:
+def no_rows(width: int, selected: str) -> Sequence[ListRow]:
     """Nothing to show."""
     return []
 

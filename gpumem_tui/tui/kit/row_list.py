@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 from rich.segment import Segment
@@ -14,7 +15,7 @@ from textual.scroll_view import ScrollView
 from textual.strip import Strip
 from textual.style import Style
 
-from gpumem_tui.tui.kit.figures import ListRow, Rows, no_rows
+from gpumem_tui.tui.kit.figures import ListRow, Rows, keys_of, no_rows
 
 CURSOR = "▌"
 _OVERLAP = 3
@@ -65,7 +66,8 @@ class RowList(ScrollView, can_focus=True):
         super().__init__(id=id)
         self.border_title = title or self.BORDER_TITLE
         self._view: Rows = no_rows
-        self._rows: list[ListRow] = []
+        self._rows: Sequence[ListRow] = ()
+        self._keys: Sequence[str] = ()
         self._cursor = ""
         self._moved = False
         self._rich_styles: dict[tuple[str, bool], RichStyle] = {}
@@ -76,7 +78,7 @@ class RowList(ScrollView, can_focus=True):
         return self._cursor
 
     @property
-    def rows(self) -> list[ListRow]:
+    def rows(self) -> Sequence[ListRow]:
         """What is shown."""
         return self._rows
 
@@ -95,7 +97,7 @@ class RowList(ScrollView, can_focus=True):
     def move_to(self, key: str) -> None:
         """Put the cursor on the row with that key, and bring it into sight."""
         self._moved = True
-        if key != self._cursor and key in self._keys():
+        if key != self._cursor and key in self._keys:
             self._cursor = key
             self._redraw()
             self.refresh()
@@ -115,7 +117,7 @@ class RowList(ScrollView, can_focus=True):
         target = further[0] if way > 0 else further[-1]
         hidden = target - (top + height - 1) if way > 0 else top - target
         if hidden <= 1:
-            self.move_to(self._rows[target].key)
+            self.move_to(self._keys[target])
         else:
             self.scroll_relative(y=way * min(hidden, max(1, height - _OVERLAP)), animate=False)
 
@@ -125,12 +127,12 @@ class RowList(ScrollView, can_focus=True):
         wanted = self._place_of(self._cursor) + way * lines
         self.scroll_relative(y=way * lines, animate=False)
         if places := self._places():
-            self.move_to(self._rows[min(places, key=lambda index: abs(index - wanted))].key)
+            self.move_to(self._keys[min(places, key=lambda index: abs(index - wanted))])
 
     def action_edge(self, index: int) -> None:
         """The first or the last row."""
         if places := self._places():
-            self.move_to(self._rows[places[index]].key)
+            self.move_to(self._keys[places[index]])
         self.scroll_to(y=0 if index == 0 else self.max_scroll_y, animate=False)
 
     def action_choose(self) -> None:
@@ -149,7 +151,7 @@ class RowList(ScrollView, can_focus=True):
     def key_at(self, event: MouseEvent) -> str:
         """The key of the row under the pointer."""
         index = event.get_content_offset_capture(self).y + self.scroll_offset.y
-        return self._rows[index].key if 0 <= index < len(self._rows) else ""
+        return self._keys[index] if 0 <= index < len(self._keys) else ""
 
     # Drawing
 
@@ -193,19 +195,21 @@ class RowList(ScrollView, can_focus=True):
         if width <= 0:
             return
         before, self._rows = self._rows, self._view(width, self._cursor)
-        keys = self._keys()
-        if not self._moved or self._cursor not in keys:
-            first = keys[0] if keys else ""
+        self._keys = keys_of(self._rows)
+        if not self._moved or self._cursor not in self._keys:
+            first = next(filter(None, self._keys), "")
             if first != self._cursor:
                 self._cursor = first
                 self._rows = self._view(width, first)
+                self._keys = keys_of(self._rows)
         self.virtual_size = Size(width, len(self._rows))
         if len(before) != len(self._rows):
             self.refresh()
             return
-        for index, (old, new) in enumerate(zip(before, self._rows, strict=True)):
-            if old != new:
-                self.refresh(Region(0, index - self.scroll_offset.y, self.size.width, 1))
+        top = self.scroll_offset.y
+        for index in range(max(0, top), min(len(before), top + self.size.height)):
+            if before[index] != self._rows[index]:
+                self.refresh(Region(0, index - top, self.size.width, 1))
 
     def _into_sight(self) -> None:
         """Scroll to the row under the cursor and to what belongs to it: the lines up to the next row with a key."""
@@ -220,14 +224,11 @@ class RowList(ScrollView, can_focus=True):
 
     def _places(self) -> list[int]:
         """The lines that the cursor can stand on."""
-        return [index for index, row in enumerate(self._rows) if row.key]
+        return [index for index, key in enumerate(self._keys) if key]
 
     def _place_of(self, key: str) -> int:
         """The line with that key; the first line for none."""
-        return next((index for index, row in enumerate(self._rows) if row.key and row.key == key), 0)
-
-    def _keys(self) -> list[str]:
-        return [row.key for row in self._rows if row.key]
+        return self._keys.index(key) if key and key in self._keys else 0
 
 
 class FixedRows(RowList, can_focus=False):

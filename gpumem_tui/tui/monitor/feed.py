@@ -13,6 +13,8 @@ from gpumem_tui.watch.published import Key, ProbeSource, Published
 
 HOLD_S = 0.2
 """How long a snapshot is held back for what probes say beside it, so that both are of one moment."""
+_AT_ONCE_S = 0.5
+"""The snapshots that follow the first one so soon complete it: they are drawn at once."""
 
 
 class Feed:
@@ -93,7 +95,7 @@ class Feed:
         if snapshot is not self._asked:
             self._asked = snapshot
             self._probes.ask(snapshot.gpus, self._followed)
-        if snapshot is self.latest:
+        if snapshot is self.latest or self.seen_s(snapshot) < _AT_ONCE_S:
             return False
         if self._held_since_s is None:
             self._held_since_s = monotonic()

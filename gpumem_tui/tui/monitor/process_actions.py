@@ -12,6 +12,7 @@ from textual.message import Message
 
 from gpumem_tui.memory import Unknown, format_bytes
 from gpumem_tui.monitor.snapshot import HostProcess
+from gpumem_tui.tui.kit.acts import Act, permitted, refused
 from gpumem_tui.tui.kit.background import in_daemon_thread
 from gpumem_tui.tui.kit.main_screen import MainScreen
 from gpumem_tui.tui.monitor.entries import Entry, entry_of
@@ -38,7 +39,7 @@ class ProcessActions(MainScreen):
 
     Attributes:
         feed: what the Monitor draws from.
-        read_only: no process is ended, attached to, or looked into.
+        read_only: no process is ended, attached to, or looked into: they are not on this machine, or not now.
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -61,6 +62,8 @@ class ProcessActions(MainScreen):
         self.feed = feed
         self.read_only = read_only
         self._state = MonitorState()
+        self._chosen_in: MonitorState | None = None
+        self._chosen: Entry | None = None
         self._details: DetailsScreen | None = None
         self._report: tuple[PagesScreen, Callable[[], Report | None]] | None = None
 
@@ -72,7 +75,14 @@ class ProcessActions(MainScreen):
     @property
     def chosen(self) -> Entry | None:
         """The process under the cursor."""
-        return entry_of(self._state, self._state.cursor)
+        if self._chosen_in is not self._state:  # every key asks, several times a second
+            self._chosen_in, self._chosen = self._state, entry_of(self._state, self._state.cursor)
+        return self._chosen
+
+    @property
+    def may_end(self) -> bool:
+        """Whether processes may be ended."""
+        return self._may(Act.END)
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Only what does something now is offered."""
@@ -82,17 +92,20 @@ class ProcessActions(MainScreen):
             case "details":
                 return entry is not None
             case "end":
-                return not self.read_only and entry is not None and entry.host is not None
+                return self.may_end and entry is not None and entry.host is not None
             case "look":
-                return not self.read_only and watched is not None
+                return self._may(Act.LOOK) and watched is not None
             case "attach":
-                return not self.read_only and entry is not None and entry.watched is None and _is_python(entry.host)
+                return self._may(Act.ATTACH) and entry is not None and entry.watched is None and _is_python(entry.host)
             case "ranks":
                 return watched is not None and (watched.process.process.world_size or 0) > 1
             case "plan":
                 return watched is not None and not isinstance(watched.expected, Unknown)
             case _:
                 return True
+
+    def _may(self, act: Act) -> bool:
+        return not self.read_only and permitted(self, act)
 
     # Reading
 
@@ -113,7 +126,7 @@ class ProcessActions(MainScreen):
             if ending is not None:
                 self.action_end(ending)
 
-        may_end = not self.read_only and entry.host is not None
+        may_end = self.may_end and entry.host is not None
         self._details = DetailsScreen(details_rows(self._state, entry), may_end=may_end)
         self.app.push_screen(self._details, closed)
 
@@ -206,7 +219,7 @@ class ProcessActions(MainScreen):
     def action_look(self) -> None:
         """Have its probe record the next step."""
         entry = self.chosen
-        if entry is not None and entry.watched is not None:
+        if entry is not None and entry.watched is not None and not refused(self, Act.LOOK):
             self.run_worker(self._look_into(entry.watched.process))
 
     async def _look_into(self, process: ProbedProcess) -> None:
@@ -241,7 +254,7 @@ class ProcessActions(MainScreen):
     def action_attach(self) -> None:
         """Ask, then put a probe into it."""
         entry = self.chosen
-        if entry is not None and entry.host is not None:
+        if entry is not None and entry.host is not None and not refused(self, Act.ATTACH):
             self.run_worker(self._ask_to_attach(entry.host))
 
     async def _ask_to_attach(self, host: HostProcess) -> None:
@@ -296,7 +309,7 @@ class ProcessActions(MainScreen):
 
         entry = self.chosen
         host = entry.host if entry is not None else None
-        if entry is None or host is None:
+        if entry is None or host is None or refused(self, Act.END):
             return
 
         def answered(yes: bool | None) -> None:
@@ -306,10 +319,14 @@ class ProcessActions(MainScreen):
         self.app.push_screen(ConfirmScreen(ending, describe(entry)), answered)
 
     async def _signal(self, host: HostProcess, ending: Ending) -> None:
+        said, failed = await in_daemon_thread(lambda: self.end_it(host, ending))
+        self.notify(said, severity="error" if failed else "information")
+
+    def end_it(self, host: HostProcess, ending: Ending) -> tuple[str, bool]:
+        """End a process where the Monitor looks; what to say, and whether it failed. Not for the event loop."""
         from gpumem_tui.tui.process.dialogs import end_process
 
-        said, failed = await in_daemon_thread(lambda: end_process(host, ending))
-        self.notify(said, severity="error" if failed else "information")
+        return end_process(host, ending)
 
 
 def _until_complete(process: ProbedProcess, look: LookAnswer) -> Callable[[], Report]:

@@ -22,7 +22,7 @@ from gpumem_tui.exit_codes import EXIT_FAILED
 from gpumem_tui.memory import Unknown
 from gpumem_tui.plan.command import CommandFigures, GpuRow, gpu_rows
 from gpumem_tui.plan.command_runs import Watch, WhatIf
-from gpumem_tui.plan.controls import Option
+from gpumem_tui.plan.control import Option
 from gpumem_tui.plan.injected import CommandChange
 from gpumem_tui.search.config import SearchConfig
 from gpumem_tui.search.control import Cancelled, Control, Unusable

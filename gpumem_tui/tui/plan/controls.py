@@ -8,7 +8,8 @@ from textual.binding import Binding, BindingType
 from textual.events import Click, Key, MouseScrollDown, MouseScrollUp
 from textual.message import Message
 
-from gpumem_tui.plan.controls import Choice, Control, Number, control_of, controls, remarks
+from gpumem_tui.plan.control import Choice, Control, Number
+from gpumem_tui.plan.controls import control_of, controls, remarks
 from gpumem_tui.plan.state import PlanState
 from gpumem_tui.tui.kit.figures import MUTED, ListRow, Row, fit, heading, paragraph, row
 from gpumem_tui.tui.kit.row_list import CURSOR, RowList

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping
 
 from gpumem_tui.memory import ALLOCATED_BUCKETS, Bucket
 from gpumem_tui.plan.answers import answer
-from gpumem_tui.plan.controls import Choice, control_of
+from gpumem_tui.plan.control import Choice
+from gpumem_tui.plan.controls import control_of
 from gpumem_tui.plan.explain import Explanation, explanations
 from gpumem_tui.plan.plan import Plan
 from gpumem_tui.plan.state import PlanState

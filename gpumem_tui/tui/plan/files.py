@@ -11,13 +11,14 @@ from textual.app import App
 from gpumem_tui.catalog.loader import gpus
 from gpumem_tui.formula.parallel import why_formula_only
 from gpumem_tui.memory import Unknown
-from gpumem_tui.plan.controls import Option
+from gpumem_tui.plan.control import Option
 from gpumem_tui.plan.export import command_line, plan_json
 from gpumem_tui.plan.markdown import plan_markdown
 from gpumem_tui.plan.plan import Plan
 from gpumem_tui.plan.store import PlanStore, SavedPlan, StoreError
 from gpumem_tui.plan.tracing import TraceFailed, TraceReady, TraceState
 from gpumem_tui.search.prediction import Traced
+from gpumem_tui.tui.kit.acts import Act, permitted, refused
 from gpumem_tui.tui.kit.background import in_daemon_thread
 from gpumem_tui.tui.kit.dialogs import NameScreen, PickScreen, TextScreen
 from gpumem_tui.tui.kit.figures import Row
@@ -70,6 +71,8 @@ class PlanFiles:
 
     async def save(self, app: App[int], plan: Plan) -> None:
         """Ask for a name and save under it; over another plan only when that has been said twice."""
+        if refused(app, Act.WRITE):
+            return
         warned = ""
 
         def save(wanted: str) -> str:
@@ -121,7 +124,8 @@ class PlanFiles:
             return None
         options = [Option(found.name, _summary(found.plan)) for found in by_name.values()]
         deletable = {found.name for found in plans}
-        name = await app.push_screen_wait(PickScreen(title, options, current, complaints, self._delete, deletable))
+        delete = self._delete if permitted(app, Act.WRITE) else None
+        name = await app.push_screen_wait(PickScreen(title, options, current, complaints, delete, deletable))
         return None if name is None else by_name[name]
 
     def _delete(self, name: str) -> str:

@@ -18,7 +18,8 @@ from textual.message import Message
 
 from gpumem_tui.plan import state as states
 from gpumem_tui.plan.answers import answer
-from gpumem_tui.plan.controls import Choice, control_of
+from gpumem_tui.plan.control import Choice
+from gpumem_tui.plan.controls import control_of
 from gpumem_tui.plan.measured import MeasuredRate
 from gpumem_tui.plan.plan import Plan
 from gpumem_tui.plan.state import PlanState

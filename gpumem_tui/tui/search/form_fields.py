@@ -11,6 +11,7 @@ from textual.widgets import Select
 
 from gpumem_tui.catalog.shapes import ModelShape
 from gpumem_tui.formula.recipe import (
+    ADAPTER_DTYPES,
     ADAPTERS,
     ALL_LINEAR,
     ATTENTIONS,
@@ -92,6 +93,7 @@ FIELDS = (
     _recipe("sharding", SHARDINGS),
     _recipe("adapter", ADAPTERS),
     FormField("lora_rank", "LoRA rank", "--lora-rank", "count", _NETWORKS, f"{DEFAULT_LORA_RANK}"),
+    FormField("adapter_dtype", "In", "--adapter-dtype", "choice", _NETWORKS, among=ADAPTER_DTYPES),
     FormField("base_quantization", "Base", "--base-quantization", "choice", _NETWORKS, among=BASE_QUANTIZATIONS),
     FormField("lora_targets", "LoRA on", "--lora-targets", "text", _NETWORKS, f"{ALL_LINEAR}, or q_proj,v_proj"),
     _shape("layers", "Layers"),

@@ -15,6 +15,7 @@ from gpumem_tui.catalog.loader import DEFAULT_MODEL, gpus, models
 from gpumem_tui.errors import OptionError
 from gpumem_tui.formula.predict import DEFAULT_HEADROOM
 from gpumem_tui.formula.recipe import (
+    ADAPTER_DTYPES,
     ADAPTERS,
     ALL_LINEAR,
     ATTENTIONS,
@@ -264,6 +265,7 @@ class FormValues:
             adapter=self._chosen_of("adapter", ADAPTERS),
             lora_rank=self._count("lora_rank", 1) or DEFAULT_LORA_RANK,
             lora_targets=self._values["lora_targets"] or ALL_LINEAR,
+            adapter_dtype=self._chosen_of("adapter_dtype", ADAPTER_DTYPES),
             base_quantization=self._chosen_of("base_quantization", BASE_QUANTIZATIONS),
             gpus=int(ranks or 1),
         )

@@ -23,6 +23,7 @@ from gpumem_tui.search.control import Control, Unusable
 from gpumem_tui.search.predicting import CommandOutput, Predicted
 from gpumem_tui.search.prediction import Prediction
 from gpumem_tui.search.runner import SearchEvent, TrialFinished, TrialStarted, search
+from gpumem_tui.tui.kit.acts import Act, permitted, refused
 from gpumem_tui.tui.kit.dialogs import HelpScreen
 from gpumem_tui.tui.kit.lines import Lines
 from gpumem_tui.tui.kit.main_screen import MainScreen
@@ -198,7 +199,7 @@ class SearchScreen(MainScreen):
         state = self._state
         match action:
             case "start" | "edit":
-                return not state.busy
+                return not state.busy and permitted(self, Act.SEARCH)
             case "pause":
                 return state.busy and not state.paused and not state.cancelling
             case "resume":
@@ -218,6 +219,8 @@ class SearchScreen(MainScreen):
 
     def action_start(self) -> None:
         """Search, or search again."""
+        if refused(self, Act.SEARCH):
+            return
         self._control = Control()
         self._ended = threading.Event()
         self._began = self._clock()

@@ -20,6 +20,7 @@ from gpumem_tui.workload.models.vit import Vit
 _FAMILIES: dict[Family, Callable[[ModelShape, Recipe], nn.Module]] = {
     "gpt2": Gpt2,
     "llama": Llama,
+    "moe": Llama,
     "bert": Bert,
     "vit": Vit,
     "resnet": ResNet,

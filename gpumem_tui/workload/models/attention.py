@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -65,6 +66,41 @@ class AttentionCore(nn.Module):
                 f"--attention {self.attention}: PyTorch has no such kernel for {dtype} heads of width "
                 f"{v.size(-1)} on {v.device.type}; use --attention auto"
             ) from error
+
+
+class SinkAttention(nn.Module):
+    """Causal attention in which every head has a learned score beside those of the keys (gpt-oss).
+
+    No kernel of PyTorch's has that, so the scores are written, as transformers' eager attention writes them.
+
+    Raises:
+        WorkloadError: the recipe insists on a fused kernel.
+    """
+
+    def __init__(self, shape: ModelShape, recipe: Recipe) -> None:
+        super().__init__()
+        if recipe.attention in ("flash", "efficient"):
+            raise WorkloadError(
+                f"--attention {recipe.attention}: {shape.name} has attention sinks, which PyTorch's fused kernels do "
+                "not have; use --attention auto"
+            )
+        self.recompute = recipe.recompute == "selective"
+        self.scale = shape.attention_width**-0.5
+        self.sinks = nn.Parameter(torch.zeros(shape.heads))
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """q, k, v and the result are [batch, heads, tokens, width]."""
+        return run(self._attend, q, k, v, recompute=self.recompute)
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        scores = torch.matmul(q, k.transpose(2, 3)) * self.scale
+        allowed = torch.ones(q.size(2), q.size(2), dtype=torch.bool, device=q.device).tril()
+        scores = scores + torch.where(allowed, 0.0, torch.finfo(scores.dtype).min).to(scores.dtype)
+        sinks = self.sinks.reshape(1, -1, 1, 1).expand(q.size(0), -1, q.size(2), -1)
+        scores = torch.cat((scores, sinks), dim=-1)
+        scores = scores - scores.max(dim=-1, keepdim=True).values
+        shares = torch.softmax(scores, dim=-1, dtype=scores.dtype)[..., :-1].to(v.dtype)
+        return torch.matmul(shares, v).transpose(1, 2).contiguous().transpose(1, 2)
 
 
 class FusedSelfAttention(nn.Module):

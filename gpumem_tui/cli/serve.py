@@ -1,0 +1,91 @@
+"""`serve`: the program in a browser."""
+
+from __future__ import annotations
+
+import asyncio
+import getpass
+import os
+import shlex
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import click
+
+from gpumem_tui.errors import OptionError
+
+_PORT = 9821
+_VISITORS = 4
+_MOST_VISITORS = 100
+
+
+@click.command(short_help="The program in a browser, on this machine only.")
+@click.option("--bind", default="127.0.0.1", show_default=True, metavar="ADDRESS", help="127.0.0.1 or ::1, no other.")
+@click.option(
+    "--port", type=click.IntRange(0, 65535), default=_PORT, show_default=True, metavar="N", help="0: any that is free."
+)
+@click.option(
+    "--visitors", type=click.IntRange(1, _MOST_VISITORS), default=_VISITORS, show_default=True, metavar="N",
+    help="How many at once; each is a process.",
+)  # fmt: skip
+@click.option(
+    "--read-only/--allow-actions", default=True, show_default=True,
+    help="Only watch and plan: end no process, attach to none, look into none, search nothing, write no file.",
+)  # fmt: skip
+@click.option(
+    "--settings", "settings_path", type=click.Path(path_type=Path), metavar="FILE",
+    help="Instead of the user's settings file.",
+)  # fmt: skip
+def serve(bind: str, port: int, visitors: int, read_only: bool, settings_path: Path | None) -> int:
+    """The program in a browser, on this machine's loopback only. The URL that it prints has a token in it: whoever
+    knows it comes in. From another machine: ssh -L. Ctrl-C ends it, with everything that visitors have started."""
+    from gpumem_tui.addresses import is_loopback
+    from gpumem_tui.settings import load
+
+    address = "127.0.0.1" if bind == "localhost" else bind
+    if not is_loopback(address):
+        raise OptionError(
+            f"--bind {bind}: only 127.0.0.1 or ::1, as what is typed and shown would cross the network unencrypted; "
+            f"from another machine: `{_tunnel('127.0.0.1', port or _PORT, 'THIS-MACHINE')}`, then open the URL there"
+        )
+    if missing := [name for name in ("textual_serve", "aiohttp") if find_spec(name) is None]:
+        remedy = f"{shlex.quote(sys.executable)} -m pip install textual-serve"
+        raise OptionError(f"serve needs the package textual-serve ({missing[0]} is not installed): `{remedy}`")
+    load(settings_path)  # what is wrong with them is said here, not to each visitor
+    from gpumem_tui.serve.access import new_token
+    from gpumem_tui.serve.server import CannotListen, WebServer
+    from gpumem_tui.serve.visitor import command
+
+    server = WebServer(command(settings_path, read_only=read_only), new_token(), visitors)
+    try:
+        asyncio.run(server.run(address, port, lambda url: _announce(url, address, visitors, read_only=read_only)))
+    except CannotListen as error:
+        raise OptionError(f"--port: {error}; --port 0 takes one that is free") from error
+    return 0
+
+
+def _announce(url: str, address: str, visitors: int, *, read_only: bool) -> None:
+    """Where it is, on stdout: the first line is the URL alone, for scripts."""
+    click.echo(url)
+    may = "read-only (--allow-actions permits more)" if read_only else "visitors may end processes and start searches"
+    click.echo(f"{may}; {visitors} visitor{'s' * (visitors > 1)} at once; ctrl+c ends it")
+    connection = os.environ.get("SSH_CONNECTION", "").split()
+    if len(connection) == 4:
+        port = int(url.partition("/?")[0].rpartition(":")[2])
+        click.echo("from your own machine, then open the same URL there:")
+        click.echo(f"  {_tunnel(address, port, connection[2], int(connection[3]))}")
+    sys.stdout.flush()
+
+
+def _tunnel(address: str, port: int, host: str, ssh_port: int = 22) -> str:
+    """The command that has a port of another machine be this server's, so that the same URL holds there."""
+    here = f"[{address}]" if ":" in address else address
+    towards = f"-p {ssh_port} " if ssh_port != 22 else ""
+    return f"ssh -N -L {here}:{port}:{here}:{port} {towards}{_user()}@{host}"
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a user id without a name, as in containers
+        return str(os.getuid())

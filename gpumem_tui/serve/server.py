@@ -1,0 +1,202 @@
+"""The web server: a page with a terminal in it, a websocket and a process for each visitor."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import signal
+import socket
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from aiohttp import WSMsgType, web
+
+from gpumem_tui.addresses import in_url
+from gpumem_tui.serve.access import Access
+from gpumem_tui.serve.pages import message_page, terminal_page
+from gpumem_tui.serve.visit import Visit
+
+_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; font-src 'self'; img-src 'self' data:; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; connect-src 'self'"
+)
+_HEADERS = {
+    "Cache-Control": "no-store",
+    "Content-Security-Policy": _POLICY,
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
+"""The token stands in the page's URL: no cache keeps it, no other site is told it, none is loaded from."""
+_CLOSE_S = 2.0
+"""How long a browser has to say that it has closed."""
+_HEARTBEAT_S = 15.0
+"""A browser that does not answer within half of this has left."""
+_LARGEST_MESSAGE_BYTES = 1 << 20
+_CELLS = range(1, 1001)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class CannotListen(Exception):
+    """The address cannot be had; one line."""
+
+
+class WebServer:
+    """The program in browsers.
+
+    Args:
+        command: starts the process of a visitor.
+        token: what a visitor must know.
+        visitors: how many there may be at once.
+    """
+
+    def __init__(self, command: Sequence[str], token: str, visitors: int) -> None:
+        self._command = command
+        self._token = token
+        self._access = Access(token)
+        self._most = visitors
+        self._visits: dict[Visit, web.WebSocketResponse] = {}
+
+    async def run(self, host: str, port: int, say: Callable[[str], None]) -> None:
+        """Serve until a signal asks for the end, which ends every visitor's process.
+
+        Args:
+            host, port: where; port 0 is one that is free.
+            say: told the URL, token and all, once visitors may come.
+
+        Raises:
+            CannotListen: the address is in use, not of this machine, or not permitted.
+        """
+        logging.getLogger("textual-serve").setLevel(logging.CRITICAL)  # a visitor who leaves early is no error
+        stopped = asyncio.Event()
+        for number in _SIGNALS:
+            asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+        runner = web.AppRunner(self._application(), access_log=None, shutdown_timeout=_CLOSE_S)
+        await runner.setup()
+        try:
+            try:
+                await web.TCPSite(runner, host, port).start()
+            except (OSError, OverflowError) as error:
+                reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+                raise CannotListen(f"{in_url(host, port)} cannot be listened on: {reason}") from error
+            say(f"http://{in_url(host, runner.addresses[0][1])}/?token={self._token}")
+            await stopped.wait()
+        finally:
+            await runner.cleanup()
+
+    def _application(self) -> web.Application:
+        application = web.Application(middlewares=[self._check_origin])
+        application.add_routes(
+            [
+                web.get("/", self._page),
+                web.get("/page.js", _script),
+                web.get("/ws/{token}", self._websocket),
+                web.static("/static", Path(str(files("textual_serve") / "static"))),
+            ]
+        )
+        application.on_response_prepare.append(_add_headers)
+        application.on_shutdown.append(self._end_visits)
+        return application
+
+    @web.middleware
+    async def _check_origin(
+        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        """For everything, static files too."""
+        if reason := self._access.foreign(request.host, request.headers.get("Origin")):
+            return _message(403, "Not from here", f"gpumem-tui serve: {reason}.")
+        return await handler(request)
+
+    async def _page(self, request: web.Request) -> web.Response:
+        if not self._access.knows_token(request.query.get("token", "")):
+            return _no_token()
+        if len(self._visits) >= self._most:
+            return self._full()
+        websocket = f"ws://{request.host}/ws/{self._token}"
+        page = terminal_page(socket.gethostname(), websocket, request.query.get("fontsize", ""))
+        policy = f"{_POLICY} ws://{request.host}"  # not every browser takes 'self' for a websocket too
+        return web.Response(text=page, content_type="text/html", headers={"Content-Security-Policy": policy})
+
+    async def _websocket(self, request: web.Request) -> web.StreamResponse:
+        if not self._access.knows_token(request.match_info["token"]):
+            return _no_token()
+        if len(self._visits) >= self._most:
+            return self._full()
+        connection = web.WebSocketResponse(
+            timeout=_CLOSE_S, heartbeat=_HEARTBEAT_S, max_msg_size=_LARGEST_MESSAGE_BYTES
+        )
+        visit = Visit(self._command, connection.send_bytes, connection.send_str, connection.close)
+        self._visits[visit] = connection  # before the first wait: nobody takes the same place
+        try:
+            await connection.prepare(request)
+            await visit.start(_cells(request.query.get("width"), 80), _cells(request.query.get("height"), 24))
+            await _converse(connection, visit)
+        finally:
+            await visit.stop()
+            del self._visits[visit]
+        return connection
+
+    async def _end_visits(self, application: web.Application) -> None:
+        """The processes first, whatever the browsers do."""
+        connections = list(self._visits.values())
+        await asyncio.gather(*(visit.stop() for visit in self._visits))
+        await asyncio.gather(*(connection.close() for connection in connections if connection.prepared))
+
+    def _full(self) -> web.Response:
+        text = (
+            f"{self._most} visitors are here, and --visitors {self._most} admits no more: each is a process on "
+            "this machine. This page tries again every few seconds."
+        )
+        return _message(503, "All places are taken", text, reloads=True)
+
+
+async def _converse(connection: web.WebSocketResponse, visit: Visit) -> None:
+    """Pass on what the browser says until it leaves. What is no message of textual-serve's script ends it."""
+    async for message in connection:
+        if message.type is not WSMsgType.TEXT:
+            return
+        try:
+            kind, *rest = json.loads(message.data)
+        except (ValueError, TypeError):
+            return
+        said: Any = rest[0] if rest else None
+        if kind == "stdin" and isinstance(said, str):
+            await visit.send_bytes(said.encode("utf-8", "replace"))
+        elif kind == "resize" and isinstance(said, dict):
+            await visit.set_terminal_size(_cells(said.get("width"), 80), _cells(said.get("height"), 24))
+        elif kind == "ping":
+            await connection.send_json(["pong", said])
+        elif kind == "focus":
+            await visit.focus()
+        elif kind == "blur":
+            await visit.blur()
+
+
+def _cells(given: object, usual: int) -> int:
+    """A width or height that a browser names; the usual one where it is none that a terminal has."""
+    with suppress(ValueError):
+        cells = int(given) if isinstance(given, (int, str)) else usual
+        return cells if cells in _CELLS else usual
+    return usual
+
+
+async def _script(request: web.Request) -> web.FileResponse:
+    return web.FileResponse(Path(__file__).with_name("page.js"))
+
+
+def _no_token() -> web.Response:
+    text = "This address needs the token that `gpumem-tui serve` has printed: open the whole of its URL, ?token=… too."
+    return _message(403, "No token, or not the one", text)
+
+
+def _message(status: int, title: str, text: str, *, reloads: bool = False) -> web.Response:
+    page = message_page(title, text, reloads=reloads)
+    return web.Response(status=status, text=page, content_type="text/html")
+
+
+async def _add_headers(request: web.Request, response: web.StreamResponse) -> None:
+    for name, value in _HEADERS.items():
+        response.headers.setdefault(name, value)
