@@ -51,6 +51,8 @@ def watch_hosts(
         interval_s=interval_s or settings.interval_s,
         remote_command=remote_command or settings.remote_command,
     )
+    if allow_signals and settings.read_only:
+        raise OptionError("--allow-signals: the settings file has read_only = true, by which no process is ended")
     hosts = hosts_of(written, file=file, groups=dict(settings.hosts), slurm_job=slurm_job)
     if not is_terminal() and address is None:
         raise OptionError("no terminal to draw on; `ssh HOST gpumem-tui monitor --json` needs none")

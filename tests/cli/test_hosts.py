@@ -69,3 +69,12 @@ def test_a_file_without_a_host(program: Program, tmp_path: Path) -> None:
     empty = tmp_path / "hosts"
     empty.write_text("# nobody yet\n")
     assert "no host stands in it" in program("--hosts", str(empty)).err
+
+
+def test_signals_where_the_settings_forbid_them(program: Program, tmp_path: Path) -> None:
+    folder = tmp_path / "gpumem-tui"
+    folder.mkdir()
+    (folder / "settings.toml").write_text("read_only = true\n")
+    done = program("--host", "a", "--allow-signals", env={"XDG_CONFIG_HOME": str(tmp_path)})
+    assert done.code == EXIT_BAD_INPUT
+    assert "the settings file has read_only = true" in done.err

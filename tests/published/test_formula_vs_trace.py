@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from gpumem_tui.catalog.loader import find_model
-from gpumem_tui.catalog.shapes import ModelShape
+from gpumem_tui.catalog.shapes import Experts, ModelShape
 from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.search.prediction import Traced
 from tests.published.formula_vs_trace import compared, trace_of
@@ -15,6 +15,9 @@ from tests.published.formula_vs_trace import compared, trace_of
 SMALL = {
     "gpt2": replace(find_model("gpt2"), layers=4, seq_len=512),
     "llama": replace(find_model("smollm2-135m"), layers=6, seq_len=512),
+    "moe": replace(
+        find_model("qwen3-30b-a3b"), layers=3, hidden=512, vocab=5000, seq_len=512, experts=Experts(16, active=4)
+    ),
     "vit": replace(find_model("vit-b-32"), layers=6),
     "resnet": find_model("resnet-18"),
 }

@@ -350,8 +350,8 @@ async def test_a_sequence_length_is_refused_by_a_model_that_has_none() -> None:
 
 
 CUTS = (
-    "tensor_parallel", "sequence_parallel", "context_parallel", "pipeline_parallel", "schedule", "micro_batches",
-    "virtual_stages",
+    "tensor_parallel", "sequence_parallel", "context_parallel", "expert_parallel", "pipeline_parallel", "schedule",
+    "micro_batches", "virtual_stages",
 )  # fmt: skip
 
 
