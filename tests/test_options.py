@@ -121,7 +121,6 @@ class TestWorkload:
             ({"changes": ModelChanges(layers=2)}, "--layers: olmo2 has no closed form; change it in "),
             ({"gpus": 2, "sharding": "zero3"}, "--gpus: olmo2 has no closed form, and its step is one GPU's"),
             ({"recompute": "selective"}, "--recompute selective: transformers has gradient checkpointing only"),
-            ({"optimizer": "lion"}, "--optimizer lion: PyTorch does not implement it"),
         ],
     )
     def test_what_transformers_cannot_change_is_one_line(

@@ -32,22 +32,30 @@ def complain(message: str, code: int) -> int:
     return code
 
 
-def predict_or_exit(config: SearchConfig, batch_size: int, *, quiet: bool = False) -> tuple[Prediction, Ready | None]:
+def predict_or_exit(
+    config: SearchConfig, batch_size: int, *, quiet: bool = False, limit_s: float | None = None
+) -> tuple[Prediction, Ready | None]:
     """Both predictions, and what traced; where there can be none, the program ends with one line that says why.
 
     Without a torch that traces, the closed form answers where there is one: None for what traced.
 
     Args:
         quiet: do not show what a command prints.
+        limit_s: seconds that the trace may take; None for as long as it takes.
+
+    Raises:
+        Cancelled: the trace took longer.
     """
-    from gpumem_tui.search.control import Unusable
+    from gpumem_tui.search.control import Control, Unusable
     from gpumem_tui.search.headless import CommandLog
     from gpumem_tui.search.predicting import predict
     from gpumem_tui.search.prediction import Prediction
     from gpumem_tui.search.process import ChildDied
 
+    control = Control()
     try:
-        predicted = predict(config, batch_size=batch_size, watch=CommandLog(config, quiet=quiet).show)
+        with control.within(limit_s):
+            predicted = predict(config, control, batch_size, watch=CommandLog(config, quiet=quiet).show)
     except Unusable as error:
         if error.kind == "torch" and config.workload.shape is not None:
             return Prediction(config.formula, Unknown(str(error))), None

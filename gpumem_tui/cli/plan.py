@@ -6,6 +6,8 @@ import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -13,6 +15,7 @@ import click
 from gpumem_tui.cli.common import is_terminal, predict_or_exit
 from gpumem_tui.cli.goals import GOAL_OPTIONS, goals_from, refuse_goals
 from gpumem_tui.cli.groups import with_options
+from gpumem_tui.cli.numbers import Finite
 from gpumem_tui.cli.search import predicted_size
 from gpumem_tui.cli.workload import (
     AT_LEAST_ONE,
@@ -25,6 +28,7 @@ from gpumem_tui.cli.workload import (
 from gpumem_tui.formula.extras import EXTRAS, Extras, why_not
 from gpumem_tui.memory import Unknown
 from gpumem_tui.plan.injected import NAMES
+from gpumem_tui.plan.quantities import QUANTITIES, TRACE_LIMIT_S, Quantity
 
 if TYPE_CHECKING:
     from gpumem_tui.options.workload import WorkloadOptions
@@ -40,6 +44,12 @@ _OF_A_SEARCH = frozenset({"limit_bytes", "share"})
 @click.command(cls=TakesCommand, short_help="What fits, what would make more fit, and what it costs.")
 @with_options(WORKLOAD_OPTIONS, DEVICE_OPTIONS)
 @click.option("--batch-size", type=AT_LEAST_ONE, help="Samples of one pass on one GPU (default: 1).")
+@click.option("--accumulation", type=AT_LEAST_ONE, help="Passes of an optimizer step, instead of --target-batch.")
+@click.option(
+    "--solve",
+    type=click.Choice(QUANTITIES),
+    help="Of a model: how far this number can go with the others as they are; says that alone.",
+)
 @click.option(
     "--extra", "extras", type=click.Choice(EXTRAS), multiple=True, help="A technique that only the formula knows."
 )
@@ -54,6 +64,13 @@ _OF_A_SEARCH = frozenset({"limit_bytes", "share"})
     "--markdown", "--plain", "markdown", is_flag=True, help="Markdown instead of the screen; what a pipe gets anyway."
 )
 @click.option("--no-trace", is_flag=True, help="Formula only: answer at once, without torch.")
+@click.option(
+    "--trace-limit",
+    type=Finite(min=0),
+    default=TRACE_LIMIT_S,
+    show_default=True,
+    help="Without the screen, of a model: seconds that traces may take; then the formula answers.",
+)
 @click.option("--quiet", is_flag=True, help="Do not show what a command prints.")
 def plan(as_json: bool, markdown: bool, **values: Any) -> int:
     """What fits, what would make more fit, and what it costs: every what-if on one screen.
@@ -61,15 +78,18 @@ def plan(as_json: bool, markdown: bool, **values: Any) -> int:
     The step is a catalog model's (--model) or your own command's, unchanged, after `--`: `gpumem-tui plan -- python
     train.py --batch-size 8`. A command is run for every what-if, with the change made to it.
     """
+    solve, limit_s = values.pop("solve"), values.pop("trace_limit")
     if as_json and markdown:
         raise click.UsageError("--json and --markdown: give only one of them")
-    on_screen = not as_json and not markdown and is_terminal()
-    no_trace, quiet = values.pop("no_trace"), values.pop("quiet")
+    on_screen = not (as_json or markdown or solve) and is_terminal()
+    no_trace, quiet, passes = values.pop("no_trace"), values.pop("quiet"), values.pop("accumulation")
     what_ifs, none = values.pop("what_ifs"), values.pop("no_what_if")
     size, extras = values.pop("batch_size"), frozenset(values.pop("extras"))
     goals = goals_from(values)
     if trained_command() and no_trace:
         raise click.UsageError("--no-trace: nothing but a trace knows a command")
+    if solve == "gpus":
+        values["gpus"] = max(values["gpus"], _fewest(values))
     options, config = configured(values, share=True)
     if config.workload.command is not None:
         if no_trace:
@@ -77,17 +97,24 @@ def plan(as_json: bool, markdown: bool, **values: Any) -> int:
                 f"--no-trace: nothing but a trace knows {config.workload.name}: it has no closed form"
             )
         refuse_goals(goals)
+        if solve or passes:
+            option = "--solve" if solve else "--accumulation"
+            raise click.UsageError(f"{option}: is for models with a closed form; `gpumem-tui search` finds the batch")
         wanted_changes = _what_ifs(config, what_ifs, extras, none=none)
         return _plan_traced(options, config, size, wanted_changes, as_json=as_json, on_screen=on_screen, quiet=quiet)
     for option, given in (("--what-if", what_ifs), ("--no-what-if", none)):
         if given:
             raise click.UsageError(f"{option}: is about a command; write one after `--`")
+    config = _accumulated(config, size or 1, passes, solve)
     wanted = _planned(config, size or 1, extras, goals)
+    if solve:
+        limit_s = 0.0 if no_trace else limit_s
+        return _solved(solve, wanted, config, passes, limit_s, as_json=as_json, markdown=markdown)
     if on_screen:
         from gpumem_tui.tui.start import open_plan
 
         return open_plan(wanted, config)
-    traced = Unknown("not asked for (--no-trace)") if no_trace else _traced(wanted, config)
+    traced = Unknown("not asked for (--no-trace)") if no_trace else _traced(wanted, config, limit_s)
     if as_json:
         from gpumem_tui.plan.export import plan_json
 
@@ -166,12 +193,67 @@ def _said(line: str) -> Iterator[None]:
         click.echo("\r\x1b[K", nl=False, err=True)
 
 
-def _traced(wanted: Plan, config: SearchConfig) -> Traced | Unknown:
+def _traced(wanted: Plan, config: SearchConfig, limit_s: float) -> Traced | Unknown:
     """The trace of a plan, or why there is none."""
+    from gpumem_tui.plan.solving import too_long
     from gpumem_tui.plan.tracing import trace_key
+    from gpumem_tui.search.control import Cancelled
 
     key = trace_key(wanted)
     if isinstance(key, Unknown):
         return key
-    with _said(f"tracing one step of {wanted.shape.name} without a GPU: seconds, minutes for a large model"):
-        return predict_or_exit(config, wanted.batch_size)[0].traced
+    with _said(f"tracing one step of {wanted.shape.name} without a GPU: {limit_s:g} s at most"):
+        try:
+            return predict_or_exit(config, wanted.batch_size, limit_s=limit_s)[0].traced
+        except Cancelled:
+            return too_long(limit_s)
+
+
+def _fewest(values: dict[str, Any]) -> int:
+    """GPUs that the options need at least, where their number is what is asked for."""
+    copies = 1 if values["sharding"] == "none" else 2
+    cuts: list[int] = [values[f"{cut}_parallel"] for cut in ("tensor", "context", "pipeline")]
+    return copies * prod(cuts)
+
+
+def _accumulated(config: SearchConfig, size: int, passes: int | None, solve: str | None) -> SearchConfig:
+    """The target batch that so many passes of a step make."""
+    if passes is None:
+        return config
+    if solve == "accumulation":
+        raise click.UsageError("--accumulation: is what is solved for; leave it out")
+    if solve == "gpus":
+        return config
+    if config.target_batch is not None:
+        raise click.UsageError("--accumulation and --target-batch: give only one of them")
+    return replace(config, target_batch=size * config.workload.recipe.data_parallel * passes)
+
+
+def _solved(
+    quantity: Quantity,
+    wanted: Plan,
+    config: SearchConfig,
+    passes: int | None,
+    limit_s: float,
+    *,
+    as_json: bool,
+    markdown: bool,
+) -> int:
+    """The answer, and how it is known; 3 where no value will do."""
+    from gpumem_tui.exit_codes import EXIT_NOTHING_FITS
+    from gpumem_tui.plan.limit_report import limit_json, limit_lines, limit_markdown
+    from gpumem_tui.plan.solving import Solver
+    from gpumem_tui.plan.tracing import TraceOptions
+
+    def say(line: str) -> None:
+        if sys.stderr.isatty():
+            click.echo(f"{line} …", err=True)
+
+    found = Solver(TraceOptions.of(config), limit_s, say).solve(quantity, wanted, passes)
+    if as_json:
+        click.echo(json.dumps(limit_json(wanted, found)))
+    elif markdown:
+        click.echo(limit_markdown(wanted, found), nl=False)
+    else:
+        click.echo("\n".join(limit_lines(wanted, found)))
+    return EXIT_NOTHING_FITS if found.value is None else 0

@@ -137,8 +137,8 @@ def weights(shape: ModelShape, recipe: Recipe) -> Weights:
 
 def _adapter(tensor: ParameterTensor, recipe: Recipe) -> Iterator[ParameterTensor]:
     outputs, inputs = tensor.dims
-    yield ParameterTensor((recipe.lora_rank, inputs), tensor.copies)
-    yield ParameterTensor((outputs, recipe.lora_rank), tensor.copies)
+    yield ParameterTensor((recipe.lora_rank, inputs), tensor.copies, tensor.linear)
+    yield ParameterTensor((outputs, recipe.lora_rank), tensor.copies, tensor.linear)
     if recipe.adapter == "dora":
         yield ParameterTensor((outputs,), tensor.copies)
 

@@ -261,6 +261,8 @@ def _optimizers(recipe: Recipe) -> Iterator[Change | NotApplicable]:
     for key, technique in OPTIMIZER_TECHNIQUES.items():
         if recipe.optimizer == key:
             yield NotApplicable(key, technique.name, "the plan uses it already")
+        elif key in _WAYS_OF_ADAMW and recipe.optimizer not in ("adamw", *_WAYS_OF_ADAMW):
+            yield NotApplicable(key, technique.name, f"the plan uses {recipe.optimizer}, not AdamW")
         else:
             yield Change(
                 key,
@@ -272,6 +274,9 @@ def _optimizers(recipe: Recipe) -> Iterator[Change | NotApplicable]:
                 technique.price,
                 recipe={"optimizer": key},
             )
+
+
+_WAYS_OF_ADAMW = ("adamw-fused", "adamw-for-loop")
 
 
 def _adapters(setup: Setup) -> Iterator[Change | NotApplicable]:

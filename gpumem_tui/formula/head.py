@@ -11,7 +11,7 @@ from gpumem_tui.catalog.shapes import ModelShape
 from gpumem_tui.formula.extras import LOSS_CHUNKS
 from gpumem_tui.formula.precision import LOSS_BYTES, PRECISION_RECORDS
 from gpumem_tui.formula.recipe import Recipe
-from gpumem_tui.formula.rows import FORWARD_ENDS, FormulaRow, Moment, batch_row, there
+from gpumem_tui.formula.rows import FORWARD_ENDS, FormulaRow, Moment, batch_row, fixed_row, there
 from gpumem_tui.memory import Bucket
 
 _SOURCE = "PyTorch cross_entropy"
@@ -74,3 +74,20 @@ def head_rows(shape: ModelShape, recipe: Recipe, batch_size: int, *, chunked: bo
         )
         rows += there(FORWARD_ENDS, [gradient])
     return rows
+
+
+def tied_gradients_row(values: int, gradient_bytes: int) -> FormulaRow:
+    """What backward holds beside the gradients as it reaches an embedding whose weight is the head's too.
+
+    Args:
+        values: of that weight.
+        gradient_bytes: of each of its gradients.
+    """
+    row = fixed_row(
+        Bucket.TEMPORARY,
+        "gradients of the tied embedding",
+        (2, values, gradient_bytes),
+        "PyTorch autograd",
+        "the embedding's dense gradient beside the head's, until both are summed in a third",
+    )
+    return there({Moment.EMBEDDING}, [row])[0]

@@ -5,9 +5,9 @@ Another optimizer is its name in `recipe.Optimizer` and a record here; that both
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import prod
+from math import ceil, prod
 from types import MappingProxyType
 
 from gpumem_tui.formula.parameters import ParameterTensor
@@ -17,8 +17,8 @@ from gpumem_tui.formula.recipe import Optimizer, Recipe
 from gpumem_tui.formula.rows import FormulaRow, Moment, fixed_row, there
 from gpumem_tui.memory import Bucket
 
-_OF_THE_LARGEST = 2
 _FP32_BYTES = 4
+_BF16_BYTES = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,17 +49,16 @@ class OptimizerRecord:
     """One optimizer.
 
     Attributes:
-        states: values that it keeps per parameter; None for row and column sums instead.
+        states: values that it keeps per parameter; None for what `_KEPT` counts instead.
         keeps: the same in a few words, for a choice; `note`: in more, for the ledger; `source`: of both.
         class_names: of the classes that are this optimizer in a running program, torch's own first. One
             that records share is taken for the last of them.
-        state_bytes: of one such value; None for the precision's own.
         options: what torch's class is made with. Everything but the learning rate stays at torch's default: `foreach`
             decides how much scratch a step takes, and what users run is the default. The learning rates only have to
             keep random data finite.
         scratch: values per parameter that one update makes on the way, all tensors at once (`foreach`, torch's default
-            on CUDA): Adam's square roots. 0 where it works in place; None: two of the largest tensor, one at a time.
-        elsewhere: where PyTorch does not implement it, how to run it all the same.
+            on CUDA): Adam's square roots. 0 where it works in place.
+        of_largest: values per parameter of the largest tensor that it makes, where it goes from one to the next.
         technique: None where it saves nothing.
     """
 
@@ -68,10 +67,9 @@ class OptimizerRecord:
     note: str
     source: str
     class_names: tuple[str, ...]
-    state_bytes: int | None = None
     options: Mapping[str, float] = field(default_factory=dict)
-    scratch: int | None = 0
-    elsewhere: str = ""
+    scratch: int = 0
+    of_largest: int = 0
     technique: OptimizerTechnique | None = None
 
 
@@ -87,6 +85,33 @@ OPTIMIZER_RECORDS: Mapping[Optimizer, OptimizerRecord] = MappingProxyType(
             source="Loshchilov & Hutter 2019; torch.optim.AdamW, fused",
             class_names=("AdamW",),
             options={"lr": 3e-4, "fused": True},
+            technique=OptimizerTechnique(
+                "fused AdamW",
+                "none: one kernel updates all, and usually faster",
+                "torch.optim.AdamW, fused",
+                Price(changes=1),
+                "the copy of foreach, N · w, is not made",
+                "the same arithmetic; parameters on CUDA, in floating point",
+                is_remedy=False,
+            ),
+        ),
+        "adamw-for-loop": OptimizerRecord(
+            states=2,
+            keeps="two moments, one tensor after the other",
+            note="first and second moment; foreach=False updates one tensor after the other",
+            source="Loshchilov & Hutter 2019; torch.optim.AdamW, foreach",
+            class_names=("AdamW",),
+            options={"lr": 3e-4, "foreach": False},
+            of_largest=2,
+            technique=OptimizerTechnique(
+                "AdamW tensor by tensor",
+                "several kernels for each tensor: a slower update",
+                "torch.optim.AdamW, foreach",
+                Price(slower_percent=1.0, changes=1),
+                "the copy of foreach, N · w, becomes two of the largest tensor",
+                "where the fused kernel does not run",
+                is_remedy=False,
+            ),
         ),
         "adamw": OptimizerRecord(
             states=2,
@@ -107,21 +132,19 @@ OPTIMIZER_RECORDS: Mapping[Optimizer, OptimizerRecord] = MappingProxyType(
             options={"lr": 3e-4},
         ),
         "adamw-8bit": OptimizerRecord(
-            states=2,
+            states=None,
             keeps="two moments in 8 bits; needs bitsandbytes",
-            note="both moments in 8 bits; the scale of each quantization block and tensors too small to quantize "
-            "are left out",
-            source="Dettmers et al. 2022; bitsandbytes",
+            note="both moments in 8 bits, an fp32 scale a block of 256; tensors of fewer than 4,096 values in fp32",
+            source="Dettmers et al. 2022; bitsandbytes optim/optimizer.py",
             class_names=("AdamW8bit", "PagedAdamW8bit"),
-            state_bytes=1,
-            elsewhere="use bitsandbytes in a workload file (--workload)",
+            options={"lr": 3e-4},
             technique=OptimizerTechnique(
                 "8-bit AdamW",
                 "moments quantized in blocks; needs the bitsandbytes package",
                 "Dettmers et al. 2022",
                 Price(risk=1, changes=1),
-                "8N → 2N",
-                "the scale of each block of 256 values is left out",
+                "8N → 2N + N/32",
+                "tensors of fewer than 4,096 values stay in 32 bits",
                 "bitsandbytes.optim.AdamW8bit(parameters, …)",
             ),
         ),
@@ -132,7 +155,7 @@ OPTIMIZER_RECORDS: Mapping[Optimizer, OptimizerRecord] = MappingProxyType(
             "that keep a first moment need about half of Adam's",
             source="Shazeer & Stern 2018; torch.optim.Adafactor",
             class_names=("Adafactor",),
-            scratch=None,
+            of_largest=2,
             options={"lr": 1e-2},
             technique=OptimizerTechnique(
                 "Adafactor",
@@ -150,7 +173,8 @@ OPTIMIZER_RECORDS: Mapping[Optimizer, OptimizerRecord] = MappingProxyType(
             note="momentum; updates by its sign",
             source="Chen et al. 2023",
             class_names=("Lion",),
-            elsewhere="use lion-pytorch in a workload file (--workload)",
+            of_largest=2,
+            options={"lr": 1e-4},
             technique=OptimizerTechnique(
                 "Lion",
                 "a smaller learning rate and a larger weight decay; needs the lion-pytorch package",
@@ -161,13 +185,31 @@ OPTIMIZER_RECORDS: Mapping[Optimizer, OptimizerRecord] = MappingProxyType(
                 is_remedy=False,
             ),
         ),
+        "muon": OptimizerRecord(
+            states=None,
+            keeps="one momentum of the blocks' matrices, two moments of the rest",
+            note="momentum of the matrices in the blocks (Muon); first and second moment of embeddings, head, "
+            "normalizations and biases (AdamW)",
+            source="Jordan et al. 2024; torch.optim.Muon and AdamW",
+            class_names=("MuonWithAdamW", "MuonWithAuxAdam", "SingleDeviceMuonWithAuxAdam"),
+            options={"lr": 1e-3},
+            technique=OptimizerTechnique(
+                "Muon + AdamW",
+                "the learning rate must be tuned anew; five products of each matrix an update",
+                "Jordan et al. 2024",
+                _RETUNED,
+                "8N → 4N of the blocks' matrices, 8N of the rest",
+                "matrices of the blocks only",
+                is_remedy=False,
+            ),
+        ),
         "adagrad": OptimizerRecord(
             states=1,
             keeps="one sum",
             note="sum of squared gradients",
             source="Duchi et al. 2011; torch.optim.Adagrad",
             class_names=("Adagrad",),
-            scratch=1,
+            scratch=2,  # the steps and the square roots
             options={"lr": 1e-3},
         ),
         "rmsprop": OptimizerRecord(
@@ -226,10 +268,10 @@ OPTIMIZER_TECHNIQUES: Mapping[Optimizer, OptimizerTechnique] = MappingProxyType(
 def optimizer_row(recipe: Recipe, tensors: Iterable[ParameterTensor]) -> FormulaRow:
     """The optimizer's state over all `tensors`, unsharded."""
     record = OPTIMIZER_RECORDS[recipe.optimizer]
-    state_bytes = record.state_bytes or PRECISION_RECORDS[recipe.precision].state_bytes
+    state_bytes = PRECISION_RECORDS[recipe.precision].state_bytes
     factors: tuple[int, ...]
     if record.states is None:
-        factors = (sum(factored_values(tensor) for tensor in tensors), state_bytes)
+        factors = (sum(_KEPT[recipe.optimizer](tensor, state_bytes) for tensor in tensors),)
     else:
         factors = (sum(tensor.values for tensor in tensors), record.states, state_bytes)
     return fixed_row(Bucket.OPTIMIZER, "optimizer state", factors, record.source, record.note)
@@ -238,10 +280,12 @@ def optimizer_row(recipe: Recipe, tensors: Iterable[ParameterTensor]) -> Formula
 def scratch_row(recipe: Recipe, tensors: Sequence[ParameterTensor]) -> FormulaRow | None:
     """What one update makes on the way, on one GPU's share of the state; None where it works in place."""
     record = OPTIMIZER_RECORDS[recipe.optimizer]
-    state_bytes = record.state_bytes or PRECISION_RECORDS[recipe.precision].state_bytes
+    state_bytes = PRECISION_RECORDS[recipe.precision].state_bytes
     factors: tuple[int, ...]
-    if record.scratch is None:
-        factors = (max(tensor.values // tensor.copies for tensor in tensors), _OF_THE_LARGEST, _FP32_BYTES)
+    if recipe.optimizer == "muon":
+        factors = (_muon_scratch_bytes(tensors, state_bytes),)
+    elif record.of_largest:
+        factors = (max(prod(tensor.dims) for tensor in tensors), record.of_largest, state_bytes)
     elif record.scratch:
         factors = (sum(tensor.values for tensor in tensors), record.scratch, state_bytes)
     else:
@@ -250,10 +294,59 @@ def scratch_row(recipe: Recipe, tensors: Sequence[ParameterTensor]) -> FormulaRo
         Bucket.TEMPORARY,
         "scratch of the update",
         factors,
-        "torch.optim's foreach implementation",
-        "made for all parameters at once and freed; a fused or for-loop optimizer has none",
+        record.source if record.of_largest or recipe.optimizer == "muon" else "torch.optim's foreach implementation",
+        "made for one parameter after the other and freed"
+        if record.of_largest
+        else "made for all parameters at once and freed; a fused or for-loop optimizer has none",
     )
     return there({Moment.UPDATE}, [row])[0]
+
+
+_QUANTIZED_FROM, _QUANTIZATION_BLOCK = 4096, 256
+"""bitsandbytes, optim/optimizer.py: `min_8bit_size`, `blocksize`."""
+
+
+def _eight_bit_bytes(tensor: ParameterTensor, state_bytes: int) -> int:
+    """Two moments, each a byte a value and an fp32 scale a block; of small tensors two fp32 values."""
+    values = prod(tensor.dims)
+    if values < _QUANTIZED_FROM:
+        return 2 * _FP32_BYTES * tensor.values
+    return 2 * (values + _FP32_BYTES * ceil(values / _QUANTIZATION_BLOCK)) * tensor.copies
+
+
+def _by_muon(tensor: ParameterTensor) -> bool:
+    """Whether it is a matrix of the blocks."""
+    return bool(tensor.linear) and len(tensor.dims) == 2
+
+
+def _muon_bytes(tensor: ParameterTensor, state_bytes: int) -> int:
+    return tensor.values * state_bytes * (1 if _by_muon(tensor) else 2)
+
+
+_KEPT: Mapping[Optimizer, Callable[[ParameterTensor, int], int]] = MappingProxyType(
+    {
+        "adafactor": lambda tensor, state_bytes: factored_values(tensor) * state_bytes,
+        "adamw-8bit": _eight_bit_bytes,
+        "muon": _muon_bytes,
+    }
+)
+"""What is kept of a weight by the optimizers that do not keep whole values for each parameter."""
+
+
+def _muon_scratch_bytes(tensors: Sequence[ParameterTensor], state_bytes: int) -> int:
+    """The larger of AdamW's copy of all that it updates, and of what Muon makes for one matrix.
+
+    That is the update, its 16-bit copy where it is fp32, the next iterate, and two products of the narrow side with
+    itself (torch/optim/_muon.py).
+    """
+    rest = sum(tensor.values for tensor in tensors if not _by_muon(tensor))
+    of_matrix = [
+        (state_bytes + (_BF16_BYTES if state_bytes == _FP32_BYTES else 0) + _BF16_BYTES) * prod(tensor.dims)
+        + 2 * _BF16_BYTES * min(tensor.dims) ** 2
+        for tensor in tensors
+        if _by_muon(tensor)
+    ]
+    return max(rest * state_bytes, *of_matrix, 0)
 
 
 def offloaded_row(recipe: Recipe) -> FormulaRow:

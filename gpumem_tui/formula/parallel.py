@@ -91,6 +91,8 @@ def why_formula_only(recipe: Recipe) -> str:
     instead = "a program that does it can be given as a command after --"
     if SHARDING_RECORDS[recipe.sharding].keeps_masters:
         return f"--sharding {recipe.sharding}: formula only: DeepSpeed is no part of PyTorch; {instead}"
+    if recipe.optimizer == "muon" and recipe.sharding != "none" and recipe.sharded_over > 1:
+        return "--optimizer muon: formula only over several GPUs: torch.optim.Muon takes whole matrices"
     for name in ("tensor_parallel", "context_parallel", "expert_parallel", "pipeline_parallel"):
         if (ways := getattr(recipe, name)) > 1:
             return f"{_option(name)} {ways}: formula only: the catalog's models are not cut; {instead}"

@@ -259,8 +259,8 @@ def _resnet(shape: ModelShape) -> Iterator[ParameterTensor]:
 
 def _mlp(shape: ModelShape) -> Iterator[ParameterTensor]:
     widths = [shape.inputs, *[shape.hidden] * (shape.layers - 1), shape.classes]
-    for inputs, outputs in pairwise(widths):
-        yield from _linear(outputs, inputs)
+    for layer, (inputs, outputs) in enumerate(pairwise(widths), 1):
+        yield from _linear(outputs, inputs, name="linear" if layer < shape.layers else "")
 
 
 _TENSORS: Mapping[Family, Callable[[ModelShape], Iterator[ParameterTensor]]] = MappingProxyType(

@@ -12,7 +12,7 @@ from gpumem_tui.formula import adapters, convnet, mlp, transformer
 from gpumem_tui.formula.cache import left_copies_bytes, pieces_bytes, reserved_bytes
 from gpumem_tui.formula.engines import engine_rows
 from gpumem_tui.formula.extras import NO_EXTRAS, Extras
-from gpumem_tui.formula.head import head_rows
+from gpumem_tui.formula.head import head_rows, tied_gradients_row
 from gpumem_tui.formula.optimizers import offloaded_row, optimizer_row, scratch_row
 from gpumem_tui.formula.parallel import Stage, parallel_assumptions, stages
 from gpumem_tui.formula.parameters import (
@@ -249,7 +249,7 @@ def _fixed_rows(shape: ModelShape, recipe: Recipe, extras: Extras) -> list[Formu
     gradients = fixed_row(Bucket.GRADIENTS, "gradients", (trained, kept.gradient_bytes), kept.source, kept.note)
     rows = [
         *_parameter_rows(shape, recipe),
-        *there({Moment.FIRST_BLOCK, Moment.UPDATE}, [gradients]),
+        *there({Moment.FIRST_BLOCK, Moment.EMBEDDING, Moment.UPDATE}, [gradients]),
         offloaded_row(recipe) if "offload-optimizer" in extras else optimizer_row(updated, weights.trained),
     ]
     rows = [shard(row, recipe) for row in rows]
@@ -264,6 +264,8 @@ def _fixed_rows(shape: ModelShape, recipe: Recipe, extras: Extras) -> list[Formu
             "the first that backward makes, and often the largest",
         )
         rows += there({Moment.LAST_BLOCK}, [gradient])
+        if shape.tied_head and shape.has_embedding:
+            rows.append(tied_gradients_row(head, storage.gradient_bytes))
     if "offload-optimizer" not in extras and (scratch := scratch_row(updated, weights.trained)) is not None:
         rows.append(shard_scratch(scratch, recipe))
     if stage_of(recipe) == 3 and recipe.sharded_over > 1:

@@ -10,7 +10,18 @@ from typing import Literal, get_args
 
 Precision = Literal["fp32", "amp-bf16", "amp-fp16", "bf16"]
 Optimizer = Literal[
-    "adamw", "adam", "sgd", "sgd-momentum", "adafactor", "adagrad", "rmsprop", "lion", "adamw-8bit", "adamw-fused"
+    "adamw",
+    "adam",
+    "sgd",
+    "sgd-momentum",
+    "adafactor",
+    "adagrad",
+    "rmsprop",
+    "lion",
+    "adamw-8bit",
+    "adamw-fused",
+    "adamw-for-loop",
+    "muon",
 ]
 Recompute = Literal["none", "selective", "full"]
 Attention = Literal["auto", "flash", "efficient", "math"]

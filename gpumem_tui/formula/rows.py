@@ -23,6 +23,7 @@ class Moment(Enum):
     LOSS_BACKWARD = "as backward begins, with the loss's own gradients"
     LAST_BLOCK = "as backward runs through the last block"
     FIRST_BLOCK = "as backward ends, with all gradients"
+    EMBEDDING = "as backward reaches the embedding, whose weight is the head's too"
     UPDATE = "as the optimizer updates the weights"
 
 

@@ -20,7 +20,6 @@ from gpumem_tui.catalog.quantization import quantization_of
 from gpumem_tui.catalog.shapes import CatalogError, ModelShape, ShapeError
 from gpumem_tui.errors import OptionError
 from gpumem_tui.formula.adapters import AdapterError, check_adapters, check_recipe
-from gpumem_tui.formula.optimizers import OPTIMIZER_RECORDS
 from gpumem_tui.formula.parallel import fault
 from gpumem_tui.formula.recipe import (
     ALL_LINEAR,
@@ -199,8 +198,6 @@ class WorkloadOptions:
             )
         if recipe.recompute == "selective":
             raise OptionError("--recompute selective: transformers has gradient checkpointing only; use full or none")
-        if record := OPTIMIZER_RECORDS[recipe.optimizer].elsewhere:
-            raise OptionError(f"--optimizer {recipe.optimizer}: PyTorch does not implement it, {record}")
         try:
             check_recipe(recipe)
         except AdapterError as error:

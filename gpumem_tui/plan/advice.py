@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from gpumem_tui.formula.optimizers import OPTIMIZER_RECORDS
 from gpumem_tui.formula.predict import largest_obstacle, predict
 from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.memory import Unknown, format_bytes
@@ -104,6 +103,4 @@ def _unsearchable(plan: Plan, was: Recipe) -> str:
         return "; by the formula only: a search does not run it"
     if recipe.sharding != "none" and was.sharding == "none":
         return "; for further GPUs beside the one that is searched"
-    if OPTIMIZER_RECORDS[recipe.optimizer].elsewhere and recipe.optimizer != was.optimizer:
-        return "; by the formula only: PyTorch has none, so a search takes it in a workload file"
     return ""

@@ -147,6 +147,7 @@ _PHASES: Mapping[Moment, tuple[Phase, ...]] = MappingProxyType(
         Moment.LOSS_BACKWARD: (Phase.FORWARD, Phase.BACKWARD),
         Moment.LAST_BLOCK: (Phase.FORWARD, Phase.BACKWARD),
         Moment.FIRST_BLOCK: (Phase.BACKWARD,),
+        Moment.EMBEDDING: (Phase.BACKWARD,),
         Moment.UPDATE: (Phase.OPTIMIZER,),
     }
 )
@@ -259,7 +260,12 @@ def on_gpu(plan: Plan, traced: Traced, finder: BatchFinder | None = None) -> Tra
     capacity_bytes = plan.gpu.cuda_total_bytes - traced.context_bytes
     total_range = plan.gpu.cuda_total_range
     return replace(
-        traced, capacity_bytes=capacity_bytes, total_range=total_range, allowed_bytes=None, finder=finder, _runs={}
+        traced,
+        capacity_bytes=capacity_bytes,
+        total_range=total_range,
+        allowed_bytes=None,
+        finder=finder or traced.finder,
+        _runs={},
     )
 
 

@@ -89,13 +89,18 @@ def explain(plan: Plan, key: str) -> Explanation:
 # Rows
 
 _STATES = (
-    "states per parameter: AdamW, Adam 2; momentum, Lion, Adagrad, RMSprop 1; SGD 0; Adafactor row and column sums"
+    "states per parameter: AdamW, Adam 2; momentum, Lion, Adagrad, RMSprop, Muon's matrices 1; SGD 0; Adafactor row "
+    "and column sums"
 )
 _LINEAR = "part of the textbook's 34·S·b·h a layer; fused or compiled code keeps less"
 _ROWS: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
         "parameters": ("N · w", "w is 4 in fp32 and under autocast, 2 in pure bfloat16; / D under ZeRO-3"),
         "gradients": ("N · w", "gone after the optimizer step; / D under ZeRO-2 and ZeRO-3"),
+        "gradients of the tied embedding": (
+            "2 · V · h · w",
+            "while the embedding's gradient and the head's are summed: only where they share one weight",
+        ),
         "optimizer state": ("N · states · w", f"{_STATES}; / D under every ZeRO stage; there from the first step on"),
         "16-bit working copy of the parameters": (
             "2N",

@@ -14,7 +14,7 @@ from gpumem_tui.plan.export import all_curves, command_line
 from gpumem_tui.plan.judgement import judgements
 from gpumem_tui.plan.lacking import lacking
 from gpumem_tui.plan.plan import Plan
-from gpumem_tui.plan.techniques import Combination, Techniques, cheapest_combination, techniques
+from gpumem_tui.plan.techniques import Combination, Techniques, cheapest_but_as_it_is, cheapest_combination, techniques
 from gpumem_tui.search import report
 from gpumem_tui.search.prediction import Traced
 from gpumem_tui.search.ranges import largest_words, range_line, room_words
@@ -40,7 +40,7 @@ def plan_markdown(plan: Plan, traced: Traced | Unknown) -> str:
         _ledger(now, by_trace),
         bullets([*_verdict(now, by_trace), *(f"{line[:1].upper()}{line[1:]}." for line in lacking(plan))]),
         "## What would help",
-        *_combinations(plan),
+        *_combinations(plan, by_trace),
         _techniques(techniques(plan)),
         "## Every GPU",
         _by_gpu(largest_by_gpu(plan, traced if isinstance(traced, Traced) else None), plan),
@@ -116,16 +116,20 @@ def _verdict(now: Answer, traced: TracedAnswer | Unknown) -> Iterator[str]:
     yield f"{passes} a global batch of {steps.global_batch_size:,}{tokens}{rounded}."
 
 
-def _combinations(plan: Plan) -> Iterator[str]:
-    found = cheapest_combination(plan)
+def _combinations(plan: Plan, traced: TracedAnswer | Unknown) -> Iterator[str]:
+    """By formula, but for the plan as it is where it was traced."""
+    if isinstance(traced, TracedAnswer) and traced.fits:
+        yield "By trace it fits as it is: nothing is needed."
+        return
+    found = cheapest_but_as_it_is(plan) if isinstance(traced, TracedAnswer) else cheapest_combination(plan)
     if isinstance(found, Unknown):
         yield f"No combination: {found.reason}."
         return
-    yield _combination("The cheapest combination that fits", found)
+    yield _combination("By formula, the cheapest combination that fits", found)
     if found.formula_only:
         traceable = cheapest_combination(plan, traceable=True)
         if isinstance(traceable, Combination):
-            yield _combination("The cheapest that a trace can confirm", traceable)
+            yield _combination("By formula, the cheapest that a trace can confirm", traceable)
     yield f"Cheapest means: {COST_ORDER}."
 
 
@@ -136,8 +140,8 @@ def _combination(heading: str, found: Combination) -> str:
     said = " + ".join(names) if names else "none needed, it fits as it is"
     command = command_line(found.plan)
     lines = [
-        f"{heading}: **{said}**. Peak {format_bytes(found.peak_bytes)} at batch {found.plan.batch_size}, largest batch "
-        f"{found.max_batch_size:,}{', by formula only' if found.formula_only else ''}."
+        f"{heading}: **{said}**. Peak ≈{format_bytes(found.peak_bytes)} at batch {found.plan.batch_size}, largest "
+        f"batch ≈{found.max_batch_size:,}{', by formula only' if found.formula_only else ''}."
     ]
     if isinstance(command, str):
         lines.append(f"```sh\n{command}\n```")
@@ -156,7 +160,7 @@ def _techniques(judged: Techniques) -> str:
         )
         for technique in judged.helping
     ]
-    found = table(("technique", "option", "saves", "fits", "largest batch a GPU", "cost"), rows)
+    found = table(("technique", "option", "saves ≈", "fits ≈", "largest batch a GPU ≈", "cost"), rows)
     return f"{found}\n\n{bullets(f'{entry.name}: {entry.reason}' for entry in judged.not_applicable)}"
 
 

@@ -22,7 +22,7 @@ from gpumem_tui.formula.changes import (
     sharded,
     smaller_sample,
 )
-from gpumem_tui.formula.optimizers import OPTIMIZER_RECORDS
+from gpumem_tui.formula.parallel import why_formula_only
 from gpumem_tui.formula.predict import by_stage
 from gpumem_tui.formula.price import Price
 from gpumem_tui.formula.sharding import stage_of
@@ -126,7 +126,7 @@ def techniques(plan: Plan) -> Techniques:
 
 def formula_only(plan: Plan) -> bool:
     """Whether nothing but the closed form can answer the plan."""
-    return bool(plan.extras) or bool(OPTIMIZER_RECORDS[plan.recipe.optimizer].elsewhere)
+    return bool(plan.extras) or bool(why_formula_only(plan.recipe))
 
 
 @dataclass(frozen=True)
@@ -225,7 +225,7 @@ def _upsets_batch_norm(plan: Plan, micro: int) -> bool:
 # The cheapest combination
 
 
-def cheapest_combination(plan: Plan, *, traceable: bool = False) -> Combination | Unknown:
+def cheapest_combination(plan: Plan, *, traceable: bool = False, room: float = 1.0) -> Combination | Unknown:
     """The cheapest set of techniques with which the plan's samples per optimizer step fit on its GPUs.
 
     All sets of at most one change an axis are compared by `Price`, in `formula.price.COST_ORDER`. The step's samples
@@ -234,27 +234,47 @@ def cheapest_combination(plan: Plan, *, traceable: bool = False) -> Combination 
 
     Args:
         traceable: only sets that a trace can confirm.
+        room: times what the GPU can take: what would be the cheapest were the formula off by that much.
     """
     most = max(n for n in range(MOST_TIMES_HALVED + 1) if n == 0 or isinstance(smaller_sample(plan.shape, n), Change))
     gpus = plan.recipe.gpus
     while gpus <= max(_MOST_ASKED_GPUS, plan.recipe.gpus):
         for times_halved in range(most + 1):
-            best = _cheapest_at(plan, gpus, times_halved, traceable=traceable)
+            best = _cheapest_at(plan, gpus, times_halved, traceable=traceable, room=room)
             if best is not None:
                 return best
-            if not times_halved and _cheapest_at(plan, gpus, most, traceable=traceable) is None:
+            if not times_halved and _cheapest_at(plan, gpus, most, traceable=traceable, room=room) is None:
                 break  # what does not fit with the smallest sample does not with any
         gpus *= 2
     return Unknown(f"nothing makes one sample fit on {_MOST_ASKED_GPUS:,} GPUs of this kind")
 
 
-def _cheapest_at(plan: Plan, gpus: int, times_halved: int, *, traceable: bool) -> Combination | None:
+_ROOMS = (1.2, 1.1, 1.0, 0.9)
+"""The formula may be off by as much, so that a trace may find a cheaper set to fit, or the formula's not to."""
+
+
+def likely_combinations(plan: Plan) -> tuple[Combination, ...]:
+    """What may be the cheapest set once it is traced, the cheapest first; without the plan as it is."""
+    found = (cheapest_combination(plan, traceable=True, room=room) for room in _ROOMS)
+    by_plan = {one.plan: one for one in found if isinstance(one, Combination) and one.plan != plan}
+    return tuple(sorted(by_plan.values(), key=lambda one: one.price))
+
+
+def cheapest_but_as_it_is(plan: Plan) -> Combination | Unknown:
+    """By formula, the cheapest set where a trace says that the plan does not fit as it is."""
+    found = cheapest_combination(plan)
+    if isinstance(found, Combination) and found.plan == plan:
+        return next(iter(likely_combinations(plan)), Unknown("by formula it fits as it is, traced it does not"))
+    return found
+
+
+def _cheapest_at(plan: Plan, gpus: int, times_halved: int, *, traceable: bool, room: float) -> Combination | None:
     """The cheapest on so many GPUs and with the sample halved so many times; None if no set fits."""
     sample = smaller_sample(plan.shape, times_halved) if times_halved else None
     if isinstance(sample, NotApplicable):
         return None
     by_axis = _by_axis(plan, gpus, traceable=traceable)
-    usable = usable_of(plan)
+    usable = int(usable_of(plan) * room)
     best: tuple[Price, tuple[Change, ...], int] | None = None
     for both in product(*(by_axis[axis] for axis in _SHARED_AXES)):
         base = tuple(change for change in (sample, *both) if change is not None)

@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Generic, Protocol, TypeVar
+from typing import Protocol
 
 from gpumem_tui.catalog.shapes import ModelShape
 from gpumem_tui.formula.parallel import why_formula_only
 from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.memory import Unknown
 from gpumem_tui.plan.answers import TracedAnswer, traced_answer
+from gpumem_tui.plan.lru import Lru
 from gpumem_tui.plan.plan import Plan
 from gpumem_tui.search import predicting
 from gpumem_tui.search.config import Device, SearchConfig
@@ -38,12 +38,10 @@ REST_S = 0.2
 """So long for an answer from a trace that is there: a replay holds up what the screen draws meanwhile, and arrow keys
 are pressed faster than this."""
 
-_TRACES = 16
+_TRACES = 32
 _ANSWERS = 512
 
 _Found = tuple[Traced, BatchFinder | None] | Unknown
-Key = TypeVar("Key", bound=Hashable)
-Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
@@ -107,6 +105,11 @@ class TraceOptions:
     steps: int = 3
     settings: AllocatorSettings = field(default_factory=AllocatorSettings)
 
+    @classmethod
+    def of(cls, config: SearchConfig) -> TraceOptions:
+        """As a search has them."""
+        return cls(config.python, config.steps, config.allocator)
+
     def config(self, plan: Plan) -> SearchConfig:
         """The plan, as a search on the simulated GPU would take it."""
         return SearchConfig(
@@ -137,8 +140,19 @@ class PlanTracer(Protocol):
     def failed(self, plan: Plan) -> bool:
         """Whether there can be no trace of a plan; safe to call from any thread."""
 
-    def also(self, plans: Sequence[Plan]) -> None:
-        """Trace these too, in their order, while the plan that is wanted is answered; instead of those before."""
+    def trace_of(self, plan: Plan, *, one_size: bool = False) -> Traced | Unknown | None:
+        """The trace of a plan; why there can be none; None where there is none so far. Safe to call from any thread.
+
+        Args:
+            one_size: one of the plan's batch size alone will do.
+        """
+
+    def also(self, plans: Sequence[Plan], *, one_size: bool = False) -> None:
+        """Trace these too, in their order, while the plan that is wanted is answered; instead of those before.
+
+        Args:
+            one_size: at their batch sizes alone, which is quicker.
+        """
 
     def close(self, timeout_s: float = ...) -> None:
         """End whatever runs."""
@@ -172,12 +186,14 @@ class BackgroundTracer:
         self._latest: Plan | None = None
         self._wanted: Plan | None = None
         self._further: list[Plan] = []  # to be traced while nothing is wanted, and the one that is
+        self._one_size = False  # these, at their batch sizes alone
         self._candidate: Plan | None = None
+        self._candidate_one_size = False
         self._closed = False
         self._tracing: tuple[TraceKey, Control] | None = None
-        self._traces: _Lru[TraceKey, _Found] = _Lru(_TRACES)
+        self._traces: Lru[TraceKey, _Found] = Lru(_TRACES)
         self._not_affine: dict[TraceKey, str] = {}  # why no trace answers for every batch size
-        self._answers: _Lru[Plan, TraceReady] = _Lru(_ANSWERS)
+        self._answers: Lru[Plan, TraceReady] = Lru(_ANSWERS)
         self._thread: threading.Thread | None = None
 
     def want(self, plan: Plan) -> TraceState:
@@ -198,11 +214,11 @@ class BackgroundTracer:
             self._changed.notify_all()
         return known
 
-    def also(self, plans: Sequence[Plan]) -> None:
+    def also(self, plans: Sequence[Plan], *, one_size: bool = False) -> None:
         """Trace these too, in their order, while the plan that is wanted is answered; instead of those before."""
         with self._changed:
-            keys = [(plan, self._key(plan)) for plan in plans]
-            further = [plan for plan, key in keys if isinstance(key, TraceKey) and self._traces.get(key) is None]
+            further = [plan for plan in plans if self._found(plan, one_size=one_size) is None]
+            self._one_size = one_size
             self._further = [plan for plan in further if plan != self._candidate]
             if self._further and not self._closed:
                 self._begin()
@@ -213,6 +229,23 @@ class BackgroundTracer:
         with self._changed:
             key = self._key(plan)
             return isinstance(key, Unknown) or isinstance(self._traces.get(key), Unknown)
+
+    def trace_of(self, plan: Plan, *, one_size: bool = False) -> Traced | Unknown | None:
+        """The trace of a plan; why there can be none; None where there is none so far."""
+        with self._changed:
+            found = self._found(plan, one_size=one_size)
+        if found is None or isinstance(found, Unknown):
+            return found
+        traced, finder = found
+        return replace(traced, finder=finder)
+
+    def _found(self, plan: Plan, *, one_size: bool) -> _Found | None:
+        """The trace there is, or why there can be none; with `one_size` one of the plan's batch size alone will do."""
+        key = self._key(plan)
+        if isinstance(key, Unknown):
+            return key
+        found = self._traces.get(key)
+        return self._traces.get(_at_one_size(key, plan)) if found is None and one_size else found
 
     def _begin(self) -> None:
         if self._thread is None:
@@ -280,8 +313,9 @@ class BackgroundTracer:
             ready = TraceReady(plan, traced_answer(plan, traced, finder), traced)
         except NotAffine as error:
             return TraceFailed(plan, str(error))
-        with self._changed:
-            self._answers.put(plan, ready)
+        if traced.not_affine != _ONE_SIZE:
+            with self._changed:
+                self._answers.put(plan, ready)
         return ready
 
     def _next(self) -> Plan | None:
@@ -294,6 +328,7 @@ class BackgroundTracer:
             plan, self._wanted = self._wanted, None
             if plan is None:
                 plan = self._candidate = self._further.pop(0)
+                self._candidate_one_size = self._one_size
             return plan
 
     def _overtaken(self, plan: Plan) -> bool:
@@ -308,6 +343,9 @@ class BackgroundTracer:
             key = self._key(plan)
             assert isinstance(key, TraceKey), "what cannot be traced is never wanted"
             not_affine = self._not_affine.get(replace(key, only_at=0), "")
+            one_size = plan == self._candidate and self._candidate_one_size
+            if one_size:
+                key, not_affine = _at_one_size(key, plan), not_affine or _ONE_SIZE
             known = self._traces.get(key)
             rest_s = self._settle_s if known is None else min(REST_S, self._settle_s)
             if self._changed.wait_for(lambda: self._overtaken(plan), rest_s):
@@ -328,11 +366,19 @@ class BackgroundTracer:
             with self._changed:
                 self._tracing = None
         with self._changed:
-            if not isinstance(found, Unknown) and found[0].only_at:
+            if not one_size and not isinstance(found, Unknown) and found[0].only_at:
                 self._not_affine[replace(key, only_at=0)] = found[0].not_affine
                 key = replace(key, only_at=found[0].only_at)
             self._traces.put(key, found)
         return found
+
+
+_ONE_SIZE = "it was traced at one batch size"
+
+
+def _at_one_size(key: TraceKey, plan: Plan) -> TraceKey:
+    """Where a trace of the plan's batch size alone is kept."""
+    return replace(key, only_at=plan.batch_size)
 
 
 def _finding(predicted: Predicted) -> _Found:
@@ -341,25 +387,3 @@ def _finding(predicted: Predicted) -> _Found:
     if isinstance(traced, Unknown):
         return traced
     return traced, None if traced.only_at else BatchFinder(traced.trace, traced.settings)
-
-
-class _Lru(Generic[Key, Item]):
-    """The last `size` items used."""
-
-    def __init__(self, size: int) -> None:
-        self._size = size
-        self._items: OrderedDict[Key, Item] = OrderedDict()
-
-    def get(self, key: Key) -> Item | None:
-        if key in self._items:
-            self._items.move_to_end(key)
-        return self._items.get(key)
-
-    def drop(self, key: Key) -> None:
-        self._items.pop(key, None)
-
-    def put(self, key: Key, item: Item) -> None:
-        self._items[key] = item
-        self._items.move_to_end(key)
-        if len(self._items) > self._size:
-            self._items.popitem(last=False)

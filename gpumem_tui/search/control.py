@@ -93,6 +93,19 @@ class Control:
             raise Cancelled
 
     @contextmanager
+    def within(self, limit_s: float | None) -> Iterator[None]:
+        """Cancel what runs within the context after so many seconds; None for never."""
+        timer = None if limit_s is None else threading.Timer(limit_s, self.cancel)
+        if timer is not None:
+            timer.daemon = True
+            timer.start()
+        try:
+            yield
+        finally:
+            if timer is not None:
+                timer.cancel()
+
+    @contextmanager
     def running(self, child: Steered) -> Iterator[None]:
         """Commands go to `child` within the context; it is ended after it, whatever happens."""
         with self._lock:

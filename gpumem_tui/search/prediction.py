@@ -166,6 +166,12 @@ class Traced:
         """Whether the step fits on this device with the most that it is known to take."""
         return self.fit(batch_size) == "fits"
 
+    def fits_leaving(self, batch_size: int, free_bytes: int) -> bool:
+        """The same on a device that is smaller by so much: a headroom that stays free."""
+        self._check(batch_size)
+        allowed = None if self.allowed_bytes is None else self.allowed_bytes - free_bytes
+        return self._finder.fits(batch_size, self.capacity_range.low_bytes - free_bytes, allowed, level="needed")
+
     @property
     def capacity_range(self) -> Range:
         """What the allocator can take at least and at most."""

@@ -84,7 +84,8 @@ def device_line(device: Device, limit_bytes: int | None = None) -> str:
 def predicted_line(prediction: Prediction) -> str:
     """Both predicted largest batches, with the same headroom, and what the trace says of the whole device."""
     formula, traced = prediction.formula, prediction.traced
-    said = f"predicted largest batch: formula {_value(formula.max_batch_size)}, traced "
+    of_one = " of one GPU" if formula.workload.recipe.gpus > 1 else ""
+    said = f"predicted largest batch{of_one}: formula {_value(formula.max_batch_size)}, traced "
     if isinstance(traced, Unknown):
         return said + _value(traced)
     whole = _value(traced.max_batch_size) + up_to(traced.max_batch_size, traced.may_fit_batch_size)

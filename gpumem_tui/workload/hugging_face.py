@@ -36,7 +36,7 @@ from gpumem_tui.formula.recipe import (
 from gpumem_tui.step.workload import WorkloadError
 from gpumem_tui.workload.adapters import adapt
 from gpumem_tui.workload.models.attention import KERNELS
-from gpumem_tui.workload.optimizers import optimizer_factory
+from gpumem_tui.workload.optimizers import optimizer_of
 from gpumem_tui.workload.quantized import materialize
 
 MOST_STEPS = 10_000
@@ -81,7 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         model = _adapted(model, asked, device)
     if asked.recompute == "full":
         _recompute(model)
-    optimizer = optimizer_factory(asked.optimizer)([p for p in model.parameters() if p.requires_grad])
+    optimizer = optimizer_of(asked.optimizer, model)
     with _or_one_line(f"{kind.__name__} cannot be trained on a batch as it is made here"):
         make_batch = batches(model, asked.seq_len)
         _train(model, optimizer, lambda: make_batch(asked.batch_size, device), record, asked.attention)

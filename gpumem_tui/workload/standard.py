@@ -16,10 +16,10 @@ from gpumem_tui.formula.precision import PRECISION_RECORDS
 from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.formula.sharding import has_own_precision
 from gpumem_tui.step.workload import WorkloadError
-from gpumem_tui.workload.adapters import adapt_blocks, trained
+from gpumem_tui.workload.adapters import adapt_blocks
 from gpumem_tui.workload.models import build_model
 from gpumem_tui.workload.models.recompute import check_recompute
-from gpumem_tui.workload.optimizers import optimizer_factory
+from gpumem_tui.workload.optimizers import optimizer_factory, optimizer_of
 from gpumem_tui.workload.quantized import materialize
 from gpumem_tui.workload.sharded import build_sharded
 
@@ -43,7 +43,6 @@ class CatalogWorkload:
         self.shape = shape
         self.recipe = recipe
         self._precision = PRECISION_RECORDS[recipe.precision]
-        self._make_optimizer = optimizer_factory(recipe.optimizer)
         self._scaler: torch.amp.GradScaler | None = None
 
     def build(self, device: torch.device) -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -57,7 +56,7 @@ class CatalogWorkload:
         with _default_dtype(self._dtype):
             if self.recipe.sharding != "none":
                 self._check_world()
-                return build_sharded(self._model, self._make_optimizer, self.recipe, device)
+                return build_sharded(self._model, optimizer_factory(self.recipe.optimizer), self.recipe, device)
             if self.recipe.has_adapters:
                 with torch.device("meta"):
                     model = self._model()
@@ -65,7 +64,7 @@ class CatalogWorkload:
             else:
                 with torch.device(device):
                     model = self._model()
-        return model, self._make_optimizer(trained(model))
+        return model, optimizer_of(self.recipe.optimizer, model)
 
     def _model(self) -> nn.Module:
         model = build_model(self.shape, self.recipe)

@@ -77,7 +77,6 @@ def test_bytes_per_parameter_by_precision(
         ("adagrad", 4),
         ("rmsprop", 4),
         ("lion", 4),
-        ("adamw-8bit", 2),
     ],
 )
 def test_optimizer_state_per_parameter(optimizer: Optimizer, per_parameter: int) -> None:
@@ -230,4 +229,4 @@ class TestObstacle:
 def test_every_optimizer_has_one_record() -> None:
     assert set(OPTIMIZER_RECORDS) == set(OPTIMIZERS)
     for record in OPTIMIZER_RECORDS.values():
-        assert bool(record.options) != bool(record.elsewhere), "torch has it, or another package is named"
+        assert record.options["lr"] > 0

@@ -121,7 +121,7 @@ def test_adafactor_is_not_offered_where_fsdp_shards() -> None:
 def test_only_what_a_workload_can_run_is_called_traceable() -> None:
     found = helping(replace(LLAMA_ON_FOUR, recipe=Recipe("amp-bf16", gpus=4)))
     only = {key for key, technique in found.items() if technique.formula_only}
-    assert only == {"adamw-8bit", "lion", "chunked-loss", "offload-optimizer"}
+    assert only == {"chunked-loss", "offload-optimizer"}
 
 
 class TestExtras:

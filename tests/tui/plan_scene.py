@@ -76,7 +76,12 @@ class HandTracer:
         """Where it cannot be traced at all."""
         return isinstance(trace_key(plan), Unknown)
 
-    def also(self, plans: Sequence[Plan]) -> None:
+    def trace_of(self, plan: Plan, *, one_size: bool = False) -> Traced | Unknown | None:
+        """Those that were made."""
+        key = trace_key(plan)
+        return key if isinstance(key, Unknown) else self._known.get(key)
+
+    def also(self, plans: Sequence[Plan], *, one_size: bool = False) -> None:
         """Asked for; none is made."""
         self.further = list(plans)
 

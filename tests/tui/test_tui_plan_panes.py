@@ -204,7 +204,7 @@ async def test_a_technique_of_the_plan_before_is_not_applied(tmp_path: Path, mon
     go = threading.Event()
     go.set()
 
-    def slow(plan: Plan, *, traceable: bool = False) -> object:
+    def slow(plan: Plan, *, traceable: bool = False, room: float = 1.0) -> object:
         assert go.wait(30)
         return cheapest_combination(plan, traceable=traceable)
 

@@ -298,7 +298,7 @@ async def test_leaving_ends_the_trace(tmp_path: Path) -> None:
 async def test_a_slow_pane_never_holds_the_controls_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     go = threading.Event()
 
-    def slow(plan: Plan, *, traceable: bool = False) -> object:
+    def slow(plan: Plan, *, traceable: bool = False, room: float = 1.0) -> object:
         assert go.wait(30)
         return cheapest_combination(plan, traceable=traceable)
 

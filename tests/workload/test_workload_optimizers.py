@@ -8,13 +8,15 @@ from torch import nn
 
 from gpumem_tui.formula.recipe import OPTIMIZERS, Optimizer
 from gpumem_tui.step.workload import WorkloadError
-from gpumem_tui.workload.optimizers import optimizer_factory
+from gpumem_tui.workload.optimizers import Lion, matrices_of, optimizer_factory, optimizer_of
 
 ROWS, COLUMNS = 8, 4
 STATE_ELEMENTS: dict[Optimizer, tuple[type[torch.optim.Optimizer], int]] = {
     "adamw": (torch.optim.AdamW, 2 * ROWS * COLUMNS),
     "adamw-fused": (torch.optim.AdamW, 2 * ROWS * COLUMNS),
     "adam": (torch.optim.Adam, 2 * ROWS * COLUMNS),
+    "adamw-for-loop": (torch.optim.AdamW, 2 * ROWS * COLUMNS),
+    "lion": (Lion, ROWS * COLUMNS),
     "sgd": (torch.optim.SGD, 0),
     "sgd-momentum": (torch.optim.SGD, ROWS * COLUMNS),
     "adafactor": (torch.optim.Adafactor, ROWS + COLUMNS),
@@ -23,7 +25,7 @@ STATE_ELEMENTS: dict[Optimizer, tuple[type[torch.optim.Optimizer], int]] = {
 }
 """The class, and the elements of state beside step counters for a weight of ROWS × COLUMNS."""
 
-ELSEWHERE: dict[Optimizer, str] = {"lion": "lion-pytorch", "adamw-8bit": "bitsandbytes"}
+_KEPT_IN = (torch.uint8, torch.float32)
 
 
 @pytest.mark.parametrize("name", STATE_ELEMENTS)
@@ -40,21 +42,44 @@ def test_state_after_a_step(name: Optimizer) -> None:
     assert sum(tensor.numel() for tensor in state if tensor.dim() > 0) == elements
 
 
-@pytest.mark.parametrize("name", STATE_ELEMENTS)
+@pytest.mark.parametrize("name", sorted(STATE_ELEMENTS.keys() - {"lion", "adamw-for-loop"}))
 def test_leaves_foreach_to_torch(name: Optimizer) -> None:
     optimizer = optimizer_factory(name)([nn.Parameter(torch.zeros(1))])
     assert optimizer.param_groups[0]["foreach"] is None
 
 
-@pytest.mark.parametrize("name", ELSEWHERE)
-def test_says_where_else_to_find_it(name: Optimizer) -> None:
-    with pytest.raises(WorkloadError) as refusal:
-        optimizer_factory(name)
-    assert str(refusal.value) == (
-        f"--optimizer {name}: PyTorch does not implement it, so only the formula knows it; "
-        f"use {ELSEWHERE[name]} in a workload file (--workload)"
-    )
+def test_eight_bit_adamw_keeps_two_bytes_a_value_and_a_scale_a_block() -> None:
+    large, small = nn.Parameter(torch.randn(64, 64)), nn.Parameter(torch.randn(100))
+    optimizer = optimizer_factory("adamw-8bit")([large, small])
+    for weight in (large, small):
+        weight.grad = torch.randn_like(weight)
+    optimizer.step()
+    kept = {id(value): value for state in optimizer.state.values() for value in state.values()}
+    by_type = {dtype: sum(one.numel() for one in kept.values() if one.dtype is dtype) for dtype in _KEPT_IN}
+    assert by_type == {torch.uint8: 2 * 64 * 64, torch.float32: 2 * 64 * 64 // 256 + 2 * 100 + 2 * 256}
 
 
-def test_every_name_is_made_or_refused() -> None:
-    assert STATE_ELEMENTS.keys() | ELSEWHERE.keys() == set(OPTIMIZERS)
+def test_muon_updates_the_matrices_of_the_blocks_and_adamw_the_rest() -> None:
+    model = nn.Module()
+    model.embedding = nn.Embedding(10, COLUMNS)
+    model.blocks = nn.ModuleList([nn.Linear(COLUMNS, ROWS), nn.Embedding(3, COLUMNS)])
+    model.head = nn.Linear(ROWS, 2)
+    assert [tuple(one.shape) for one in matrices_of(model)] == [(ROWS, COLUMNS)]
+    before = [one.detach().clone() for one in model.parameters()]
+    optimizer = optimizer_of("muon", model)
+    for weight in model.parameters():
+        weight.grad = torch.randn_like(weight)
+    optimizer.step()
+    assert not any(torch.equal(one, then) for one, then in zip(model.parameters(), before, strict=True))
+    states = {len([v for v in optimizer.state[one].values() if v.dim()]): one for one in model.parameters()}
+    assert tuple(states[1].shape) == (ROWS, COLUMNS)
+    assert set(states) == {1, 2}
+
+
+def test_muon_wants_to_know_the_model() -> None:
+    with pytest.raises(WorkloadError, match="one GPU"):
+        optimizer_factory("muon")
+
+
+def test_every_name_is_made() -> None:
+    assert STATE_ELEMENTS.keys() | {"adamw-8bit", "muon"} == set(OPTIMIZERS)

@@ -139,7 +139,7 @@ def _technique(tried: TechniqueRow, name: int, width: int, *, here: bool) -> lis
 def gpu_list_rows(state: CommandPlanState, gpus: Sequence[GpuRow], width: int) -> list[ListRow]:
     """Every GPU of the catalog; a tilde before a figure of one whose kernels may differ."""
     if not gpus:
-        return [row((fit("  worked out once the command is traced", width), MUTED))]
+        return [row((fit(f"  worked out once {state.config.workload.noun} is traced", width), MUTED))]
     name = width - 2 - 3 * _NUMBER
     lines = [
         row(
@@ -213,7 +213,8 @@ def technique_details(state: CommandPlanState, figures: CommandFigures, key: str
     if found is None:
         return None
     largest = f"{found.largest:,}" if isinstance(found.largest, int) else found.largest.reason
-    known = "a run of the command with the change made to it" if found.by == "traced" else "the command's own trace"
+    noun = state.config.workload.noun
+    known = f"a run of {noun} with the change made to it" if found.by == "traced" else f"the trace of {noun} as it is"
     pairs = [
         ("to have it", found.change.how),
         ("peak", f"{format_bytes(found.peak_bytes)} instead of {format_bytes(figures.answers.peak_bytes)}"),

@@ -47,7 +47,7 @@ _KEYS = (
     ("0 … 9", "type a number, or pick a choice by its place; backspace takes a digit away, esc the number"),
     ("enter", "pick from a list; in a pane: apply, or explain"),
     ("tab", "controls, ledger, pane; esc goes back to the controls"),
-    ("n t v p j c", "numbers, techniques, curves, every GPU, judgement, compare"),
+    ("n t v p l j c", "numbers, techniques, curves, every GPU, limits, judgement, compare"),
     ("u ctrl+r", "undo, redo"),
     ("r", "trace again, where a trace failed"),
     ("h", "explain the control or row: formula, numbers, source, limits"),

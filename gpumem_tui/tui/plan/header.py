@@ -37,12 +37,13 @@ PANES = {
     "techniques": "t",
     "curves": "v",
     "gpus": "p",
+    "limits": "l",
     "judgement": "j",
     "compare": "c",
 }
 """What the right side shows, by the key that shows it."""
 _GAP = 1
-_FEWEST_LETTERS = 4
+_FEWEST_LETTERS = 3
 
 
 def header_row(answer: Answer, traced: TraceState, name: str, time: str, width: int, *, stale: bool = False) -> ListRow:
@@ -85,7 +86,7 @@ def pane_places(panes: list[str], width: int) -> list[tuple[str, int, int]]:
     letters = _letters(panes, width)
     places, x = [], 0
     for pane in panes:
-        end = x + min(len(pane), letters)
+        end = x + len(_shortened(pane, letters))
         places.append((pane, x, end))
         x = end + _GAP
     return places
@@ -96,7 +97,7 @@ def pane_row(panes: list[str], shown: str, width: int) -> ListRow:
     letters = _letters(panes, width)
     spans: Row = []
     for pane in panes:
-        name, at = pane[:letters], pane.index(PANES[pane])
+        name, at = _shortened(pane, letters), pane.index(PANES[pane])
         style = "bold reverse" if pane == shown else "$primary"
         parts = (name[:at], style), (name[at], f"{style} underline"), (name[at + 1 :], style)
         spans += [span for span in (*parts, (" " * _GAP, "")) if span[0]]
@@ -104,12 +105,17 @@ def pane_row(panes: list[str], shown: str, width: int) -> ListRow:
 
 
 def _letters(panes: list[str], width: int) -> int:
-    """How many letters of each name there is room for; the one that shows it always is."""
+    """How many letters of each name there is room for."""
     whole = max(map(len, panes))
     for letters in range(whole, _FEWEST_LETTERS, -1):
-        if sum(min(len(pane), letters) + _GAP for pane in panes) - _GAP <= width:
+        if sum(len(_shortened(pane, letters)) + _GAP for pane in panes) - _GAP <= width:
             return letters
     return _FEWEST_LETTERS
+
+
+def _shortened(pane: str, letters: int) -> str:
+    """So many letters of its name, and the one that shows it in any case."""
+    return pane[: max(letters, pane.index(PANES[pane]) + 1)]
 
 
 class PaneNames(FixedRows):

@@ -16,11 +16,13 @@ from gpumem_tui.plan.answers import answer
 from gpumem_tui.plan.by_gpu import LargestOnGpu, largest_by_gpu
 from gpumem_tui.plan.curves import Curve, curves
 from gpumem_tui.plan.judgement import judgements
+from gpumem_tui.plan.limits import Limit, limit
 from gpumem_tui.plan.measured import MeasuredRate, rates_for
 from gpumem_tui.plan.plan import Plan
+from gpumem_tui.plan.quantities import AT_ONE_SIZE, QUANTITIES
 from gpumem_tui.plan.speed import throughput
 from gpumem_tui.plan.step_memory import memory_over_step
-from gpumem_tui.plan.techniques import Combination, cheapest_combination, techniques
+from gpumem_tui.plan.techniques import Combination, cheapest_combination, likely_combinations, techniques
 from gpumem_tui.plan.tracing import PlanTracer, TraceReady, TraceState
 from gpumem_tui.search.prediction import Traced
 from gpumem_tui.tui.kit.background import in_daemon_thread
@@ -30,6 +32,7 @@ from gpumem_tui.tui.plan.compare import Compared, compare_rows
 from gpumem_tui.tui.plan.curves import curve_rows, open_curve
 from gpumem_tui.tui.plan.gpus import gpu_rows
 from gpumem_tui.tui.plan.header import PaneNames
+from gpumem_tui.tui.plan.limits import limit_rows
 from gpumem_tui.tui.plan.techniques import Help, technique_rows
 
 _READABLE = 96
@@ -96,7 +99,7 @@ class PaneRequest:
         measured: Iterable[MeasuredRate] = (),
     ) -> PaneRequest:
         """What `pane` needs of all that; nothing is worked out anew for what it does not show."""
-        needs = with_step or pane in ("curves", "compare", "gpus")
+        needs = with_step or pane in ("curves", "compare", "gpus", "limits")
         traced = trace.traced if needs and isinstance(trace, TraceReady) else None
         return cls(pane, plan, other, with_step, traced, rates_for(plan, measured) if pane == "judgement" else ())
 
@@ -108,17 +111,21 @@ class PaneContent:
     Attributes:
         help: the techniques behind the pane, if it is about them.
         gpus: those that the pane lists, if it does.
+        limits: of the plan's numbers, if the pane lists them.
     """
 
     view: Rows
     step: Rows = no_rows
     help: Help | None = None
     gpus: tuple[LargestOnGpu, ...] = ()
+    limits: tuple[Limit, ...] = ()
 
     def plan_of(self, key: str, plan: Plan) -> Plan | None:
         """The plan that a row of the pane stands for; None where it stands for none."""
         if self.help is not None:
             return self.help.plan_of(key)
+        if self.limits:
+            return next((one.plan for one in self.limits if one.quantity == key), None)
         return next((replace(plan, gpu=row.gpu) for row in self.gpus if row.gpu.name == key), None)
 
 
@@ -129,7 +136,12 @@ def pane_content(request: PaneRequest, tracer: PlanTracer) -> PaneContent:
         tracer: says what traces know of a plan, and is given the techniques' plans to trace.
     """
     content = _content(request, tracer)
-    tracer.also([] if content.help is None else content.help.candidates)
+    if content.limits:
+        tracer.also(
+            [plan for one in content.limits if one.quantity in AT_ONE_SIZE for plan in one.wanted], one_size=True
+        )
+    else:
+        tracer.also([] if content.help is None else content.help.candidates)
     if not request.with_step:
         return content
     curve = _step(request)
@@ -148,6 +160,12 @@ def _content(request: PaneRequest, tracer: PlanTracer) -> PaneContent:
         case "gpus":
             table = largest_by_gpu(plan, request.traced)
             return PaneContent(lambda width, selected: gpu_rows(table, plan, width, selected), gpus=table)
+        case "limits":
+            solved = tuple(
+                limit(quantity, plan, partial(tracer.trace_of, one_size=quantity in AT_ONE_SIZE))
+                for quantity in QUANTITIES
+            )
+            return PaneContent(lambda width, selected: limit_rows(solved, plan, width, selected), limits=solved)
         case "judgement":
             advice, rate = judgements(plan, request.measured), throughput(plan, request.measured)
             return PaneContent(lambda width, selected: judgement_rows(advice, rate, width))
@@ -167,8 +185,11 @@ def _help(plan: Plan, tracer: PlanTracer) -> Help:
     cheapest = cheapest_combination(plan)
     only = isinstance(cheapest, Combination) and cheapest.formula_only
     traceable = cheapest_combination(plan, traceable=True) if only else cheapest
-    return Help(plan, techniques(plan), cheapest, traceable).with_traces(tracer)
+    return Help(plan, techniques(plan), cheapest, traceable, likely_combinations(plan)).with_traces(tracer)
 
+
+_ASKING = ("techniques", "limits")
+"""The panes that ask for further traces."""
 
 _SETTLE_S = 0.06
 """The pane follows the numbers by this much, so that it never holds them up."""
@@ -215,8 +236,8 @@ class PlanPane(Vertical):
             self.run_worker(self._work())
 
     def trace_arrived(self) -> None:
-        """A technique's trace is there: show what it says."""
-        if self._wanted is not None and self._wanted.pane == "techniques":
+        """A further trace is there: show what it says."""
+        if self._wanted is not None and self._wanted.pane in _ASKING:
             self._traces += 1
             self.want(self._wanted)
 

@@ -20,7 +20,7 @@ _ROOMY = 76
 _NAME_WIDTH = 22
 _ROOMY_NAME_WIDTH = 32
 _SAVES_WIDTH = 9
-_LARGEST_WIDTH = 11
+_LARGEST_WIDTH = 12
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,9 @@ class Help:
     """What was worked out for one plan.
 
     Attributes:
-        traceable: the cheapest combination that a trace can confirm; the same one where that is the cheapest.
+        traceable: the cheapest combination that a trace can confirm; the same one where that is the cheapest. With
+            traces, the cheapest that was traced to fit.
+        likely: what else may be the cheapest once it is traced, the cheapest first.
         now: what the trace says of the plan as it is; None where there is none.
         traced: what traces say with a technique or combination, by the key of its row.
         waiting: keys of those whose trace is to come.
@@ -38,6 +40,7 @@ class Help:
     techniques: Techniques
     combination: Combination | Unknown
     traceable: Combination | Unknown
+    likely: tuple[Combination, ...] = ()
     now: TracedAnswer | None = None
     traced: Mapping[str, TracedAnswer] = field(default_factory=dict)
     waiting: frozenset[str] = frozenset()
@@ -55,7 +58,28 @@ class Help:
 
         judged = replace(self.techniques, helping=tuple(sorted(self.techniques.helping, key=order)))
         now = tracer.known(self.plan)
-        return replace(self, techniques=judged, now=now, traced=traced, waiting=frozenset(waiting))
+        known = replace(self, techniques=judged, now=now, traced=traced, waiting=frozenset(waiting))
+        best = next((index for index, one in enumerate(self.likely) if _fits(traced.get(_likely(index)))), None)
+        return known if best is None else known._taking(best)
+
+    def _taking(self, index: int) -> Help:
+        """The same with the combination that a trace has confirmed in the place of the formula's."""
+        best, key = self.likely[index], _likely(index)
+        only = isinstance(self.combination, Combination) and self.combination.formula_only
+        traced = {**self.traced, TRACEABLE: self.traced[key], **({} if only else {COMBINATION: self.traced[key]})}
+        waiting = self.waiting - {TRACEABLE, *(() if only else (COMBINATION,))}
+        combination = self.combination if only else best
+        return replace(self, combination=combination, traceable=best, traced=traced, waiting=waiting)
+
+    @property
+    def seeks_cheaper(self) -> bool:
+        """A cheaper combination than the one that is shown is being traced."""
+        return any(
+            _likely(index) in self.waiting
+            and isinstance(self.traceable, Combination)
+            and one.price < self.traceable.price
+            for index, one in enumerate(self.likely)
+        )
 
     @property
     def candidates(self) -> list[Plan]:
@@ -67,6 +91,7 @@ class Help:
         """By key, what a trace can answer: the combinations first."""
         best = {COMBINATION: self.combination, TRACEABLE: self.traceable}
         found = {key: one.plan for key, one in best.items() if isinstance(one, Combination) and not one.formula_only}
+        found |= {_likely(index): one.plan for index, one in enumerate(self.likely)}
         return {**found, **{one.key: one.plan for one in self.techniques.helping if not one.formula_only}}
 
     def plan_of(self, key: str) -> Plan | None:
@@ -77,10 +102,19 @@ class Help:
         return next((technique.plan for technique in self.techniques.helping if technique.key == key), None)
 
 
+def _likely(index: int) -> str:
+    return f"{COMBINATION} {index}"
+
+
+def _fits(found: TracedAnswer | None) -> bool:
+    return found is not None and found.fits
+
+
 def technique_rows(found: Help, width: int, selected: str) -> list[ListRow]:
     """The whole list; the row under the cursor also says what it costs where there is no column for that."""
     lines = _combination_rows(found, width)
-    head = f"  {'alone':<{_name_width(width)}}{'saves GiB':>{_SAVES_WIDTH}}{'largest':>{_LARGEST_WIDTH}}"
+    largest = "largest" if found.plan.recipe.gpus == 1 else "largest/GPU"
+    head = f"  {'alone':<{_name_width(width)}}{'saves GiB':>{_SAVES_WIDTH}}{largest:>{_LARGEST_WIDTH}}"
     lines += [row(), row((head + ("  cost" if width >= _ROOMY else ""), f"bold {MUTED}"))]
     for technique in found.techniques.helping:
         lines += _technique_rows(technique, found, width, here=technique.key == selected)
@@ -105,7 +139,8 @@ def _combination_rows(found: Help, width: int) -> list[ListRow]:
     if best.plan == found.plan and found.now is None:
         return [heading("It fits as it is, by formula"), *paragraph(_LARGER, width)]
     if best.plan == found.plan:
-        said = "by formula it fits as it is, traced it does not: take one that is traced to fit (✓ without ≈)"
+        said = "by formula it fits as it is, traced it does not"
+        said += f"; {PENDING} tracing what may" if found.waiting else ": take one that is traced to fit (✓ without ≈)"
         return [heading("It does not fit as it is"), *paragraph(said, width)]
     lines = [heading("Cheapest combination that fits"), *_choice_rows(best, COMBINATION, found, width)]
     if best.formula_only and isinstance(traceable, Combination):
@@ -123,7 +158,10 @@ def _traced_words(found: Help, key: str) -> str:
     if key not in found.traced:
         return "; by formula"
     answer = found.traced[key]
-    return f"; traced: {'fits' if answer.fits else 'does not fit'}, largest {_count(answer.max_batch_size)}"
+    cheaper = f"{PENDING} tracing cheaper ones; " if found.seeks_cheaper else ""
+    fits = "fits" if answer.fits else "does not fit"
+    of_one = " a GPU" if answer.plan.recipe.gpus > 1 else ""
+    return f"; {cheaper}traced: {fits}, largest{of_one} {_count(answer.max_batch_size)}"
 
 
 def _count(largest: int | Unknown) -> str:
@@ -136,7 +174,9 @@ def _choice_rows(best: Combination, key: str, found: Help, width: int) -> list[L
     what = " + ".join(change.name for change in best.changes) or "the same, in smaller passes"
     gpus = f" × {best.plan.recipe.gpus} GPUs" if best.plan.recipe.gpus > 1 else ""
     passes = f"{steps.steps:,} pass{'' if steps.steps == 1 else 'es'} × {best.plan.batch_size:,}{gpus}"
-    comes_to = f"{passes} = {samples(steps.global_batch_size)} a step; peak {format_bytes(best.peak_bytes)}"
+    answer = found.traced.get(key)
+    peak = f"≈{format_bytes(best.peak_bytes)}" if answer is None else format_bytes(answer.peak_allocated_bytes)
+    comes_to = f"{passes} = {samples(steps.global_batch_size)} a step; peak {peak}"
     comes_to += "; formula only" if best.formula_only else _traced_words(found, key)
     first, *others = paragraph(what, width - 2, "bold")
     return [

@@ -104,7 +104,8 @@ def _running(state: SearchState) -> VerdictView:
     fitting = [trial.result.batch_size for trial in state.trials if trial.result.outcome == "fit"]
     failing = [trial.result.batch_size for trial in state.trials if trial.result.outcome != "fit"]
     if not state.trials:
-        predicted = f"predicted largest batch: {_predictions(state)}"
+        of_one = " of one GPU" if state.config.workload.recipe.gpus > 1 else ""
+        predicted = f"predicted largest batch{of_one}: {_predictions(state)}"
         return VerdictView("SEARCHING", "busy", predicted, details=_gap(state))
     fits = f"batch {max(fitting):,} fits" if fitting else "none fits yet"
     fails = f", {min(failing):,} does not" if failing else ""

@@ -1,0 +1,298 @@
+"""How far one of a plan's numbers can go with the others as they are: the largest micro-batch, the longest sequence,
+the fewest GPUs, the fewest passes of an optimizer step.
+
+By traces where there are any, else by the closed form. Nothing is traced here: who asks says what traces there are, and
+is told which ones are wanted next, until nothing more is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from gpumem_tui.catalog.shapes import ModelShape
+from gpumem_tui.memory import Unknown
+from gpumem_tui.plan.answers import headroom_of, largest_batch, on_gpu, predicted, target_of, usable_of
+from gpumem_tui.plan.draft import SHAPE_LIMITS
+from gpumem_tui.plan.narrowing import EndSearch, first_of, most_near, most_of
+from gpumem_tui.plan.plan import Plan
+from gpumem_tui.plan.quantities import Quantity
+from gpumem_tui.search.prediction import Traced
+from gpumem_tui.simulator.lengths import TraceByLength
+from gpumem_tui.simulator.replay import AffineTrace, NotAffine
+
+Known = Callable[[Plan], Traced | Unknown | None]
+"""The trace of a plan's step; why there can be none; None where it was not traced so far."""
+
+How = Literal["verified", "traced", "formula"]
+"""Verified: the value was traced and fits, and the next one was traced and does not (or there is no next one). Traced:
+by a replay of another trace. Formula: an estimate."""
+
+_GRID = 128
+"""Sequence lengths are answered in multiples of it, as people choose them."""
+_MOST_GPUS = 1024
+_FORM_RUNS = 3
+
+
+@dataclass(frozen=True)
+class Limit:
+    """One of a plan's numbers, solved for.
+
+    Attributes:
+        value: None where no value will do.
+        formula: what the closed form says; None where it has no value either.
+        beyond: the next value, which does not fit; None where that was not found out or there is none.
+        plan: with the value; None without one.
+        note: what bounds it, or why it is an estimate; empty for nothing to say.
+        wanted: plans whose traces would settle more, the first first; with any, the value may change.
+    """
+
+    quantity: Quantity
+    value: int | None
+    formula: int | None
+    how: How
+    plan: Plan | None
+    beyond: int | None = None
+    note: str = ""
+    wanted: tuple[Plan, ...] = ()
+
+
+def limit(quantity: Quantity, plan: Plan, known: Known, passes: int | None = None) -> Limit:
+    """How far a number can go, as far as the traces tell.
+
+    Args:
+        passes: of an optimizer step, where the GPUs are asked for and the plan has a target; None for as many as it
+            takes.
+    """
+    match quantity:
+        case "batch-size":
+            return _largest_batch(plan, known)
+        case "seq-len":
+            return _longest_sequence(plan, known)
+        case "gpus":
+            return _fewest_gpus(plan, known, passes)
+        case "accumulation":
+            return _fewest_passes(plan, known)
+
+
+# The micro-batch, and the passes that follow from it
+
+
+def _largest_batch(plan: Plan, known: Known) -> Limit:
+    formula = largest_batch(plan)
+    found = known(plan)
+    how: How = "formula"
+    value, note, wanted = formula, "", (plan,) if found is None else ()
+    if isinstance(found, Unknown):
+        note = found.reason
+    elif found is not None:
+        largest = on_gpu(plan, found).max_batch_size_leaving(headroom_of(plan))
+        if isinstance(largest, Unknown):
+            note = largest.reason
+        else:
+            value, how = largest, "traced"
+    with_it = _with_batch(plan, value) if value else None
+    return Limit("batch-size", value or None, formula or None, how, with_it, note=note, wanted=wanted)
+
+
+def _with_batch(plan: Plan, batch_size: int) -> Plan:
+    target = plan.target_batch
+    if target is not None:
+        target = max(target, batch_size * plan.recipe.data_parallel)
+    return replace(plan, batch_size=batch_size, target_batch=target)
+
+
+def _fewest_passes(plan: Plan, known: Known) -> Limit:
+    """The samples of a step spread evenly over as few passes as the largest micro-batch allows."""
+    batch = _largest_batch(plan, known)
+    per_gpu = -(-target_of(plan) // plan.recipe.data_parallel)
+
+    def passes(largest: int | None) -> int | None:
+        return -(-per_gpu // largest) if largest else None
+
+    value = passes(batch.value)
+    with_it = None
+    if value is not None:
+        with_it = replace(plan, batch_size=-(-per_gpu // value), target_batch=target_of(plan))
+        over = with_it.batch_size * plan.recipe.data_parallel
+        with_it = replace(with_it, target_batch=max(over, target_of(plan)))
+    note = batch.note
+    if not note and plan.target_batch is None:
+        note = "for the samples of one pass; --target-batch asks for more"
+    return Limit("accumulation", value, passes(batch.formula), batch.how, with_it, note=note, wanted=batch.wanted)
+
+
+# The sequence
+
+
+def _longest_sequence(plan: Plan, known: Known) -> Limit:
+    if not plan.shape.seq_len:
+        return Limit("seq-len", None, None, "formula", None, note=f"{plan.shape.name} has no sequence")
+    step, most = sequence_grid(plan.shape)
+
+    def with_length(length: int) -> Plan:
+        return replace(plan, shape=plan.shape.overridden(seq_len=length))
+
+    formula = step * most_of(most // step, lambda times: _fits_by_formula(with_length(step * times)))
+    runs: dict[int, Traced] = {}
+
+    def fits(length: int) -> bool | Unknown | None:
+        found = known(with_length(length))
+        if isinstance(found, Traced):
+            at_size = AffineTrace.constant(found.trace.at(plan.batch_size))
+            runs[length] = replace(found, trace=at_size, finder=None, _runs={})
+        return _fits_by_trace(with_length(length), known)
+
+    forms: dict[tuple[int, ...], int | None] = {}
+
+    def refined() -> int | None:
+        key = tuple(runs)
+        if key not in forms:
+            forms[key] = _longest_by_form(plan, runs, step, most)
+        return forms[key]
+
+    search = EndSearch(step, most, fits, refined)
+    answer = search.around(formula)
+    value, how = search.low, _how(settled=answer.settled)
+    note = _sequence_note(plan.shape, value, most)
+    if search.gap is not None:
+        note = f"{search.gap:,} does not fit: the allocator's pieces differ{f'; {note}' if note else ''}"
+    if not answer.settled:
+        by_form = refined()
+        value, how = (formula, "formula") if by_form is None else (by_form, "traced")
+        others = " and ".join(f"{length:,}" for length in sorted(runs))
+        note = answer.why if by_form is None else f"by the traces at {others}, not verified: {answer.why}"
+        note = note if answer.why else ""
+    beyond = search.high if search.high is not None and search.high <= most else None
+    return Limit(
+        "seq-len", value or None, formula or None, how, with_length(value) if value else None, beyond, note,
+        tuple(with_length(length) for length in answer.wanted),
+    )  # fmt: skip
+
+
+def sequence_grid(shape: ModelShape) -> tuple[int, int]:
+    """The distance of the lengths that are tried, and the longest: what a table of learned positions takes."""
+    if shape.record.positions != "learned":
+        return _GRID, SHAPE_LIMITS["seq_len"] // _GRID * _GRID
+    step = _GRID
+    while step > 1 and (3 * step > shape.max_seq_len or shape.max_seq_len % step):
+        step //= 2
+    return step, shape.max_seq_len
+
+
+def _sequence_note(shape: ModelShape, value: int, most: int) -> str:
+    if value >= most and shape.record.positions == "learned":
+        return f"memory is not what bounds it: {shape.name} has {shape.max_seq_len:,} positions"
+    if 0 < shape.max_seq_len < value:
+        return f"longer than the {shape.max_seq_len:,} positions that {shape.name} was trained at"
+    return ""
+
+
+def _longest_by_form(plan: Plan, runs: Mapping[int, Traced], step: int, most: int) -> int | None:
+    """The longest by the form through the last lengths that were traced; None without two of one program."""
+    last = dict(list(runs.items())[-_FORM_RUNS:])
+    if len(last) < 2:
+        return None
+    try:
+        form = TraceByLength.fit({length: one.trace for length, one in last.items()})
+    except NotAffine:
+        return None
+    here = on_gpu(plan, next(iter(last.values())))
+    free_bytes = headroom_of(plan)
+
+    def fits(times: int) -> bool:
+        try:
+            at = replace(here, trace=form.at(step * times), finder=None, _runs={})
+            return at.fits_leaving(plan.batch_size, free_bytes)
+        except NotAffine:
+            return True  # so short that what grows is extrapolated to less than nothing
+
+    return step * most_near(max(last) // step, most // step, fits)
+
+
+# The GPUs
+
+
+def _fewest_gpus(plan: Plan, known: Known, passes: int | None) -> Limit:
+    recipe = plan.recipe
+    each = recipe.model_parallel
+    least = each
+    if plan.target_batch is not None and passes is not None:
+        least *= max(1, -(-plan.target_batch // (plan.batch_size * passes)))
+
+    def with_gpus(gpus: int) -> Plan:
+        target = plan.target_batch
+        if target is not None:
+            target = max(target, plan.batch_size * max(1, gpus // each))
+        sharding = "none" if gpus == 1 else recipe.sharding
+        return replace(plan, recipe=replace(recipe, gpus=gpus, sharding=sharding), target_batch=target)
+
+    if recipe.sharding == "none":
+        return _unsharded_gpus(plan, known, with_gpus(least))
+    counts = range(least, max(_MOST_GPUS, least) + 1, each)
+    place = first_of(len(counts), lambda index: _fits_by_formula(with_gpus(counts[index])))
+    formula = None if place is None else counts[place]
+    if isinstance(why := known(with_gpus(formula or least)), Unknown):
+        return _by_formula("gpus", formula, with_gpus, why.reason)
+    # Searched as the largest number of GPUs with which it does not fit: that one, and the next.
+    search = EndSearch(each, counts[-1], lambda gpus: _reversed(_fits_by_trace(with_gpus(gpus), known)))
+    search.low = least - each
+    answer = search.around((formula or least) - each)
+    value, note = search.high, answer.why
+    if value is None and not answer.wanted and not answer.why:
+        return Limit("gpus", None, formula, "traced", None, note=f"it does not fit on {counts[-1]:,} GPUs either")
+    if value is None:
+        return replace(
+            _by_formula("gpus", formula, with_gpus, note), wanted=tuple(with_gpus(one) for one in answer.wanted)
+        )
+    beyond = search.low if search.low >= least else None
+    wanted = tuple(with_gpus(gpus) for gpus in answer.wanted)
+    return Limit("gpus", value, formula, _how(settled=answer.settled), with_gpus(value), beyond, note, wanted)
+
+
+def _unsharded_gpus(plan: Plan, known: Known, fewest: Plan) -> Limit:
+    """Every GPU holds everything: how many there are decides the samples of a step alone."""
+    by_trace, formula = _fits_by_trace(fewest, known), _fits_by_formula(fewest)
+    fits, wanted = formula, tuple[Plan, ...]()
+    how: How = "formula"
+    note = "unsharded, more GPUs take no memory off one: --sharding divides it"
+    if isinstance(by_trace, bool):
+        fits, how = by_trace, "traced"
+    elif by_trace is None:
+        wanted = (fewest,)
+    else:
+        note = f"{note}; {by_trace.reason}"
+    count = fewest.recipe.gpus
+    return Limit(
+        "gpus", count if fits else None, count if formula else None, how, fewest if fits else None, None, note, wanted
+    )  # fmt: skip
+
+
+# Both
+
+
+def _how(*, settled: bool) -> How:
+    return "verified" if settled else "traced"
+
+
+def _by_formula(quantity: Quantity, value: int | None, with_it: Callable[[int], Plan], note: str) -> Limit:
+    return Limit(quantity, value or None, value or None, "formula", with_it(value) if value else None, note=note)
+
+
+def _fits_by_formula(plan: Plan) -> bool:
+    return predicted(plan).needed_bytes <= usable_of(plan)
+
+
+def _fits_by_trace(plan: Plan, known: Known) -> bool | Unknown | None:
+    found = known(plan)
+    if not isinstance(found, Traced):
+        return found
+    try:
+        return on_gpu(plan, found).fits_leaving(plan.batch_size, headroom_of(plan))
+    except NotAffine as error:
+        return Unknown(str(error))
+
+
+def _reversed(found: bool | Unknown | None) -> bool | Unknown | None:
+    return not found if isinstance(found, bool) else found

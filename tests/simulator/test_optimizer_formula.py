@@ -1,0 +1,48 @@
+"""Every optimizer by formula beside its trace: what it keeps, and the peak of a step."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+import torch
+
+from gpumem_tui.catalog.loader import find_gpu, find_model
+from gpumem_tui.catalog.shapes import ModelShape
+from gpumem_tui.formula.predict import predict
+from gpumem_tui.formula.recipe import OPTIMIZERS, Optimizer, Recipe
+from gpumem_tui.memory import MIB, Bucket
+from gpumem_tui.simulator.device import register
+from gpumem_tui.simulator.profile import profile_for
+from gpumem_tui.simulator.replay import Replay, replay
+from gpumem_tui.simulator.tracing import Tracer
+from gpumem_tui.workload.spec import WorkloadSpec
+
+GPT2 = replace(find_model("gpt2"), layers=2, seq_len=128)
+VIT = replace(find_model("vit-b-32"), layers=2)
+_WORKSPACES_BYTES = 20 * MIB
+"""cuBLAS's, and rounding: the formula counts none."""
+
+
+def traced(shape: ModelShape, recipe: Recipe) -> Replay:
+    register()
+    gpu = find_gpu("a100-80gb")
+
+    def failed(error: Exception) -> None:
+        raise AssertionError(error)
+
+    load = WorkloadSpec(recipe, shape=shape).load
+    tracer = Tracer(load, recipe, gpu, profile_for(torch.__version__, gpu), 2, failed, Counter())
+    return replay(tracer.at(2))
+
+
+@pytest.mark.parametrize("shape", [GPT2, VIT], ids=["gpt2", "vit"])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_the_formula_is_near_the_trace(optimizer: Optimizer, shape: ModelShape) -> None:
+    recipe = Recipe(optimizer=optimizer)
+    found, said = traced(shape, recipe), predict(shape, recipe, 2)
+    kept = max(phase.breakdown[Bucket.OPTIMIZER] for phase in found.phases)
+    assert kept == pytest.approx(said.breakdown[Bucket.OPTIMIZER], abs=MIB // 4)
+    peak = found.peak_allocated_bytes
+    assert 0.93 * peak - _WORKSPACES_BYTES <= said.peak_bytes <= 1.05 * peak, (said.peak_bytes / MIB, peak / MIB)
