@@ -167,9 +167,10 @@ def _check_keys(config: Mapping[str, object], name: str, kind: type[HfConfig]) -
         try:
             msgspec.convert(config[key], field.type)
         except msgspec.ValidationError as error:
-            value = reprlib.repr(config[key])
-            refusal = NoClosedFormError if str(error).startswith(_ANOTHER_WORD) else CatalogError
-            raise refusal(f"the configuration of {name} has {key!r} = {value}: {error}") from error
+            has = f"the configuration of {name} has {key!r} = {reprlib.repr(config[key])}"
+            if str(error).startswith(_ANOTHER_WORD):
+                raise NoClosedFormError(f"{has}, for which there is no formula") from error
+            raise CatalogError(f"{has}: {error}") from error
 
 
 def _found(what: str, name: str, entries: Mapping[str, Entry]) -> Entry:
