@@ -13,6 +13,7 @@ from gpumem_tui.formula.recipe import RECOMPUTES
 from gpumem_tui.formula.rows import Moment
 from gpumem_tui.memory import GIB, Bucket
 from gpumem_tui.plan.answers import largest_batch, terms_of
+from gpumem_tui.plan.by_gpu import LargestOnGpu
 from gpumem_tui.plan.plan import Plan
 
 _SHORTEST = 128
@@ -66,9 +67,15 @@ class Curve:
     nothing: str = ""
 
 
-def curves(plan: Plan) -> tuple[Curve, ...]:
-    """Every curve that the closed form draws of `plan`; those with no axis in this network are left out."""
-    found = (batch_by_sample_size(plan), batch_by_model(plan), batch_by_gpu(plan), activations_by_recompute(plan))
+def curves(plan: Plan, on_gpus: Sequence[LargestOnGpu] = ()) -> tuple[Curve, ...]:
+    """Every curve that the closed form draws of `plan`; those with no axis in this network are left out.
+
+    Args:
+        on_gpus: the catalog's GPUs, with what a trace says of each: a line of its own beside the formula's.
+    """
+    found = (
+        batch_by_sample_size(plan), batch_by_model(plan), batch_by_gpu(plan, on_gpus), activations_by_recompute(plan)
+    )  # fmt: skip
     return tuple(curve for curve in found if curve is not None)
 
 
@@ -118,17 +125,21 @@ def batch_by_model(plan: Plan) -> Curve | None:
     )
 
 
-def batch_by_gpu(plan: Plan) -> Curve:
-    """Largest batch over the memory sizes of the catalog's GPUs."""
+def batch_by_gpu(plan: Plan, on_gpus: Sequence[LargestOnGpu] = ()) -> Curve:
+    """Largest batch over the memory sizes of the catalog's GPUs, by formula and, where `on_gpus` has it, by trace."""
     by_size = {gpu.total_bytes: gpu for gpu in [*gpus().values(), plan.gpu]}
     sized = sorted(by_size.items())
     points = tuple((total / GIB, float(largest_batch(replace(plan, gpu=gpu)))) for total, gpu in sized)
+    series = [CurveSeries("formula", points, tuple(gpu.title for _, gpu in sized))]
+    traced = {row.gpu.total_bytes / GIB: float(row.traced) for row in on_gpus if isinstance(row.traced, int)}
+    if traced:
+        series.append(CurveSeries("traced", tuple(sorted(traced.items()))))
     return Curve(
         "batch-by-gpu",
         "Largest batch by GPU memory",
         "GiB of GPU memory",
         "largest batch",
-        (CurveSeries("formula", points, tuple(gpu.title for _, gpu in sized)),),
+        tuple(series),
         f"{100 * plan.headroom:.0f} % of each GPU left free",
         x_here=plan.gpu.total_bytes / GIB,
         log_x=True,
@@ -153,7 +164,7 @@ def activations_by_recompute(plan: Plan) -> Curve | None:
         "activations-by-recompute",
         f"Activations by {label}",
         label,
-        "GiB of activations",
+        "GiB of activations, by formula",
         tuple(series),
         f"at batch {plan.batch_size}, output head included; full recompute keeps the blocks' inputs and one block",
         x_here=plan.shape.seq_len or plan.shape.image_size,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, fields
 from typing import Any
 
@@ -95,6 +95,7 @@ def plan_json(plan: Plan, traced: Traced | Unknown, device: Device | None = None
     formula = Formula(config.workload, plan.gpu.total_bytes, plan.headroom, plan.extras, beside_bytes)
     body = json_report.prediction_json(config, Prediction(formula, traced), plan.batch_size)
     body["workload"]["extras"] = sorted(plan.extras)
+    on_gpus = largest_by_gpu(plan, traced if isinstance(traced, Traced) else None)
     command = command_line(plan)
     return {
         **body,
@@ -108,21 +109,25 @@ def plan_json(plan: Plan, traced: Traced | Unknown, device: Device | None = None
         "speed": _speed_json(plan),
         "run": _run_json(plan),
         "notes": list(lacking(plan)),
-        "gpus": [_on_gpu_json(row) for row in largest_by_gpu(plan, traced if isinstance(traced, Traced) else None)],
+        "gpus": [_on_gpu_json(row) for row in on_gpus],
         "techniques": [_technique_json(technique) for technique in judged.helping],
         "not_applicable": [{"name": entry.name, "reason": entry.reason} for entry in judged.not_applicable],
         "combination": _combination_json(cheapest_combination(plan)),
         "traceable_combination": _combination_json(cheapest_combination(plan, traceable=True)),
-        "curves": [_curve_json(curve) for curve in all_curves(plan, traced)],
+        "curves": [_curve_json(curve) for curve in all_curves(plan, traced, on_gpus)],
         "judgements": [asdict(judgement) for judgement in judgements(plan)],
         "command": command if isinstance(command, str) else None,
     }
 
 
-def all_curves(plan: Plan, traced: Traced | Unknown) -> tuple[Curve, ...]:
-    """The curves of the closed form, memory over a step (traced where there is a trace) and throughput."""
+def all_curves(plan: Plan, traced: Traced | Unknown, on_gpus: Sequence[LargestOnGpu]) -> tuple[Curve, ...]:
+    """The curves of the closed form, by trace too where there is one, memory over a step and throughput.
+
+    Args:
+        on_gpus: of `largest_by_gpu`, with the same trace.
+    """
     over_step = memory_over_step(plan, traced if isinstance(traced, Traced) else None)
-    return (*curves(plan), over_step, throughput(plan))
+    return (*curves(plan, on_gpus), over_step, throughput(plan))
 
 
 def _on_gpu_json(row: LargestOnGpu) -> dict[str, Any]:

@@ -33,6 +33,7 @@ def plan_markdown(plan: Plan, traced: Traced | Unknown) -> str:
     now = answer(plan)
     by_trace = traced_answer(plan, traced) if isinstance(traced, Traced) else traced
     command = command_line(plan)
+    on_gpus = largest_by_gpu(plan, traced if isinstance(traced, Traced) else None)
     parts = [
         f"# Plan: {plan.shape.name} on {plan.gpu.title}",
         _workload(plan),
@@ -43,9 +44,9 @@ def plan_markdown(plan: Plan, traced: Traced | Unknown) -> str:
         *_combinations(plan, by_trace),
         _techniques(techniques(plan)),
         "## Every GPU",
-        _by_gpu(largest_by_gpu(plan, traced if isinstance(traced, Traced) else None), plan),
+        _by_gpu(on_gpus, plan),
         "## Curves",
-        *(_curve(curve) for curve in all_curves(plan, traced)),
+        *(_curve(curve) for curve in all_curves(plan, traced, on_gpus)),
         "## Batch size",
         *(_judgement(judgement) for judgement in judgements(plan)),
         "## This plan again",
@@ -178,9 +179,11 @@ def _by_gpu(found: Sequence[LargestOnGpu], plan: Plan) -> str:
 
 
 def _curve(curve: Curve) -> str:
-    """A table with a column a line where the lines share their points, which they do."""
+    """A table with a column a line, at points of the first; a line that has none there leaves its cell empty."""
+    columns = [dict(series.points) for series in curve.series]
+    xs = [x for x, _ in curve.series[0].points]
     rows = [
-        (_label(curve, index), *(_number(series.points[index][1]) for series in curve.series))
+        (_label(curve, index), *(_number(points[xs[index]]) if xs[index] in points else "" for points in columns))
         for index in _shown(curve)
     ]
     named = bool(curve.series[0].names)

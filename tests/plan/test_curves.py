@@ -10,7 +10,8 @@ from hypothesis import given
 from gpumem_tui.catalog.loader import find_gpu, find_model
 from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.memory import GIB, Bucket
-from gpumem_tui.plan.answers import answer
+from gpumem_tui.plan.answers import answer, headroom_of
+from gpumem_tui.plan.by_gpu import largest_by_gpu
 from gpumem_tui.plan.curves import (
     Curve,
     activations_by_recompute,
@@ -146,3 +147,11 @@ class TestOverStep:
 
 def test_nothing_fits_is_drawn_as_zero() -> None:
     assert set(line(batch_by_sample_size(LLAMA_ON_FOUR)).values()) == {0}
+
+
+def test_a_trace_has_a_line_of_its_own_over_the_gpus() -> None:
+    plan = replace(GPT2, recipe=Recipe("amp-bf16"))
+    by_formula, by_trace = (line(batch_by_gpu(plan, largest_by_gpu(plan, TRACED)), index) for index in (0, 1))
+    assert by_trace[plan.gpu.total_bytes / GIB] == TRACED.max_batch_size_leaving(headroom_of(plan))
+    assert by_trace.keys() < by_formula.keys(), "Turing takes another attention kernel than was traced"
+    assert len(batch_by_gpu(plan).series) == 1

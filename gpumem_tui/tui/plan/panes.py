@@ -155,7 +155,8 @@ def _content(request: PaneRequest, tracer: PlanTracer) -> PaneContent:
             found = _help(plan, tracer)
             return PaneContent(lambda width, selected: technique_rows(found, width, selected), help=found)
         case "curves":
-            drawn = (*curves(plan), _step(request))
+            on_gpus = () if request.traced is None else largest_by_gpu(plan, request.traced)
+            drawn = (*curves(plan, on_gpus), _step(request))
             return PaneContent(lambda width, selected: curve_rows(drawn, width, selected))
         case "gpus":
             table = largest_by_gpu(plan, request.traced)
