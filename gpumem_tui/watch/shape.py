@@ -37,6 +37,7 @@ _PREDICTIONS = r"(?:^|\.)predictions\."
 _QUERY = r"(?:q_proj|query|wq)\.weight$"
 _KEY = r"(?:k_proj|key|wk)\.weight$"
 _QUERY_BIAS = r"(?:q_proj|wq)\.bias$"
+_QUERY_NORM = r"q_norm\.weight$"
 _GATE = r"(?:gate_proj|w1)\.weight$"
 _WIDEN = r"(?:c_fc|mlp\.0|mlp\.linear_1|mlp\.fc1|intermediate\.dense|fc1|linear1)\.weight$"
 _PATCHES = r"(?:patch_embeddings?(?:\.projection)?|patch_embed\.proj|conv_proj)\.weight$"
@@ -220,6 +221,7 @@ def _llama(tensors: _Tensors) -> Iterator[Derived]:
         vocab=tokens[0],
         tied_head=tensors.find(_HEAD, 2) is None,
         qkv_bias=tensors.find(_QUERY_BIAS) is not None,
+        qk_norm=tensors.find(_QUERY_NORM) is not None,
     )
     heads = derived.shape.heads
     width = query[0] // heads

@@ -191,12 +191,6 @@ def test_build_is_on_the_device_and_leaves_the_default_dtype_alone() -> None:
             Recipe(recompute="selective"),
             "--recompute selective: tiny-mlp has no attention to recompute; use --recompute full or none",
         ),
-        (
-            GPT2,
-            Recipe(optimizer="adamw-8bit"),
-            "--optimizer adamw-8bit: PyTorch does not implement it, so only the formula knows it; "
-            "use bitsandbytes in a workload file (--workload)",
-        ),
     ],
 )
 def test_refuses_at_once_what_it_cannot_run(shape: ModelShape, recipe: Recipe, message: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from textual.binding import Binding, BindingType
 from textual.message import Message
@@ -33,6 +33,15 @@ _LOOK_S = 120.0
 _ATTACH_S = 60.0
 """How long an answer may take."""
 
+PROCESS_BINDINGS: list[BindingType] = [
+    Binding("enter", "details", "details", key_display="enter", tooltip="All that is known of the process"),
+    Binding("l", "look", "look", tooltip="Of what the peak of its next step consists"),
+    Binding("a", "attach", "attach", tooltip="Put a probe into this Python process"),
+    Binding("R", "ranks", "ranks", tooltip="The ranks of its job side by side"),
+    Binding("o", "plan", "plan", tooltip="Plan with its model on its GPU"),
+]
+"""For the screen's own list: of a key that a class and its base both have, Textual keeps the class's alone."""
+
 
 class ProcessActions(ReplayKeys):
     """The part of the Monitor that the keys about one process lead to.
@@ -41,14 +50,6 @@ class ProcessActions(ReplayKeys):
         feed: what the Monitor draws from.
         read_only: no process is ended, attached to, or looked into: they are not on this machine, or not now.
     """
-
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("enter", "details", "details", key_display="enter", tooltip="All that is known of the process"),
-        Binding("l", "look", "look", tooltip="Of what the peak of its next step consists"),
-        Binding("a", "attach", "attach", tooltip="Put a probe into this Python process"),
-        Binding("R", "ranks", "ranks", tooltip="The ranks of its job side by side"),
-        Binding("o", "plan", "plan", tooltip="Plan with its model on its GPU"),
-    ]
 
     class PlanWanted(Message, namespace="monitor_screen"):
         """The user wants to plan with what a process trains."""

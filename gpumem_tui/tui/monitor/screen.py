@@ -27,7 +27,7 @@ from gpumem_tui.tui.monitor.gpus import GpuPanel
 from gpumem_tui.tui.monitor.header import alert_row, header_row, is_troubled, lasting_last, trouble_rows
 from gpumem_tui.tui.monitor.history import ChartSpan, HistoryChart
 from gpumem_tui.tui.monitor.layout import Layout, layout
-from gpumem_tui.tui.monitor.process_actions import ProcessActions
+from gpumem_tui.tui.monitor.process_actions import PROCESS_BINDINGS, ProcessActions
 from gpumem_tui.tui.monitor.processes import ProcessTable
 from gpumem_tui.tui.monitor.state import MonitorState, focused_on, seen, sorted_by, sorted_on
 from gpumem_tui.tui.replay.keys import REPLAY_BINDINGS
@@ -44,6 +44,7 @@ _PATIENCE_S = 1.0
 """Until the first snapshot, the seconds it has taken are counted on the screen this often."""
 _PAGE = 10
 _ENDLESS = 10**6
+_MOVES = {"up,k": -1, "down,j": 1, "pageup": -_PAGE, "pagedown": _PAGE, "home": -_ENDLESS, "end": _ENDLESS}
 _MARGINS = 2
 _ALERTS_HEIGHT = 14
 """Rows of terminal from which alerts have a line of their own; below it they take the header's."""
@@ -72,6 +73,7 @@ class MonitorScreen(ProcessActions):
     AUTO_FOCUS = "ProcessTable"
     BLANK = True  # nothing of its own behind its widgets
     BINDINGS: ClassVar[list[BindingType]] = [
+        *PROCESS_BINDINGS,
         Binding("p", "peak", "peak", tooltip="Processes with a probe as at their peak, or as now"),
         Binding("h", "chart", "its history", tooltip="History of the process, or of the GPU"),
         Binding("slash", "filter", "filter", key_display="/", tooltip="List only the processes that match"),
@@ -86,12 +88,7 @@ class MonitorScreen(ProcessActions):
         Binding("question_mark", "help", "help", key_display="?", tooltip="The keys and what the columns mean"),
         Binding("h,f1", "help", show=False),  # as in nvitop and btop, where h has no history to show
         Binding("q", "app.quit", "quit", tooltip="Leave"),
-        Binding("up,k", "move(-1)", show=False),
-        Binding("down,j", "move(1)", show=False),
-        Binding("pageup", f"move(-{_PAGE})", show=False),
-        Binding("pagedown", f"move({_PAGE})", show=False),
-        Binding("home", f"move(-{_ENDLESS})", show=False),
-        Binding("end", f"move({_ENDLESS})", show=False),
+        *(Binding(key, f"move({step})", show=False) for key, step in _MOVES.items()),
         Binding("greater_than_sign", "sort(1)", show=False),
         Binding("less_than_sign", "sort(-1)", show=False),
         Binding("r", "reverse", "reverse", show=False),
