@@ -50,7 +50,7 @@ def test_hosts_are_recorded_and_played(fake_machine: FakeMachine, tmp_path: Path
     ssh.host("n1", f'set -- $1; shift; {here} gpumem_tui "$@"')
     ssh.host("n2", f"echo '{UNKNOWN_KEY}' >&2; exit 255")
     environment = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
-    hosts = ("monitor", "--host", "n1", "--host", "n2", "--interval", "0.3")
+    hosts = ("monitor", "--host", "n[1-2]", "--interval", "0.3", "--remote-command", "gpumem-tui")
     with terminal(*hosts, "--record", str(file), columns=80, lines=24, env=environment) as screen:
         screen.wait_for("2 hosts · 1 live · 1 away", "GPU 1:", "host key is not known: `ssh n2`")
         wait_until(lambda: len(list(HostsRecording(RecordingFile(file)).pictures())) > 20, "some readings")
