@@ -42,6 +42,7 @@ from gpumem_tui.snapshots.analysis import analyse
 from gpumem_tui.snapshots.read import read_snapshot
 from gpumem_tui.snapshots.write import write_snapshot
 from gpumem_tui.tui.app import GpuMemApp
+from gpumem_tui.tui.hosts.making import hosts_screen
 from gpumem_tui.tui.hosts.screen import HostsScreen
 from gpumem_tui.tui.kit.row_list import RowList
 from gpumem_tui.tui.plan.command_screen import CommandPlanScreen
@@ -49,7 +50,6 @@ from gpumem_tui.tui.plan.screen import PlanScreen
 from gpumem_tui.tui.search.screen import SearchScreen
 from gpumem_tui.tui.search.state import SearchState, Stage
 from gpumem_tui.tui.snapshot.screen import SnapshotScreen
-from gpumem_tui.tui.start import hosts_screen
 
 FOLDER = Path(__file__).parent
 sys.path.insert(0, str(FOLDER.parent))
