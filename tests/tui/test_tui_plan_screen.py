@@ -277,9 +277,9 @@ async def test_a_sweep_of_the_batch_needs_no_second_trace(tmp_path: Path) -> Non
         await plan_scene.settled(pilot)
         assert traced.count(traced[0]) == 1, "the plan; what would change it has traces of its own"
         await choose(pilot, "batch_size")
-        for _ in range(100):
+        for _ in range(20):
             await pilot.press("right")
-        assert plan_now(pilot).batch_size == 108
+        assert plan_now(pilot).batch_size == 28
         await choose(pilot, "headroom")
         await pilot.press("right", "right")
         shown = await plan_scene.settled(pilot)
