@@ -11,7 +11,7 @@ from gpumem_tui.catalog.shapes import ModelShape
 from gpumem_tui.formula.extras import LOSS_CHUNKS
 from gpumem_tui.formula.precision import LOSS_BYTES, PRECISION_RECORDS
 from gpumem_tui.formula.recipe import Recipe
-from gpumem_tui.formula.rows import FORWARD_ENDS, FormulaRow, Moment, batch_row, fixed_row, there
+from gpumem_tui.formula.rows import AFTER_FORWARD, FORWARD_ENDS, FormulaRow, Moment, batch_row, fixed_row, there
 from gpumem_tui.memory import Bucket
 
 _SOURCE = "PyTorch cross_entropy"
@@ -34,15 +34,14 @@ def head_rows(shape: ModelShape, recipe: Recipe, batch_size: int, *, chunked: bo
         outputs = (batch_size, shape.classes)
     compute_bytes = PRECISION_RECORDS[recipe.precision].compute_bytes
     logits = "the training loop holds them through backward" if pieces == 1 else f"of one piece of {pieces}"
-    rows = [
-        batch_row(
-            Bucket.ACTIVATIONS,
-            "output head: logits",
-            (*outputs, compute_bytes),
-            _SOURCE,
-            f"not in the textbook form; {logits}",
-        ),
-    ]
+    row = batch_row(
+        Bucket.ACTIVATIONS,
+        "output head: logits",
+        (*outputs, compute_bytes),
+        _SOURCE,
+        f"not in the textbook form; {logits}",
+    )
+    rows = there(AFTER_FORWARD, [row])
     softmax = batch_row(
         Bucket.ACTIVATIONS,
         "output head: log-softmax",

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from gpumem_tui.catalog.shapes import ModelShape
+from gpumem_tui.formula.freezing import freeze_fault
 from gpumem_tui.formula.precision import PRECISION_RECORDS
 from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.formula.rows import ALWAYS, IN_A_BLOCK, FormulaRow, batch_row, there
@@ -38,6 +39,8 @@ def fault(shape: ModelShape, recipe: Recipe) -> tuple[str, str] | None:
 def _faults(shape: ModelShape, recipe: Recipe) -> Iterator[tuple[str, str]]:
     if recipe.has_adapters and (recipe.model_parallel > 1 or has_own_precision(recipe)):
         yield "--adapter", "under adapters a network is counted uncut, with --sharding none, zero1, zero2 or zero3"
+    if reason := freeze_fault(shape, recipe):
+        yield "--freeze", reason
     if shape.sinks and recipe.attention in ("flash", "efficient"):
         yield "--attention", f"{shape.name} has attention sinks, which PyTorch's fused kernels do not have; use auto"
     tensor, pipeline, context = recipe.tensor_parallel, recipe.pipeline_parallel, recipe.context_parallel

@@ -24,6 +24,7 @@ from gpumem_tui.formula.parallel import fault
 from gpumem_tui.formula.recipe import (
     ALL_LINEAR,
     DEFAULT_LORA_RANK,
+    NOTHING_FROZEN,
     Adapter,
     AdapterDtype,
     Attention,
@@ -99,6 +100,7 @@ class WorkloadOptions:
     schedule: Schedule = "1f1b"
     micro_batches: int = 0
     virtual_stages: int = 2
+    freeze: str = NOTHING_FROZEN
     adapter: Adapter = "none"
     lora_rank: int = DEFAULT_LORA_RANK
     lora_targets: str = ALL_LINEAR
@@ -208,6 +210,8 @@ class WorkloadOptions:
             "seq-len": seq_len, "image-size": given.get("image_size", 0), "precision": recipe.precision,
             "optimizer": recipe.optimizer, "recompute": recipe.recompute, "attention": recipe.attention,
         }  # fmt: skip
+        if recipe.has_frozen_layers:
+            options["freeze"] = recipe.freeze
         if recipe.has_adapters:
             options |= {"lora-rank": recipe.lora_rank, "lora-targets": recipe.lora_targets}
             options |= {"base-quantization": recipe.base_quantization, "adapter": recipe.adapter}

@@ -17,6 +17,7 @@ from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.formula.sharding import has_own_precision
 from gpumem_tui.step.workload import WorkloadError
 from gpumem_tui.workload.adapters import adapt_blocks
+from gpumem_tui.workload.freezing import freeze_layers
 from gpumem_tui.workload.models import build_model
 from gpumem_tui.workload.models.recompute import check_recompute
 from gpumem_tui.workload.optimizers import optimizer_factory, optimizer_of
@@ -70,6 +71,7 @@ class CatalogWorkload:
         model = build_model(self.shape, self.recipe)
         if self.recipe.has_adapters:
             adapt_blocks(model, self.shape, self.recipe)
+        freeze_layers(model, self.shape, self.recipe)
         return model
 
     def _check_world(self) -> None:
