@@ -95,6 +95,8 @@ def targets(shape: ModelShape, recipe: Recipe) -> frozenset[str]:
 def check_recipe(recipe: Recipe) -> None:
     """Raise AdapterError where a recipe's parts about adapters do not go together, whatever the network."""
     if recipe.has_adapters:
+        if recipe.has_frozen_layers:
+            raise AdapterError("--freeze", "adapters freeze every weight already; take --adapter none")
         if recipe.lora_rank < 1:
             raise AdapterError("--lora-rank", f"must be at least 1, not {recipe.lora_rank}")
         return

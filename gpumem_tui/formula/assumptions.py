@@ -29,9 +29,7 @@ def assumptions(shape: ModelShape, recipe: Recipe, extras: Extras) -> list[str]:
         assumed.append("Sharded: communication buffers and gradients on their way are not counted.")
     assumed += parallel_assumptions(recipe)
     if recipe.has_frozen_layers:
-        assumed.append(
-            "Frozen layers come first: nothing is kept in them, and backward ends before them."
-        )
+        assumed.append("Frozen layers come first: nothing is kept in them, and backward ends before them.")
     if recipe.has_adapters:
         assumed.append("No dropout before the adapters; the network's own weights are frozen, and have no gradient.")
     if extras:

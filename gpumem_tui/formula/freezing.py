@@ -40,8 +40,6 @@ def freeze_fault(shape: ModelShape, recipe: Recipe) -> str | None:
     """Why this cannot be frozen of the network, and what to do; None if it can."""
     if not recipe.has_frozen_layers:
         return None
-    if recipe.has_adapters:
-        return "adapters freeze every weight already; take --adapter none"
     if recipe.pipeline_parallel > 1:
         return "frozen layers are counted without pipeline parallel; take --pipeline-parallel 1"
     blocks = block_count(shape)
@@ -49,9 +47,14 @@ def freeze_fault(shape: ModelShape, recipe: Recipe) -> str | None:
         if shape.tied_head:
             return f"the head of {shape.name} shares its weight with the embedding; freeze the first {blocks} blocks"
         return None
-    if not recipe.freeze.isdecimal() or not 1 <= int(recipe.freeze) <= blocks:
+    if not counts_blocks(recipe.freeze) or int(recipe.freeze) > blocks:
         return f"takes {NOTHING_FROZEN}, {ALL_BUT_HEAD} or how many of the {blocks} blocks of {shape.name}"
     return None
+
+
+def counts_blocks(freeze: str) -> bool:
+    """Whether it says a number of blocks, from 1 on."""
+    return freeze.isdecimal() and int(freeze) > 0
 
 
 def tail(shape: ModelShape, recipe: Recipe) -> ModelShape:

@@ -20,8 +20,10 @@ from gpumem_tui.catalog.quantization import quantization_of
 from gpumem_tui.catalog.shapes import CatalogError, ModelShape, ShapeError
 from gpumem_tui.errors import OptionError
 from gpumem_tui.formula.adapters import AdapterError, check_adapters, check_recipe
+from gpumem_tui.formula.freezing import counts_blocks
 from gpumem_tui.formula.parallel import fault
 from gpumem_tui.formula.recipe import (
+    ALL_BUT_HEAD,
     ALL_LINEAR,
     DEFAULT_LORA_RANK,
     NOTHING_FROZEN,
@@ -200,6 +202,10 @@ class WorkloadOptions:
             )
         if recipe.recompute == "selective":
             raise OptionError("--recompute selective: transformers has gradient checkpointing only; use full or none")
+        if recipe.has_frozen_layers and recipe.freeze != ALL_BUT_HEAD and not counts_blocks(recipe.freeze):
+            raise OptionError(
+                f"--freeze: takes {NOTHING_FROZEN}, {ALL_BUT_HEAD} or how many blocks, not {recipe.freeze}"
+            )
         try:
             check_recipe(recipe)
         except AdapterError as error:

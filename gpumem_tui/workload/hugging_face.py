@@ -28,6 +28,7 @@ from gpumem_tui.formula.recipe import (
     ALL_LINEAR,
     ATTENTIONS,
     BASE_QUANTIZATIONS,
+    NOTHING_FROZEN,
     OPTIMIZERS,
     PRECISIONS,
     RECOMPUTES,
@@ -35,6 +36,7 @@ from gpumem_tui.formula.recipe import (
 )
 from gpumem_tui.step.workload import WorkloadError
 from gpumem_tui.workload.adapters import adapt
+from gpumem_tui.workload.freezing import freeze_transformers
 from gpumem_tui.workload.models.attention import KERNELS
 from gpumem_tui.workload.optimizers import optimizer_of
 from gpumem_tui.workload.quantized import materialize
@@ -81,6 +83,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         model = _adapted(model, asked, device)
     if asked.recompute == "full":
         _recompute(model)
+    if asked.freeze != NOTHING_FROZEN:
+        freeze_transformers(model, asked.freeze)
     optimizer = optimizer_of(asked.optimizer, model)
     with _or_one_line(f"{kind.__name__} cannot be trained on a batch as it is made here"):
         make_batch = batches(model, asked.seq_len)
@@ -110,6 +114,7 @@ def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--optimizer", choices=OPTIMIZERS, default="adamw")
     parser.add_argument("--recompute", choices=RECOMPUTES, default="none")
     parser.add_argument("--attention", choices=ATTENTIONS, default="auto")
+    parser.add_argument("--freeze", default=NOTHING_FROZEN)
     parser.add_argument("--lora-rank", type=int, default=0)
     parser.add_argument("--lora-targets", default=ALL_LINEAR)
     parser.add_argument("--adapter", choices=ADAPTERS, default="lora")

@@ -182,6 +182,27 @@ class TestOptions:
         assert again.parameters == kept.parameters
 
 
+def test_frozen_layers_have_no_state(tmp_path: Path) -> None:
+    path = written(tmp_path, "olmo2", num_hidden_layers=4)
+    state = [
+        traced(WorkloadOptions(config=path, freeze=freeze)).at(2).breakdown[Bucket.OPTIMIZER]
+        for freeze in ("none", "2", "3", "4")
+    ]
+    block = state[1] - state[2]
+    assert state[2] - state[3] == block > 0
+    assert state[0] - state[1] == pytest.approx(2 * block + 8 * 1000 * 64, rel=0.01), "two blocks and the embedding"
+
+
+def test_what_transformers_builds_and_cannot_be_frozen_so_is_one_line(tmp_path: Path) -> None:
+    for name, freeze, says in (
+        ("t5", "1", "T5ForConditionalGeneration has not one list of blocks but these: encoder.block, decoder.block"),
+        ("opt", "3", "OPTForCausalLM has 2 blocks, in model.decoder.layers; freeze 1 to 2"),
+        ("qwen2", "all-but-head", "nothing of Qwen2ForCausalLM is left to train"),
+    ):
+        with pytest.raises(Unusable, match=f"--freeze {freeze}: {says}"):
+            traced(WorkloadOptions(config=written(tmp_path, name), freeze=freeze))
+
+
 def test_the_command_line_takes_a_path_as_a_model(tmp_path: Path, counts: dict[str, tuple[int, int]]) -> None:
     folder = Path(written(tmp_path, "qwen3_moe")).parent
     options = ("--model", str(folder), "--gpu", "sim:t4-16gb", "--batch-size", "4")

@@ -160,7 +160,6 @@ def test_the_update_moves_what_is_trained() -> None:
         ("gpt2", frozen("0"), "takes none, all-but-head or how many"),
         ("resnet-18", frozen("lots"), "takes none, all-but-head or how many of the 8 blocks of resnet-18"),
         ("gpt2", frozen(ALL_BUT_HEAD), "the head of gpt2 shares its weight with the embedding; freeze the first 12"),
-        ("gpt2", frozen("2", adapter="lora"), "adapters freeze every weight already; take --adapter none"),
         ("gpt2", frozen("2", pipeline_parallel=2, gpus=2), "frozen layers are counted without pipeline parallel"),
     ],
 )
