@@ -182,6 +182,41 @@ class TestOptions:
         assert again.parameters == kept.parameters
 
 
+NF4 = {
+    "quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4",
+    "bnb_4bit_compute_dtype": "bfloat16",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("doubly", [False, True])
+def test_a_base_of_4_bits_is_packed_by_bitsandbytes(tmp_path: Path, doubly: bool) -> None:
+    for library in ("peft", "bitsandbytes", "accelerate"):
+        pytest.importorskip(library)
+    path = tmp_path / "config.json"
+    values = {"model_type": "llama", **OWN_CONFIGS["qwen3"], "architectures": ["LlamaForCausalLM"]}
+    path.write_text(json.dumps({**values, "quantization_config": {**NF4, "bnb_4bit_use_double_quant": doubly}}))
+    hidden, inner, words, layers, rank = 128, 512, 500, 2, 8
+    attention = [(64, hidden), (32, hidden), (32, hidden), (hidden, 64)]
+    matrices = [*attention, (inner, hidden), (inner, hidden), (hidden, inner)] * layers
+    adapters = sum(rank * (outputs + inputs) for outputs, inputs in matrices)
+    blocks = sum(outputs * inputs for outputs, inputs in matrices) // 64
+    tables = len(matrices) * (BLOCK + (1024 + BLOCK if doubly else 0))
+    scales = blocks + 4 * len(matrices) if doubly else 4 * blocks
+    rest = 2 * (2 * words * hidden + (2 * layers + 1) * hidden)
+
+    packed = traced(WorkloadOptions(config=str(path), adapter="lora", precision="bf16"), 32).at(32)
+    ours = WorkloadOptions(
+        config=str(path), dequantize=True, adapter="lora", precision="bf16",
+        base_quantization="nf4-dq" if doubly else "nf4",
+    )  # fmt: skip
+    by_ours = traced(ours, 32).at(32)
+
+    counted = 32 * blocks + scales + tables + rest + 2 * adapters
+    held = packed.breakdown[Bucket.PARAMETERS]
+    assert counted <= held <= counted + BLOCK * (5 * len(matrices) + 10), "what the allocator rounds up to"
+    assert packed.peak_allocated_bytes == pytest.approx(by_ours.peak_allocated_bytes, rel=0.05)
+
+
 def test_frozen_layers_have_no_state(tmp_path: Path) -> None:
     path = written(tmp_path, "olmo2", num_hidden_layers=4)
     state = [
