@@ -17,6 +17,9 @@ from gpumem_tui.memory import Bucket
 _SOURCE = "PyTorch cross_entropy"
 _CHUNKED_SOURCE = "Hsu et al. 2024 (Liger Kernel)"
 _GRADIENTS = 2
+_GRADIENTS_OF_PARTS = 3
+"""Of a vocabulary that is cut: the targets' share, the softmax, and their sum (torch.distributed.tensor.parallel,
+loss.py, `_nll_loss_and_log_softmax_backward`)."""
 
 
 def head_rows(shape: ModelShape, recipe: Recipe, batch_size: int, *, chunked: bool = False) -> list[FormulaRow]:
@@ -55,13 +58,11 @@ def head_rows(shape: ModelShape, recipe: Recipe, batch_size: int, *, chunked: bo
             Bucket.TEMPORARY, "output head: logits in fp32", (*outputs, LOSS_BYTES), _SOURCE, "gone as the loss returns"
         )
         rows += there({Moment.LOSS}, [copy])
-    gradients = batch_row(
-        Bucket.TEMPORARY,
-        "output head: gradients",
-        (*outputs, _GRADIENTS, LOSS_BYTES),
-        _SOURCE,
-        "of the log-softmax and of the logits, both in fp32, as backward begins",
-    )
+    count, note = _GRADIENTS, "of the log-softmax and of the logits, both in fp32, as backward begins"
+    if recipe.tensor_parallel > 1:
+        count, note = _GRADIENTS_OF_PARTS, "in fp32, as backward begins: PyTorch's loss_parallel makes three"
+    factors = (*outputs, count, LOSS_BYTES)
+    gradients = batch_row(Bucket.TEMPORARY, "output head: gradients", factors, _SOURCE, note)
     rows += there({Moment.LOSS_BACKWARD}, [gradients])
     if pieces > 1:
         gradient = batch_row(

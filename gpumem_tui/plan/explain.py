@@ -129,6 +129,7 @@ _ROWS: Mapping[str, tuple[str, str]] = MappingProxyType(
             "S · b · (3h · w of the weights + 2 ffn · w; SwiGLU 3 ffn · w)",
             "what PyTorch's unfused code has at once; only the peak where next to nothing is trained",
         ),
+        "gathered inputs": ("L · 2 · S · b · h · w · (t − 1)/t", "Megatron-LM gathers them again in backward"),
         "16-bit copy of a frozen weight": ("inputs · outputs · 2 of the largest", "only under autocast"),
         "the first trained block's maps": ("b · its maps · w", "what comes before it is frozen and keeps none"),
         "quantized parameters": (

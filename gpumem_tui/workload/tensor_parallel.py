@@ -1,8 +1,8 @@
 """One rank of a model whose blocks are cut over several GPUs, by PyTorch's own tensor parallel on DTensor.
 
-The plan is that of PyTorch's tutorial on Llama and of torchtitan: what a block reads first is cut by columns, what it
-ends with by rows; the vocabulary is cut, and the loss is computed on the parts (`loss_parallel`). With sequence parallel
-what lies between is cut along the sequence, and gathered before each half of a block.
+The plan is that of PyTorch's tutorial on Llama and of torchtitan: what each half of a block begins with is cut by
+columns, what it ends with by rows; the vocabulary is cut, and the loss is computed on the parts (`loss_parallel`). With
+sequence parallel what lies between is cut along the sequence, and gathered before each half of a block.
 """
 
 from __future__ import annotations
@@ -42,13 +42,14 @@ def cut_model(model: nn.Module, shape: ModelShape, recipe: Recipe, device: torch
         attention.heads //= ways
         if shape.record.is_gated:
             attention.kv_heads //= ways
-        else:
-            attention.width //= ways
         parallelize_module(block, mesh, _of_block(block, recipe))
     if shape.tied_head:
         cast(Any, model).head.weight = cast(Any, model).token_embedding.weight
     for module in _uncut(model):
-        _replicate(module, mesh)
+        _replicate(module, mesh, cut_input=recipe.sequence_parallel)
+    if recipe.sequence_parallel and shape.record.is_gated:
+        rotary = cast(Any, model).rotary
+        rotary.register_forward_pre_hook(lambda _, inputs: _as_long_as_the_sequence(ways, inputs))
 
 
 def _around_blocks(shape: ModelShape, recipe: Recipe) -> dict[str, ParallelStyle]:
@@ -89,3 +90,39 @@ def _of_block(block: nn.Module, recipe: Recipe) -> dict[str, ParallelStyle]:
         )
         plan["mlp"] = PrepareModuleInput(input_layouts=(Shard(_SEQUENCE),), desired_input_layouts=(Replicate(),))
     return plan
+
+
+def _uncut(model: nn.Module) -> list[nn.Module]:
+    """Modules with weights of their own that every rank has whole."""
+    from torch.distributed.tensor import DTensor
+
+    return [
+        module
+        for module in model.modules()
+        if any(not isinstance(parameter, DTensor) for parameter in module.parameters(recurse=False))
+    ]
+
+
+def _replicate(module: nn.Module, mesh: DeviceMesh, *, cut_input: bool) -> None:
+    """Every rank has the weights, as one update of all of a model's weights asks for.
+
+    Args:
+        cut_input: along its first dimension, each rank for its own part.
+    """
+    from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_module
+
+    def prepared(_: nn.Module, inputs: tuple[Tensor, ...], over: DeviceMesh) -> DTensor:
+        whole = DTensor.from_local(inputs[0], over, [Replicate()], run_check=False)
+        return whole.redistribute(over, [Shard(0)]) if cut_input else whole
+
+    def local(_: nn.Module, output: DTensor, over: DeviceMesh) -> Tensor:
+        found: Tensor = output.to_local()
+        return found
+
+    distribute_module(module, mesh, input_fn=prepared, output_fn=local)
+
+
+def _as_long_as_the_sequence(ways: int, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Angles are of all positions, which the attention sees; only the length is read of what it is given."""
+    x = inputs[0]
+    return (x[:, :1].expand(-1, ways * x.size(_SEQUENCE), -1),)
