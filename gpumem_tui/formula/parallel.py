@@ -91,7 +91,9 @@ def _expert_faults(shape: ModelShape, recipe: Recipe) -> Iterator[tuple[str, str
         yield "--expert-parallel", f"experts are spread over {ways} of the {alike}: take --gpus {recipe.least_gpus}"
 
 
-_OPTIMIZERS_OF_PARTS = ("adamw", "adamw-fused", "adamw-for-loop", "adam", "sgd", "sgd-momentum")
+_OPTIMIZERS_OF_PARTS = (
+    "adamw", "adamw-fused", "adamw-for-loop", "adam", "sgd", "sgd-momentum", "rmsprop", "adagrad",
+)  # fmt: skip
 """Those that update parts of matrices as they are (DTensor)."""
 
 
@@ -120,7 +122,9 @@ def _why_not_cut(shape: ModelShape, recipe: Recipe) -> str:
     if recipe.has_frozen_layers:
         return "not with frozen layers"
     if recipe.optimizer not in _OPTIMIZERS_OF_PARTS:
-        return f"{recipe.optimizer} takes whole matrices"
+        return f"{recipe.optimizer} does not update parts of matrices (DTensor)"
+    if recipe.precision == "amp-fp16":
+        return "the loss scaling of amp-fp16 is not followed over parts of gradients"
     return ""
 
 

@@ -162,7 +162,8 @@ def test_what_only_the_formula_answers_says_so() -> None:
     for name in ("bert-base", "vit-b-16", "mixtral-8x7b", "qwen3-30b-a3b"):
         assert f"{name} is not" in why_formula_only(find_model(name), cut)
     assert "not together with --sharding zero1" in why_formula_only(LLAMA, replace(cut, sharding="zero1", gpus=4))
-    assert "adafactor takes whole matrices" in why_formula_only(LLAMA, replace(cut, optimizer="adafactor"))
+    assert "adafactor does not update parts" in why_formula_only(LLAMA, replace(cut, optimizer="adafactor"))
+    assert "the loss scaling of amp-fp16" in why_formula_only(LLAMA, replace(cut, precision="amp-fp16"))
     assert "--pipeline-parallel 2: formula only" in why_formula_only(LLAMA, recipe(pipeline_parallel=2))
     assert "DeepSpeed" in why_formula_only(LLAMA, recipe(sharding="deepspeed-zero2", gpus=8))
     assert not why_formula_only(LLAMA, recipe(sharding="fsdp2", gpus=8))
