@@ -119,7 +119,8 @@ def _replicate(module: nn.Module, mesh: DeviceMesh, *, cut_input: bool) -> None:
         found: Tensor = output.to_local()
         return found
 
-    distribute_module(module, mesh, input_fn=prepared, output_fn=local)
+    distribute: Any = distribute_module  # its annotations leave out that both functions may return what is passed on
+    distribute(module, mesh, input_fn=prepared, output_fn=local)
 
 
 def _as_long_as_the_sequence(ways: int, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
