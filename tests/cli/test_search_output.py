@@ -334,12 +334,21 @@ def test_sharding_says_how_the_engine_differs_from_the_textbook(program: Program
 
 
 def test_predict_answers_by_formula_where_the_step_cannot_be_traced(program: Program) -> None:
-    done = program("predict", "--batch-size", "4", "--tensor-parallel", "2", "--gpus", "2", "--json")
+    done = program("predict", "--batch-size", "4", "--pipeline-parallel", "2", "--gpus", "2", "--json")
     (body,) = _lines(done)
     assert done.code == 0
     assert body["formula"]["buckets"]["parameters"] < 4 * 124_439_808
     assert body["traced"]["peak_allocated_bytes"] is None
-    assert "--tensor-parallel" in body["traced"]["unavailable"]
+    assert "--pipeline-parallel" in body["traced"]["unavailable"]
+
+
+def test_a_network_cut_over_gpus_is_predicted_by_both(program: Program) -> None:
+    done = program("predict", "--batch-size", "4", "--tensor-parallel", "2", "--json", *SMALL)
+    (body,) = _lines(done)
+    assert done.code == 0
+    counted, held = (body[by]["buckets"]["parameters"] for by in ("formula", "traced"))
+    assert held == pytest.approx(counted, rel=0.01)
+    assert counted < 0.6 * 4 * body["workload"]["parameters"]
 
 
 def test_sharding_is_predicted_by_both(program: Program) -> None:
