@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import cast
 
 from gpumem_tui.catalog.loader import models
@@ -84,6 +85,7 @@ def draft_of(plan: Plan) -> Draft:
     )
 
 
+@lru_cache(1024)
 def has_field(shape: ModelShape, name: str) -> bool:
     """Whether a model of this family has the field, so that it can be set."""
     try:
