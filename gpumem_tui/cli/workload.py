@@ -12,10 +12,12 @@ from gpumem_tui.cli.numbers import Finite
 from gpumem_tui.formula.recipe import (
     ADAPTER_DTYPES,
     ADAPTERS,
+    ALL_BUT_HEAD,
     ALL_LINEAR,
     ATTENTIONS,
     BASE_QUANTIZATIONS,
     DEFAULT_LORA_RANK,
+    NOTHING_FROZEN,
     OPTIMIZERS,
     PRECISIONS,
     RECOMPUTES,
@@ -176,6 +178,13 @@ WORKLOAD_OPTIONS = [
         default=2,
         show_default=True,
         help="Pieces of the network on each GPU of an interleaved pipeline.",
+    ),
+    click.option(
+        "--freeze",
+        default=NOTHING_FROZEN,
+        show_default=True,
+        metavar=f"N|{ALL_BUT_HEAD}",
+        help="Freeze the first N blocks and all before them, or everything but the last layer.",
     ),
     choice(
         "--adapter", ADAPTERS, "lora: freeze the weights, train low-rank matrices beside them; dora: magnitudes, too."

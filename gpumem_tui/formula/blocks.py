@@ -102,6 +102,12 @@ def block_bytes(shape: ModelShape, recipe: Recipe, *, is_dense: bool = True) -> 
     )
 
 
+def projection_inputs(shape: ModelShape, recipe: Recipe) -> int:
+    """How many tensors as wide as the residual stream a block's projections keep as their inputs: two halves', and
+    autocast's further copies."""
+    return 2 + (_casts(shape, is_dense=shape.experts is None) if is_autocast(recipe) else 0)
+
+
 def _feed_forward(shape: ModelShape, unkept: _Frozen) -> int:
     """GELU: its input and output. SwiGLU: gate, SiLU of the gate, up, and their product, each an operand."""
     ffn = shape.ffn if shape.experts is None else shape.experts.dense_ffn

@@ -25,7 +25,7 @@ class Price:
         times_halved: of the sequence or the image side: the network sees less.
         offloads: kinds of state moved to host memory, whose bus then bounds the step.
         retuned: optimizers of another kind, whose hyperparameters must be found anew.
-        risk: to accuracy; 0: none published, 1: a published method with matching results, 2: rounding that can hurt.
+        risk: to accuracy; 0: none published, 1: a published method with matching results, 2: what can hurt.
         slower_percent: extra time of a step as far as arithmetic tells.
         changes: techniques in the set.
     """

@@ -137,12 +137,17 @@ def check_searchable(config: SearchConfig) -> None:
     if command is not None and not command.takes_batch:
         raise OptionError(f"-- COMMAND: has no {{batch}}; {command.rewriting}")
     recipe = config.workload.recipe
-    if config.workload.shape is not None and (reason := why_formula_only(recipe)):
+    if config.workload.shape is not None and (reason := why_formula_only(config.workload.shape, recipe)):
         raise OptionError(f"{reason}; `gpumem-tui predict` answers")
     if recipe.sharding != "none" and not config.device.simulated:
         raise OptionError(
             f"--sharding {recipe.sharding}: a search on a GPU of this machine runs the step of one GPU; with "
             "--gpu sim:NAME it runs one rank of several, and `gpumem-tui predict` covers sharding"
+        )
+    if recipe.tensor_parallel > 1 and not config.device.simulated:
+        raise OptionError(
+            f"--tensor-parallel {recipe.tensor_parallel}: a search on a GPU of this machine runs the step of one GPU; "
+            "--gpu sim:NAME simulates one rank of several"
         )
     check_gpus_are_used(config.workload)
 

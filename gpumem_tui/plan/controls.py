@@ -42,6 +42,7 @@ from gpumem_tui.plan.adapter_controls import (
 )
 from gpumem_tui.plan.control import Choice, Control, Number, Option, PlanError
 from gpumem_tui.plan.draft import MOST_GPUS, SHAPE_LIMITS, Draft, draft_of, has_field
+from gpumem_tui.plan.freeze_control import freeze_options, put_freeze
 from gpumem_tui.plan.plan import Plan
 from gpumem_tui.plan.steps import (
     ALIGNMENT,
@@ -71,6 +72,8 @@ def _has(draft: Draft, key: str) -> bool:
         return has_field(draft.base, key)
     if key in ADAPTER_KEYS:
         return has_adapter_control(draft, key)
+    if key == "freeze":  # under adapters all is frozen
+        return not recipe.has_adapters or recipe.has_frozen_layers
     if key == "expert_parallel" and draft.base.experts is None:
         return recipe.expert_parallel > 1
     if key in _CUTS:
@@ -287,6 +290,8 @@ _CONTROLS: tuple[Control, ...] = (
     _recipe_choice("attention", _TRAINING, "The scaled-dot-product kernel", {
         "auto": "PyTorch's choice", "flash": "fused, 16-bit only", "efficient": "fused", "math": "keeps the scores",
     }, ATTENTIONS),
+    Choice("freeze", "freeze", _TRAINING, "The first blocks, which stay as they are", freeze_options,
+           lambda d: d.recipe.freeze, put_freeze),
     Choice("adapter", "adapter", _TRAINING, "What is trained", lambda d: ADAPTER_OPTIONS, lambda d: d.recipe.adapter,
            put_adapter),
     Number("lora_rank", "rank", _TRAINING, "Width between an adapter's two matrices", 1_000_000, by(1), power,

@@ -124,6 +124,14 @@ _ROWS: Mapping[str, tuple[str, str]] = MappingProxyType(
             "N · w, under quantization of what is no linear layer of a block",
             "no gradient, no state",
         ),
+        "trained parameters": ("N of what is not frozen · w", "the first blocks and the embedding are frozen"),
+        "values inside a frozen block": (
+            "S · b · (3h · w of the weights + 2 ffn · w; SwiGLU 3 ffn · w)",
+            "what PyTorch's unfused code has at once; only the peak where next to nothing is trained",
+        ),
+        "gathered inputs": ("L · 2 · S · b · h · w · (t − 1)/t", "Megatron-LM gathers them again in backward"),
+        "16-bit copy of a frozen weight": ("inputs · outputs · 2 of the largest", "only under autocast"),
+        "the first trained block's maps": ("b · its maps · w", "what comes before it is frozen and keeps none"),
         "quantized parameters": (
             "N of the blocks' linear layers · bits / 8; NF4: 4 + 32/64, doubly 4 + 8/64 + 32/(64 · 256)",
             "PEFT keeps the output head and embeddings unquantized, and in fp32 under autocast",
@@ -349,6 +357,10 @@ _TECHNIQUES: Mapping[str, tuple[str, str]] = MappingProxyType(
         "qlora": (
             "N · 4.13 bits frozen; gradients and state of rank · (inputs + outputs) only",
             "as LoRA, and each product unpacks its matrix: slower",
+        ),
+        "freeze-half": (
+            "gradients, state and activations of what comes after the frozen half",
+            "of a network that is trained already: what is frozen learns nothing",
         ),
         "fused-attention": ("the 5·a·S/h term becomes 4·a·S bytes", "needs a kernel for the head width and precision"),
         **{key: (technique.arithmetic, technique.caveat) for key, technique in OPTIMIZER_TECHNIQUES.items()},

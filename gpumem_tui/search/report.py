@@ -48,6 +48,7 @@ def workload_line(workload: WorkloadSpec, parameters: int = 0) -> str:
         size = f"sequence length {model.seq_len:,}" if model.seq_len else ""
         how = (
             recipe.adapter_words,
+            recipe.freeze_words,
             recipe.precision,
             recipe.optimizer,
             f"recompute {recipe.recompute}",
@@ -65,6 +66,7 @@ def workload_line(workload: WorkloadSpec, parameters: int = 0) -> str:
     if shape.image_size:
         parts.append(f"{shape.image_size} px")
     parts += [recipe.adapter_words] * recipe.has_adapters
+    parts += [recipe.freeze_words] * recipe.has_frozen_layers
     parts += [recipe.precision, recipe.optimizer, f"recompute {recipe.recompute}", f"attention {recipe.attention}"]
     if recipe.sharding != "none" or recipe.gpus > 1:
         parts.append(f"sharding {recipe.sharding} over {recipe.sharded_over} GPUs")

@@ -47,6 +47,8 @@ def rank_zero_of(ranks: int) -> Iterator[None]:
 
 def world_of(recipe: Recipe) -> AbstractContextManager[None]:
     """The world that the recipe's step lives in: of its ranks where they share what they hold, else none."""
+    if recipe.tensor_parallel > 1:
+        return rank_zero_of(recipe.tensor_parallel)
     return nullcontext() if recipe.sharding == "none" else rank_zero_of(recipe.gpus)
 
 

@@ -59,6 +59,8 @@ def header_row(answer: Answer, traced: TraceState, name: str, time: str, width: 
     facts = [plan.shape.name, f"{gpus}{plan.gpu.title}", f"{format_count(count_parameters(plan.shape))} parameters"]
     if plan.recipe.has_adapters:
         facts.append(plan.recipe.adapter_words)
+    if plan.recipe.has_frozen_layers:
+        facts.append(plan.recipe.freeze_words)
     if name:
         facts.insert(0, name)
     subject, *others = facts

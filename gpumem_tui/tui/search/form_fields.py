@@ -9,6 +9,7 @@ from gpumem_tui.catalog.shapes import ModelShape
 from gpumem_tui.formula.recipe import (
     ADAPTER_DTYPES,
     ADAPTERS,
+    ALL_BUT_HEAD,
     ALL_LINEAR,
     ATTENTIONS,
     BASE_QUANTIZATIONS,
@@ -86,6 +87,7 @@ FIELDS = (
     FormField("timeout", "Timeout s", "--timeout", "number", empty="300"),
     FormField("python", "Python", "--python", "text", empty="the one that this program runs in"),
     _recipe("sharding", SHARDINGS),
+    FormField("freeze", "Freeze", "--freeze", "text", _NETWORKS, f"none; else the first N blocks, or {ALL_BUT_HEAD}"),
     _recipe("adapter", ADAPTERS),
     FormField("lora_rank", "LoRA rank", "--lora-rank", "count", _NETWORKS, f"{DEFAULT_LORA_RANK}"),
     FormField("adapter_dtype", "In", "--adapter-dtype", "choice", _NETWORKS, among=ADAPTER_DTYPES),
