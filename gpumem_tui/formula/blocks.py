@@ -110,9 +110,8 @@ def _feed_forward(shape: ModelShape, unkept: _Frozen) -> int:
 
 def _casts(shape: ModelShape, *, is_dense: bool) -> int:
     """Inputs that autocast copies for a second projection, and a third."""
-    if not shape.record.is_gated:
-        return 2 if shape.family == "bert" else 0
-    return (2 if shape.latent is None else 1) + is_dense
+    of_attention = 0 if not shape.record.projects_apart else 2 if shape.latent is None else 1
+    return of_attention + (shape.record.is_gated and is_dense)
 
 
 def _scores(shape: ModelShape, recipe: Recipe) -> int:

@@ -14,7 +14,7 @@ from gpumem_tui.catalog.loader import gpus, models
 from gpumem_tui.catalog.shapes import ShapeError
 from gpumem_tui.errors import OptionError
 from gpumem_tui.formula.adapters import AdapterError, check_adapters
-from gpumem_tui.formula.extras import Extras, why_not
+from gpumem_tui.formula.extras import EXTRA_RECORDS, Extras, why_not
 from gpumem_tui.formula.optimizers import OPTIMIZER_RECORDS
 from gpumem_tui.formula.parallel import fault
 from gpumem_tui.formula.parameters import count_parameters
@@ -152,8 +152,8 @@ def remarks(plan: Plan) -> Iterator[tuple[str, str]]:
     if recipe.sharding != "none" and recipe.gpus == 1:
         yield "sharding", "one GPU: there is nothing to shard over"
     for extra in sorted(plan.extras):
-        control = "loss" if extra == "chunked-loss" else "offload"
-        yield control, why_not(extra, shape, recipe) or "formula only: cannot be traced or searched"
+        words = why_not(extra, shape, recipe) or "formula only: cannot be traced or searched"
+        yield EXTRA_RECORDS[extra].control, words
     if recipe.sharding == "none" and recipe.gpus > recipe.model_parallel == 1:
         yield "gpus", "without sharding each GPU holds everything"
 
@@ -274,7 +274,7 @@ _CONTROLS: tuple[Control, ...] = (
            by(1), power, lambda d: d.batch_size, lambda d, v: replace(d, batch_size=v or 0)),
     _shape_number("seq_len", "sequence", _BATCH, "Tokens a sample",
                   multiple(lambda d: ALIGNMENT), power),
-    Number("target_batch", "target", _BATCH, "Samples wanted per optimizer step over all GPUs; 0 for no wish",
+    Number("target_batch", "target", _BATCH, "Samples wanted per optimizer step over all GPUs; 0 for none",
            1_000_000_000, multiple(lambda d: max(1, d.pass_samples)), power, lambda d: d.target_batch,
            lambda d, v: replace(d, target_batch=v or None), optional=True),
     _recipe_choice("precision", _TRAINING, "What weights, gradients and activations are kept in",
@@ -314,12 +314,12 @@ _CONTROLS: tuple[Control, ...] = (
            lambda d, v: replace(d, recipe=replace(d.recipe, sequence_parallel=v == "on"))),
     _recipe_number("context_parallel", "context parallel", "GPUs over which each sequence is cut"),
     _recipe_number("expert_parallel", "expert parallel", "GPUs over which a block's experts are spread"),
-    _recipe_number("pipeline_parallel", "pipeline stages", "GPUs over which the blocks are laid one after another"),
-    _recipe_choice("schedule", _HARDWARE, "Whose activations wait for backward in a pipeline", {
+    _recipe_number("pipeline_parallel", "pipeline stages", "Pipeline stages (GPUs) among which the blocks are divided"),
+    _recipe_choice("schedule", _HARDWARE, "Pipeline schedule: how many micro-batches' activations wait for backward", {
         "1f1b": "at most one micro-batch a stage", "gpipe": "every micro-batch",
         "interleaved": "1f1b, each GPU with pieces of the network",
     }, SCHEDULES),
-    _recipe_number("micro_batches", "micro-batches", "Of a pipeline's step; 0 for as many as stages", 0),
+    _recipe_number("micro_batches", "micro-batches", "Micro-batches of a pipeline's step; 0 for as many as there are stages", 0),
     _recipe_number("virtual_stages", "virtual stages", "Pieces on each GPU of an interleaved pipeline", 2),
     Number("headroom", "headroom", _HARDWARE, "Share of the GPU that the formula leaves free", 99, by(1),
            multiple(lambda d: 5), _percent, lambda d, v: replace(d, headroom=(v or 0) / 100), least=0,
