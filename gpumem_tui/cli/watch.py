@@ -188,7 +188,7 @@ def _attach(pid: int, yes: bool, timeout_s: float) -> int:
 
 @click.command(short_help="The processes that publish, a line a sample; or a post-mortem.")
 @click.argument("pid", type=PID, required=False)
-@click.option("--interval", "interval_s", type=SECONDS, default=1.0, show_default=True, help="Seconds between looks.")
+@click.option("--interval", "interval_s", type=SECONDS, default=1.0, show_default=True, help="Seconds between samples.")
 @click.option("--post-mortem", is_flag=True, help="Only: what was there when memory ran out.")
 @click.option("--json", "as_json", is_flag=True, help="JSON lines: one a sample.")
 def watch(pid: int | None, interval_s: float, post_mortem: bool, as_json: bool) -> int:

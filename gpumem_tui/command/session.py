@@ -1,4 +1,4 @@
-"""This process's part in a trial of a command: from the start of the interpreter to the report of what happened.
+"""A trial of a command, in one of its processes: from the interpreter's start to the report of what happened.
 
 Imports next to nothing before torch is imported: every Python process of the command loads it.
 """
@@ -41,7 +41,7 @@ def begin(directory: str) -> None:
 
 
 def _tell_where(directory: str) -> None:
-    """At a signal, write down where the main thread stands."""
+    """At a signal, write down the source line that the main thread is at."""
     file = open(os.path.join(directory, f"{STACK_FILE}{os.getpid()}"), "w")  # noqa: SIM115  open as long as the process
     faulthandler.register(STACK_SIGNAL, file, all_threads=False)
 

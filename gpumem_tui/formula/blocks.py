@@ -17,7 +17,7 @@ _BF16_ATTENTION_SINCE = (8, 0)
 
 @dataclass(frozen=True, slots=True)
 class BlockBytes:
-    """Bytes that one block saves per token, by what saves them.
+    """Bytes a token that one block keeps for backward, by what keeps them.
 
     Attributes:
         attention: the projections' inputs, queries, keys, values.

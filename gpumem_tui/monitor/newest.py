@@ -33,7 +33,7 @@ class Newest(Generic[T]):
             tell()
 
     def end(self) -> None:
-        """There will be no other: whoever waits goes on."""
+        """No value follows any more: threads that wait return."""
         with self._changed:
             self._ended = True
             self._changed.notify_all()

@@ -150,7 +150,7 @@ class GpuPoller:
         self.raw.mig = self._in_mig
 
     def _instances_vanished(self) -> bool:
-        """An instance that was there does not answer: MIG was switched off, or divided anew."""
+        """An instance that was there does not answer: MIG was switched off, or the GPU was divided again."""
         return any(isinstance(read.memory, Unknown) for read in self.raw.instances)
 
 

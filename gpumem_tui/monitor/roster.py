@@ -1,4 +1,4 @@
-"""The GPUs that are there and that were there, as they stand at one moment."""
+"""The GPUs that are there and those that were, each with its state at one moment."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class WatchedDevice:
         return self.worker.busy_s() >= _STUCK_AFTER_S
 
     def standing(self) -> tuple[DeviceState, str]:
-        """How the GPU stands, and why."""
+        """Whether the GPU answers, is stale or lost, and why."""
         raw = self.poller.raw
         if raw.lost:
             return DeviceState.LOST, raw.lost
@@ -47,7 +47,7 @@ class WatchedDevice:
 
 
 def not_returned(function: str, seconds: float) -> str:
-    """What is said of a call that hangs."""
+    """The reason to show for a call that hangs."""
     return f"{function} has not returned for {seconds:.0f} s"
 
 
@@ -59,7 +59,7 @@ class _Seen:
 
 
 def have_moved(watched: Iterable[WatchedDevice]) -> bool:
-    """One GPU answers at two indices: they were numbered anew, and some still read by their old handles."""
+    """One GPU answers at two indices: GPUs were renumbered, and some are still read by their old handles."""
     uuids = [each.poller.raw.identity.uuid for each in watched if each.poller.raw.identity and not each.poller.raw.lost]
     return len(set(uuids)) < len(uuids)
 

@@ -120,7 +120,7 @@ class Sampler(Snapshots):
             self._progress.wait_for(lambda: self._stopped or condition(), max(0.0, timeout_s))
 
     def _tend_driver(self) -> None:
-        """Have the driver started, started anew, or its GPUs counted, if it is time for that."""
+        """Have the driver started, restarted, or its GPUs counted, if it is time for that."""
         if not self._driver_worker.is_idle:
             return
         now = monotonic()

@@ -319,7 +319,7 @@ _CONTROLS: tuple[Control, ...] = (
         "1f1b": "at most one micro-batch a stage", "gpipe": "every micro-batch",
         "interleaved": "1f1b, each GPU with pieces of the network",
     }, SCHEDULES),
-    _recipe_number("micro_batches", "micro-batches", "Micro-batches of a pipeline's step; 0 for as many as there are stages", 0),
+    _recipe_number("micro_batches", "micro-batches", "Of a pipeline's step; 0: as many as stages", 0),
     _recipe_number("virtual_stages", "virtual stages", "Pieces on each GPU of an interleaved pipeline", 2),
     Number("headroom", "headroom", _HARDWARE, "Share of the GPU that the formula leaves free", 99, by(1),
            multiple(lambda d: 5), _percent, lambda d, v: replace(d, headroom=(v or 0) / 100), least=0,

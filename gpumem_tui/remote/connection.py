@@ -1,4 +1,4 @@
-"""One host over ssh: a thread that reads its lines, says how it stands, and connects again after a while.
+"""One host over ssh: a thread that reads its lines, knows its state, and connects again after a while.
 
 Bounded whatever the host does: a line, what ssh says, how many lines are taken in a second. Nothing is written there;
 what is called is the user's own ssh with the user's own configuration, so agent, jump hosts and ControlMaster work.
@@ -68,7 +68,7 @@ class Connection:
 
     @property
     def status(self) -> HostStatus:
-        """How it stands now."""
+        """The connection's state now."""
         assert self._status.value is not None
         return self._status.value
 

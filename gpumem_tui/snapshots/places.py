@@ -38,7 +38,7 @@ class Places:
         return frames[0].function if frames else ""
 
     def category(self, held: HeldBlock) -> str:
-        """As the file names it, else what its stack tells."""
+        """As the file names it, else as its stack suggests."""
         if held.category:
             return _TITLES.get(held.category, held.category)
         if held.stack == NO_STACK:

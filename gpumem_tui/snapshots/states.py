@@ -77,7 +77,7 @@ class Rules:
 
 
 def settings_of(snapshot: MemorySnapshot) -> AllocatorSettings:
-    """What the allocator was told; the defaults where the file does not say or says what this cannot read."""
+    """The allocator's settings; the defaults where the file has none or has some that cannot be read here."""
     found = snapshot.settings
     text = found.get("PYTORCH_CUDA_ALLOC_CONF")
     try:

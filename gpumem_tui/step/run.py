@@ -1,4 +1,4 @@
-"""A training run on one device, real or simulated alike: build, then step after step, with every phase told."""
+"""A training run on one device, real or simulated: build, then step after step, each phase reported."""
 
 from __future__ import annotations
 

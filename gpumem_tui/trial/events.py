@@ -91,7 +91,7 @@ class Ready:
 
     @classmethod
     def of(cls, torch_version: str, profile: Profile) -> Ready:
-        """What the simulator assumes, told."""
+        """The simulator's assumptions, as notes."""
         return cls(torch_version, profile.name, profile.context_bytes, profile.context_source, profile.context_range)
 
 
@@ -301,7 +301,7 @@ class EventError(ValueError):
 
 @dataclass(frozen=True)
 class _Head:
-    """What tells how to read a line."""
+    """The part of a line that says how to read the rest."""
 
     event: str
     schema: int | None = None

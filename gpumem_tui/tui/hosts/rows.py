@@ -282,7 +282,7 @@ def processes_title(state: HostsState, listed: list[RemoteProcess]) -> str:
 
 
 def chosen_rows(state: HostsState, name: str, width: int) -> list[Row]:
-    """The host under the cursor in full: how it stands, however long that is to say."""
+    """The host under the cursor in full: its state, in as many lines as that takes."""
     status = next((each for each in state.statuses if each.host.name == name), None)
     if status is None:
         return [[]]

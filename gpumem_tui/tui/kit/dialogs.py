@@ -34,7 +34,7 @@ class PickScreen(ModalScreen[str | None]):
 
     CSS_PATH = "dialogs.tcss"
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape", "dismiss(None)", "leave as it was"),
+        Binding("escape", "dismiss(None)", "cancel"),
         Binding("up", "move(-1)", show=False, priority=True),
         Binding("down", "move(1)", show=False, priority=True),
         Binding("pageup", "move(-10)", show=False, priority=True),

@@ -57,7 +57,7 @@ class RowList(ScrollView, can_focus=True):
             return self.rows
 
     class Moved(OfRow):
-        """The cursor stands on another row."""
+        """The cursor has moved to another row."""
 
     class Chosen(OfRow):
         """Enter was pressed, or the row under the cursor was clicked twice."""
@@ -223,7 +223,7 @@ class RowList(ScrollView, can_focus=True):
             self.scroll_to_region(Region(0, here, 1, end - here), animate=False, force=True)
 
     def _places(self) -> list[int]:
-        """The lines that the cursor can stand on."""
+        """The lines that the cursor can be on."""
         return [index for index, key in enumerate(self._keys) if key]
 
     def _place_of(self, key: str) -> int:

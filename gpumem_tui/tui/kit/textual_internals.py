@@ -91,7 +91,7 @@ class TerminalDriver(LinuxDriver):
             return b""
 
     def write(self, data: str) -> None:
-        """Draw; nothing on a terminal that is gone: nobody empties its queue, and a full one holds up the end."""
+        """Draw; nothing on a terminal that is gone: its queue would fill up and block the exit."""
         if self._writer_thread is None or self._writer_thread.is_alive():
             super().write(data)
 
@@ -196,7 +196,7 @@ class KeysInOrder(App[Result]):
             await self._next_key()
 
     def _send(self, note: KeyDone) -> bool:
-        """Send a note on its way from whoever gets the keys now."""
+        """Send a note from the widget that has the focus now."""
         self._carrier = self.focused or self.screen
         return self._carrier.post_message(note)
 
