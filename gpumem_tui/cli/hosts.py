@@ -170,7 +170,7 @@ def mark_line(mark: Mark) -> str:
     return f"{when(mark.time_s)}  {mark.severity.value:<8}  {f'{mark.who}: ' if mark.who else ''}{mark.message}"
 
 
-def the_host(
+def single_host(
     host: str | None, remote_directory: str | None, remote_command: str | None
 ) -> tuple[RemoteHost, SshOptions, Settings] | None:
     """The one host that `HOST_OPTIONS` name, and how it is reached; None for this machine.

@@ -8,7 +8,7 @@ from time import monotonic
 
 from gpumem_tui.monitor.backend import Identity
 from gpumem_tui.monitor.compose import Hosts, gpu_reading, lost_reading
-from gpumem_tui.monitor.poller import GpuPoller, Raw
+from gpumem_tui.monitor.poller import GpuPoller, RawReadings
 from gpumem_tui.monitor.readings import NOT_READ_YET
 from gpumem_tui.monitor.snapshot import DeviceState, GpuReading, HostReading
 from gpumem_tui.monitor.worker import Worker
@@ -35,7 +35,7 @@ class WatchedDevice:
         """A call has not returned for long."""
         return self.worker.busy_s() >= _STUCK_AFTER_S
 
-    def standing(self) -> tuple[DeviceState, str]:
+    def state_and_reason(self) -> tuple[DeviceState, str]:
         """Whether the GPU answers, is stale or lost, and why."""
         raw = self.poller.raw
         if raw.lost:
@@ -95,14 +95,14 @@ class Roster:
         self, watched: WatchedDevice, hosts: Hosts, host: HostReading, now: float, *, runs: bool
     ) -> GpuReading:
         index, raw = watched.poller.index, watched.poller.raw
-        state, reason = watched.standing() if runs else (DeviceState.LOST, "the driver does not run")
+        state, reason = watched.state_and_reason() if runs else (DeviceState.LOST, "the driver does not run")
         identity = self._identity(index, raw, state)
         age_s = 0.0 if raw.read_at is None else now - raw.read_at
         if state is DeviceState.LOST:
             return lost_reading(index, identity, reason, age_s)
         return gpu_reading(index, raw, state=state, reason=reason, age_s=age_s, hosts=hosts, host=host)
 
-    def _identity(self, index: int, raw: Raw, state: DeviceState) -> Identity | None:
+    def _identity(self, index: int, raw: RawReadings, state: DeviceState) -> Identity | None:
         """Whose readings these are. None: of a GPU that never answered, or that answers at another index by now."""
         identity = raw.identity
         if identity is None:

@@ -20,7 +20,7 @@ from gpumem_tui.memory import Unknown
 from gpumem_tui.monitor.compose import pids_of
 from gpumem_tui.monitor.driver import Driver
 from gpumem_tui.monitor.host import HostReader, Look
-from gpumem_tui.monitor.newest import Snapshots
+from gpumem_tui.monitor.latest import LatestSnapshot
 from gpumem_tui.monitor.poller import GpuPoller
 from gpumem_tui.monitor.roster import Roster, WatchedDevice, have_moved, not_returned
 from gpumem_tui.monitor.snapshot import HostReading, Snapshot
@@ -39,7 +39,7 @@ _HOST_STUCK_AFTER_S = 2.0
 _LONGEST_BACK_OFF_S = 10.0
 
 
-class Sampler(Snapshots):
+class Sampler(LatestSnapshot):
     """The live `snapshot.Source`.
 
     Args:

@@ -68,7 +68,7 @@ class Collector:
                 WatchedProcess(
                     process,
                     placed,
-                    hosts[process.pid] if process.pid is not None else Unknown(process.standing),
+                    hosts[process.pid] if process.pid is not None else Unknown(process.state_words),
                     self._expected(process),
                     self._case(process),
                     self._watcher.history(process) if process.key == followed else (),
@@ -84,7 +84,7 @@ class Collector:
     def _expected(self, process: ProbedProcess) -> Reading[Expected]:
         """Derived anew when the document or the bytes change, which is seldom."""
         if not process.is_running:
-            return Unknown(process.standing)
+            return Unknown(process.state_words)
         found = fixed_bytes(process)
         try:
             version = (process.files.model.stat().st_mtime_ns, found)

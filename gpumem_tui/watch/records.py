@@ -238,8 +238,8 @@ class ProbedProcess:
         return self.state in WELL_ENDED
 
     @property
-    def standing(self) -> str:
-        """How it stands or ended, in a few words."""
+    def state_words(self) -> str:
+        """Its state, or how it ended, in a few words."""
         return self.state.value if self.end is None else self.end.phrase
 
 

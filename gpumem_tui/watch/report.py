@@ -106,7 +106,7 @@ def ended_json(process: ProbedProcess) -> dict[str, Any]:
         "rank": process.process.rank,
         "step": process.step,
         "state": process.state.value,
-        "how": process.standing,
+        "how": process.state_words,
         "time_s": None if end is None else end.time_s,
         "exit_code": None if end is None else end.exit_code,
         "signal": None if end is None else end.signal or None,
@@ -244,7 +244,7 @@ def process_line(process: ProbedProcess, now_s: float | None = None) -> str:
     begun = ago((time.time() if now_s is None else now_s) - who.started_ns / 1e9)
     line = f"{process.title.replace(f', rank {who.rank}', rank, 1)}, torch {who.torch}, by {who.entry} {begun}"
     if not process.is_running:
-        line += f": {process.standing}; its last step was {process.step:,}"
+        line += f": {process.state_words}; its last step was {process.step:,}"
     elif isinstance(process.age_s, Unknown):
         line += f": {process.age_s.reason}"
     return printable(f"{line} ({process.problem})" if process.problem else line)

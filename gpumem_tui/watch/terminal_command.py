@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from gpumem_tui.probe.documents import Exit
-from gpumem_tui.watch.supervising import Deaths, bound_to_us
+from gpumem_tui.watch.supervising import ProcessEnds, bound_to_us
 
 _LOOK_S = 0.1
 _DEATHS_S = 1.0
@@ -54,7 +54,7 @@ class TerminalCommand:
             self._process = subprocess.Popen(
                 command, env=own, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True, preexec_fn=prepare
             )
-            self._deaths = Deaths(self._process.pid, directory)
+            self._deaths = ProcessEnds(self._process.pid, directory)
         except BaseException:
             os.close(self._ours)
             raise

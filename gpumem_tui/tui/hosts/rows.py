@@ -93,7 +93,7 @@ def _host_row(state: HostsState, status: HostStatus, width: int, *, is_open: boo
     name = fit(status.host.name, _name_width(state, width))
     mark = "▾" if is_open else "▸" if status.gpus else " "
     if status.report is None:  # no figures: their place is for why
-        text, said = standing(state, status)
+        text, said = host_state(state, status)
         room = max(0, width - len(name) - 3)
         return ListRow(((f"{mark} ", MUTED), (name, MUTED), (f" {fit(text, room)}", said)), status.host.name)
     numbers = _numbers(status.memory, mean_utilization(status.gpus), width, is_live=is_live)
@@ -103,7 +103,7 @@ def _host_row(state: HostsState, status: HostStatus, width: int, *, is_open: boo
     spans += [(f" {len(status.gpus):>4}", style), *numbers]
     spans += [(f" {seen:>5}  ", "bold $warning" if seen and seen_s is not None else MUTED)]
     room = width - sum(len(text) for text, _ in spans)
-    text, said = standing(state, status)
+    text, said = host_state(state, status)
     return ListRow((*spans, (fit(text, max(0, room)), said)), status.host.name)
 
 
@@ -119,7 +119,7 @@ def _numbers(memory: MemorySum, busy_percent: float | None, width: int, *, is_li
     return spans
 
 
-def standing(state: HostsState, status: HostStatus) -> Span:
+def host_state(state: HostsState, status: HostStatus) -> Span:
     """What is the matter with a host, in one line and its style."""
     if status.phase is Phase.AWAY:
         left_s = 0.0 if status.retry_s is None else max(0.0, status.retry_s - state.now_s)
@@ -286,7 +286,7 @@ def chosen_rows(state: HostsState, name: str, width: int) -> list[Row]:
     status = next((each for each in state.statuses if each.host.name == name), None)
     if status is None:
         return [[]]
-    text, style = standing(state, status)
+    text, style = host_state(state, status)
     lines = textwrap.wrap(text, max(8, width - len(name) - 2))[:_CHOSEN_LINES] or [""]
     blank = " " * len(name)
     return [[(f"{blank if number else name}  ", "bold"), (line, style)] for number, line in enumerate(lines)]
