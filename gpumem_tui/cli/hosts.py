@@ -54,7 +54,7 @@ HOSTS_OPTIONS: list[Callable[[Any], Any]] = [
     ),
     click.option("--slurm", "slurm_job", metavar="JOBID", help="Watch the nodes of a Slurm job."),
     click.option(
-        "--remote-command", metavar="COMMAND", help="Command that runs gpumem-tui on hosts (default: the one in PATH there)."
+        "--remote-command", metavar="COMMAND", help="Command that runs gpumem-tui there (default: the one in PATH)."
     ),
 ]  # fmt: skip
 
