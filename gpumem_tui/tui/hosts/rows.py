@@ -213,15 +213,15 @@ def _cells(columns: Iterable[_Column], each: RemoteProcess | None = None, marked
 
 
 def _job_text(job: JobRanks) -> str:
-    """A job in one line: how many of its ranks are seen, the fullest, the spread between them, the one that lags."""
+    """A job in one line: how many of its ranks are seen, the one that lags, the fullest, the spread between them."""
     hosts = len({each.host_name for each in job.ranks})
     facts = [f"{len(job.ranks)} of {job.world_size} ranks on {_count(hosts, 'host')}"]
     fullest, behind = job.fullest, job.behind
+    if behind is not None:
+        facts.append(f"rank {behind[0].count('rank')} lags {_count(behind[1], 'step')}")
     if fullest is not None:
         peak = _bytes(fullest.count("peak_allocated_bytes"))
         facts.append(f"fullest rank {fullest.count('rank')}: {peak} GiB, spread {_bytes(job.spread_bytes)}")
-    if behind is not None:
-        facts.append(f"rank {behind[0].count('rank')} lags {_count(behind[1], 'step')}")
     return " · ".join([*facts, job.command])
 
 

@@ -176,4 +176,4 @@ def _predictions(state: SearchState) -> str:
     roomy = state.with_headroom
     if not state.config.headroom or isinstance(roomy, Unknown):
         return f"{by_formula}, traced {whole}"
-    return f"{by_formula}, traced {roomy:,} with {state.config.headroom:.0%} free; traced without {whole}"
+    return f"with {state.config.headroom:.0%} free {by_formula}, traced {roomy:,}; with none free traced {whole}"
