@@ -1,4 +1,4 @@
-"""What a stack says of an allocation: the program's own line, and in which part of training it was made."""
+"""An allocation's stack: the program's own line in it, and the part of training it was made in."""
 
 from __future__ import annotations
 

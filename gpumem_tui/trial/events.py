@@ -1,4 +1,4 @@
-"""What crosses between the search (parent) and a trial (child): one JSON object a line, typed and versioned.
+"""Messages between the search (parent) and a trial (child): one JSON object a line, typed and versioned.
 
 Plain dataclasses rather than msgspec structs, because the child may run in a user's own interpreter that has torch and
 nothing of ours; the parent validates every line with msgspec.
@@ -296,7 +296,7 @@ _BY_NAME: dict[str, type[ChildEvent]] = {
 
 
 class EventError(ValueError):
-    """A line that is not an event of this schema."""
+    """A line that is not an event of this schema's version."""
 
 
 @dataclass(frozen=True)
@@ -333,7 +333,7 @@ def decode_request(line: bytes) -> Request:
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """What is made within is never looked at by the garbage collector: a trace is a million tuples without a cycle, and
+    """Exclude what is made within from garbage collection: a trace is a million tuples without a cycle, and
     to go through them again and again takes longer than to replay them.
     """
     was_enabled = gc.isenabled()

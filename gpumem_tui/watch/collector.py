@@ -82,7 +82,7 @@ class Collector:
         return Published(tuple(watched), found.refused, probe_figures(found.processes, candidates))
 
     def _expected(self, process: ProbedProcess) -> Reading[Expected]:
-        """Derived anew when the document or the bytes change, which is seldom."""
+        """Derived again when the document or the bytes change, which is seldom."""
         if not process.is_running:
             return Unknown(process.state_words)
         found = fixed_bytes(process)
@@ -98,7 +98,7 @@ class Collector:
     def _growing(
         self, process: ProbedProcess, placed: Sequence[Placed], gpus: Sequence[GpuReading]
     ) -> tuple[Growth, ...]:
-        """Looked at anew every few seconds: a process's history is long."""
+        """Computed again every few seconds only: a process's history is long."""
         if not process.is_running:
             return ()
         looked_s, found = self._growth.get(process.key, (-math.inf, ()))

@@ -106,7 +106,7 @@ class Published:
 
     @cached_property
     def by_key(self) -> Mapping[Key, WatchedProcess]:
-        """All by what names them for ever."""
+        """All processes by a key that never changes."""
         return {watched.process.key: watched for watched in self.processes}
 
     @cached_property
@@ -134,7 +134,7 @@ class ProbeSource(Protocol):
 
     @property
     def is_reading(self) -> bool:
-        """What was asked for is still to come."""
+        """Whether a reading that was asked for is still under way."""
 
     def ask(self, gpus: Sequence[GpuReading], followed: Key | None) -> None:
         """Read again. `followed`: the process whose history is wanted too."""

@@ -97,7 +97,7 @@ def probe_report(published: Published) -> ProbeReport:
 
 
 def ended_json(process: ProbedProcess) -> dict[str, Any]:
-    """A process that publishes no more, and how it ended; what of that was not seen is null."""
+    """A process that has ended, and how; what was not seen of that is null."""
     end = process.end
     return {
         "event": "ended",
@@ -199,7 +199,7 @@ _LEAVE_AWAY = ("other", "reserved", "s/step", "allocated", "rank")
 
 
 def header_line(columns: Sequence[str] = tuple(_WIDTHS)) -> str:
-    """The heads of the columns of `sample_line`."""
+    """The column headings of `sample_line`."""
     return " ".join(name.rjust(_WIDTHS[name]) for name in columns)
 
 
@@ -237,7 +237,7 @@ def sample_line(process: ProbedProcess, sample: ProbeSample, columns: Sequence[s
 
 
 def process_line(process: ProbedProcess, now_s: float | None = None) -> str:
-    """Who publishes, by what way in, and how it stands."""
+    """A process that publishes, how its probe was loaded, and its state."""
     who = process.process
     of = "" if who.world_size is None else f" of {who.world_size}"
     rank = "" if who.rank is None else f", rank {who.rank}{of}"

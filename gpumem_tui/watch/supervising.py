@@ -169,7 +169,7 @@ def is_below(pid: int, root: int) -> bool:
 
 
 def bound_to_us() -> Callable[[], None]:
-    """What a child calls before it becomes the command, so that it ends with the thread that started it."""
+    """A call for the child to make before it becomes the command, so that it ends with the thread that started it."""
     prctl, parent = ctypes.CDLL(None).prctl, os.getpid()
 
     def bind() -> None:

@@ -108,7 +108,7 @@ class TerminalCommand:
             os.write(self._ours, typed)
 
     def resize(self, columns: int, rows: int) -> None:
-        """Its terminal has another size; it is told by SIGWINCH."""
+        """Set its terminal's size, which it learns by SIGWINCH."""
         size = struct.pack("HHHH", max(1, rows), max(1, columns), 0, 0)
         with suppress(OSError):
             fcntl.ioctl(self._ours, termios.TIOCSWINSZ, size)
@@ -131,7 +131,7 @@ class TerminalCommand:
                 os.killpg(self._process.pid, number)
 
     def _read(self, timeout_s: float, output: Callable[[bytes], None]) -> bool:
-        """Read what there is; False once nobody holds the other end any more."""
+        """Read what there is; False once the other end is closed."""
         if not select.select([self._ours], [], [], timeout_s)[0]:
             return True
         try:

@@ -60,7 +60,7 @@ def _name_width(state: HostsState, width: int) -> int:
 
 
 def hosts_heading(state: HostsState, width: int) -> Row:
-    """The heads of the columns of the hosts."""
+    """The column headings of the hosts."""
     name = _name_width(state, width)
     bar = f" {'':<{_BAR}}" if width >= _BAR_FROM else ""
     text = f"  {fit('HOST', name)} {'GPUS':>4}{bar} {'USED/TOTAL GiB':>15} {'FREE':>7} {'UTIL':>5} {'AGE':>5}  STATE"
@@ -226,7 +226,7 @@ def _job_text(job: JobRanks) -> str:
 
 
 def processes_heading(state: HostsState, listed: list[RemoteProcess], width: int) -> Row:
-    """The heads of the columns of the processes; the one that they are sorted by has a mark."""
+    """The column headings of the processes; the one that they are sorted by has a mark."""
     mark = "▾" if (state.sort in (HostsSort.MEMORY, HostsSort.SM)) != state.reverse else "▴"
     columns = _columns(state, width, probed=any(each.probe for each in listed))
     text = _cells(columns, None, state.sort.value, mark)

@@ -139,7 +139,7 @@ class OutputPane(ScrollView, can_focus=True):
         self.show(self._printed)
 
     def watch_scroll_y(self, old_value: float, new_value: float) -> None:
-        """Whoever scrolls up wants to read."""
+        """Scrolling up stops following the output."""
         super().watch_scroll_y(old_value, new_value)
         self._follows = self.is_vertical_scroll_end
 

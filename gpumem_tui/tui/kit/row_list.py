@@ -53,7 +53,7 @@ class RowList(ScrollView, can_focus=True):
 
         @property
         def control(self) -> RowList:
-            """The list that says it."""
+            """The list that sent the message."""
             return self.rows
 
     class Moved(OfRow):
@@ -164,7 +164,7 @@ class RowList(ScrollView, can_focus=True):
         self.refresh()
 
     def on_blur(self) -> None:
-        """And hides where they do not."""
+        """The cursor hides when the keys go elsewhere."""
         self.refresh()
 
     def render_line(self, y: int) -> Strip:

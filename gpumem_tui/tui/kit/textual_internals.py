@@ -182,7 +182,7 @@ class KeysInOrder(App[Result]):
             await self._look()
 
     async def on_key_done(self, message: KeyDone) -> None:
-        """Once more behind what the key's action has posted; then the next key."""
+        """Wait again behind what the key's action has posted; then the next key."""
         if message.key is not self._acting:
             return  # given up: it came late
         if message.round == _ROUNDS or not self._send(KeyDone(message.key, message.round + 1)):
@@ -201,7 +201,7 @@ class KeysInOrder(App[Result]):
         return self._carrier.post_message(note)
 
     async def _look(self) -> None:
-        """Go on without a note that is lost."""
+        """Continue when a note was lost."""
         if not self._carrier.is_attached or monotonic() - self._acting_since_s > _LONGEST_S:
             await self._next_key()
 

@@ -245,7 +245,7 @@ def _style(column: _Column, entry: Entry) -> str:
 
 
 def _tail(state: MonitorState, listed: int) -> Iterator[Span]:
-    """What stands below the processes."""
+    """The line below the processes."""
     unknown = [gpu for gpu in state.gpus if isinstance(gpu.processes, Unknown) and not gpu.instances]
     for gpu in unknown:
         if isinstance(gpu.processes, Unknown):
