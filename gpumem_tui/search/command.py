@@ -251,7 +251,7 @@ class CommandProcess:
     def _stuck(self, timeout_s: float) -> str:
         """No step was made in time: the source line that the program is at, as far as it answers."""
         place = self._place()
-        at = f"; it stands at {place}" if place else ""
+        at = f"; it is at {place}" if place else ""
         steps = max((member.steps for member in self._members.values()), default=0)
         which = "no optimizer step" if steps < 1 else f"no optimizer step after number {steps}"
         return f"{which} within {timeout_s:g} s{at}; --timeout waits longer"
