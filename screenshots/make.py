@@ -380,10 +380,8 @@ def _gpt2_step() -> Plan:
 
 PICTURES: Mapping[str, Callable[[str], Awaitable[None]]] = {
     "monitor-eight-gpus": lambda name: _monitor_picture(name, 8, "down"),
-    "monitor-one-gpu": lambda name: _monitor_picture(name, 1, "tab", *["left"] * 12),
     "monitor-watched": lambda name: _watched_picture(name, "down"),
     "hosts": _hosts_picture,
-    "search-finished": lambda name: _search(name, WorkloadOptions(), "a100-80gb", _ended),
     "search-running": _search_running,
     "search-nothing-fits": lambda name: _search(name, WorkloadOptions(model="llama-3-8b"), "rtx-4090-24gb", _ended),
     "search-command": _search_command,
