@@ -45,7 +45,7 @@ class Lifeline:
             wait()
             self.end_all()
 
-        threading.Thread(target=follow, name="leash", daemon=True).start()
+        threading.Thread(target=follow, name="lifeline", daemon=True).start()
 
     def _until_hung_up(self) -> None:
         hung_up = select.poll()

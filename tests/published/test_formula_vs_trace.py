@@ -19,7 +19,7 @@ SMALL = {
     "moe": replace(
         find_model("qwen3-30b-a3b"), layers=3, hidden=512, vocab=5000, seq_len=512, experts=Experts(16, active=4)
     ),
-    "bert": replace(find_model("bert-base"), layers=4),
+    "bert": replace(find_model("bert-base"), layers=2),
     "vit": replace(find_model("vit-b-32"), layers=6),
     "resnet": find_model("resnet-18"),
     "mlp": find_model("mlp"),
