@@ -46,6 +46,7 @@ from gpumem_tui.snapshots.write import write_snapshot
 from gpumem_tui.tui.app import GpuMemApp
 from gpumem_tui.tui.hosts.making import hosts_screen
 from gpumem_tui.tui.hosts.screen import HostsScreen
+from gpumem_tui.tui.kit.figures import said
 from gpumem_tui.tui.kit.row_list import RowList
 from gpumem_tui.tui.plan.command_screen import CommandPlanScreen
 from gpumem_tui.tui.plan.screen import PlanScreen
@@ -170,13 +171,17 @@ async def _picture(
 
 
 async def _plan_picture(name: str, plan: Plan, *keys: str, row: str = "") -> None:
-    """A plan with its trace, after some keys, with the pane's cursor on a row."""
+    """A plan with its trace, after some keys, with the pane's cursor on a row.
+
+    Between keys until the cheapest combination, where it is shown, is one that a trace confirms.
+    """
     screen = PlanScreen(plan, clock=lambda: CLOCK)
     app = GpuMemApp({"plan": lambda: screen}, "plan")
     async with app.run_test(size=SIZE) as pilot:
         for key in ("", *keys):
             await pilot.press(*([key] if key else []))
-            while not screen.settled:
+            pane = screen.query_one("#pane", RowList)
+            while not screen.settled or any(line.endswith("… tracing") for line in said(pane.rows)):
                 await pilot.pause(0.1)
         screen.query_one("#pane", RowList).move_to(row)
         await pilot.pause(0.5)
