@@ -181,7 +181,9 @@ async def _plan_picture(name: str, plan: Plan, *keys: str, row: str = "") -> Non
         for key in ("", *keys):
             await pilot.press(*([key] if key else []))
             pane = screen.query_one("#pane", RowList)
-            while not screen.settled or any(line.endswith("… tracing") for line in said(pane.rows)):
+            while not screen.settled or any(
+                line.endswith(("… tracing", "… tracing what may")) for line in said(pane.rows)
+            ):
                 await pilot.pause(0.1)
         screen.query_one("#pane", RowList).move_to(row)
         await pilot.pause(0.5)
