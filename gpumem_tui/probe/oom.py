@@ -93,7 +93,7 @@ class BlackBox:
         atexit.register(self._at_exit)
 
     def _at_exit(self) -> None:
-        """The interpreter remembers what nobody caught before it calls `sys.excepthook`, whosever that is by now."""
+        """The interpreter keeps an uncaught error before it calls `sys.excepthook`, which may have been replaced."""
         error = getattr(sys, "last_value", None)
         if isinstance(error, BaseException) and id(error) != self._uncaught and not _is_interactive():
             self.process_failed(error, error.__traceback__)

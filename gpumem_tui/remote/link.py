@@ -20,7 +20,7 @@ ALIVE_S = 15.0
 """How often a line goes there at least: without any for `PATIENCE_S` the program there ends."""
 PATIENCE_S = 300.0
 KEEP_ALIVE = ("-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=4")
-"""A connection that is cut without a word is noticed within a minute (ssh_config(5))."""
+"""A connection that is cut silently is noticed within a minute (ssh_config(5))."""
 _CHUNK = 1 << 20
 _LONGEST_LINE = 1 << 28
 """Bytes: a trace has hundreds of thousands of events."""
