@@ -1,8 +1,9 @@
 """Makes the pictures of this folder from the real screens: `python screenshots/make.py`.
 
 The searches and plans are real ones on a simulated GPU; the Monitor's machines are those of tests/tui/monitor_scene
-and watch_scene. The browser's is a real server on the fake NVML, in a headless Chromium, and needs a C compiler;
-`python screenshots/make.py browser` makes that one alone.
+and watch_scene. The browser's is a real server on the fake NVML, in a headless Chromium, and needs a C compiler.
+`python screenshots/make.py hosts plan-curves` makes those two alone. Plan's of Llama 3 8B take minutes each: every
+combination of techniques that may be the cheapest is traced.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ import re
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime
@@ -44,6 +46,7 @@ from gpumem_tui.snapshots.write import write_snapshot
 from gpumem_tui.tui.app import GpuMemApp
 from gpumem_tui.tui.hosts.making import hosts_screen
 from gpumem_tui.tui.hosts.screen import HostsScreen
+from gpumem_tui.tui.kit.figures import said
 from gpumem_tui.tui.kit.row_list import RowList
 from gpumem_tui.tui.plan.command_screen import CommandPlanScreen
 from gpumem_tui.tui.plan.screen import PlanScreen
@@ -118,6 +121,7 @@ TRAIN = """
 """
 """A user's script, as many are: nothing in it knows of this program."""
 CLOCK = datetime(2026, 1, 1, 12, 0)
+_COMMAND_BATCH = 24
 
 
 def _ended(state: SearchState) -> bool:
@@ -167,13 +171,19 @@ async def _picture(
 
 
 async def _plan_picture(name: str, plan: Plan, *keys: str, row: str = "") -> None:
-    """A plan with its trace, after some keys, with the pane's cursor on a row."""
+    """A plan with its trace, after some keys, with the pane's cursor on a row.
+
+    Between keys until the cheapest combination, where it is shown, is one that a trace confirms.
+    """
     screen = PlanScreen(plan, clock=lambda: CLOCK)
     app = GpuMemApp({"plan": lambda: screen}, "plan")
     async with app.run_test(size=SIZE) as pilot:
         for key in ("", *keys):
             await pilot.press(*([key] if key else []))
-            while not screen.settled:
+            pane = screen.query_one("#pane", RowList)
+            while not screen.settled or any(
+                line.endswith(("… tracing", "… tracing what may")) for line in said(pane.rows)
+            ):
                 await pilot.pause(0.1)
         screen.query_one("#pane", RowList).move_to(row)
         await pilot.pause(0.5)
@@ -249,34 +259,6 @@ def _write(name: str, svg: str) -> None:
     (FOLDER / f"{name}.svg").write_text(re.sub(r"terminal-\d+", f"terminal-{name}", svg))
 
 
-async def _all() -> None:
-    await _monitor_picture("monitor-eight-gpus", 8, "down")
-    await _monitor_picture("monitor-one-gpu", 1, "tab", *["left"] * 12)
-    await _watched_picture("monitor-watched", "down")
-    await _hosts_picture("hosts")
-    a100, rtx4090 = simulated_device("a100-80gb"), simulated_device("rtx-4090-24gb")
-    gpt2 = WorkloadOptions()
-    mixed = WorkloadOptions(precision="amp-bf16")
-    llama = WorkloadOptions(model="llama-3-8b")
-    await _picture("search-finished", gpt2, SearchConfig(gpt2.spec(), a100), _ended)
-    await _picture("search-running", mixed, SearchConfig(mixed.spec(), a100, strategy="ramp"), _well_under_way)
-    await _picture("search-nothing-fits", llama, SearchConfig(llama.spec(), rtx4090), _ended)
-    await _command_picture()
-    await _plans()
-
-
-async def _command_picture() -> None:
-    """A user's own command, in its first trial."""
-    with _project():
-        own = WorkloadOptions(command=("python", "train.py", "--batch-size", "{batch}"))
-        config = SearchConfig(own.spec(), simulated_device("h100-80gb"))
-        await _picture("search-command", own, config, _first_trial)
-        fixed = WorkloadOptions(command=("python", "train.py", "--batch-size", "24"))
-        planned = SearchConfig(fixed.spec(), simulated_device("rtx-4090-24gb"))
-        await _command_plan_picture("plan-command", planned, 24)
-        await _snapshot_picture("snapshot", planned, 24)
-
-
 async def _snapshot_picture(name: str, config: SearchConfig, batch_size: int) -> None:
     """The memory snapshot of a command that runs out of memory."""
     traced = predict(config, batch_size=batch_size).prediction.traced
@@ -302,20 +284,6 @@ async def _command_plan_picture(name: str, config: SearchConfig, batch_size: int
             await pilot.pause(0.1)
         await pilot.pause(0.5)
         _write(name, app.export_screenshot(title="gpumem-tui"))
-
-
-async def _plans() -> None:
-    """Llama 3 8B on four cards of 24 GB: what is in the way, what would help, and with that; and a step of GPT-2."""
-    four = Plan(
-        find_model("llama-3-8b"),
-        Recipe("amp-bf16", sharding="zero3", gpus=4),
-        find_gpu("rtx-4090-24gb"),
-        target_batch=64,
-    )
-    await _plan_picture("plan-too-large", four, "t")
-    await _plan_picture("plan-that-fits", four, "t", "down", "enter", "c")
-    gpt2 = Plan(find_model("gpt2"), Recipe("amp-bf16"), find_gpu("a100-80gb"), batch_size=16, target_batch=512)
-    await _plan_picture("plan-curves", gpt2, "v", row="memory-over-step")
 
 
 _WINDOW = (1000, 620)
@@ -374,7 +342,78 @@ def _busy(folder: Path, count: int) -> Iterator[list[int]]:
             process.wait()
 
 
+def _search(name: str, options: WorkloadOptions, gpu: str, when: Callable[[SearchState], bool]) -> Awaitable[None]:
+    return _picture(name, options, SearchConfig(options.spec(), simulated_device(gpu)), when)
+
+
+async def _search_running(name: str) -> None:
+    """By the ramp, in the middle of it."""
+    mixed = WorkloadOptions(precision="amp-bf16")
+    config = SearchConfig(mixed.spec(), simulated_device("a100-80gb"), strategy="ramp")
+    await _picture(name, mixed, config, _well_under_way)
+
+
+async def _search_command(name: str) -> None:
+    """A user's own command, in its first trial."""
+    with _project():
+        own = WorkloadOptions(command=("python", "train.py", "--batch-size", "{batch}"))
+        await _search(name, own, "h100-80gb", _first_trial)
+
+
+def _on_24_gb() -> SearchConfig:
+    """The command at a batch size that is too large for the card."""
+    fixed = WorkloadOptions(command=("python", "train.py", "--batch-size", str(_COMMAND_BATCH)))
+    return SearchConfig(fixed.spec(), simulated_device("rtx-4090-24gb"))
+
+
+async def _plan_command(name: str) -> None:
+    with _project():
+        await _command_plan_picture(name, _on_24_gb(), _COMMAND_BATCH)
+
+
+async def _snapshot(name: str) -> None:
+    with _project():
+        await _snapshot_picture(name, _on_24_gb(), _COMMAND_BATCH)
+
+
+def _llama_on_four() -> Plan:
+    """Llama 3 8B on four cards of 24 GB, which it does not fit."""
+    recipe = Recipe("amp-bf16", sharding="zero3", gpus=4)
+    return Plan(find_model("llama-3-8b"), recipe, find_gpu("rtx-4090-24gb"), target_batch=64)
+
+
+def _gpt2_step() -> Plan:
+    return Plan(find_model("gpt2"), Recipe("amp-bf16"), find_gpu("a100-80gb"), batch_size=16, target_batch=512)
+
+
+PICTURES: Mapping[str, Callable[[str], Awaitable[None]]] = {
+    "monitor-eight-gpus": lambda name: _monitor_picture(name, 8, "down"),
+    "monitor-watched": lambda name: _watched_picture(name, "down"),
+    "hosts": _hosts_picture,
+    "search-running": _search_running,
+    "search-nothing-fits": lambda name: _search(name, WorkloadOptions(model="llama-3-8b"), "rtx-4090-24gb", _ended),
+    "search-command": _search_command,
+    "plan-command": _plan_command,
+    "snapshot": _snapshot,
+    "plan-too-large": lambda name: _plan_picture(name, _llama_on_four(), "t"),
+    "plan-that-fits": lambda name: _plan_picture(name, _llama_on_four(), "t", "enter", "c"),
+    "plan-curves": lambda name: _plan_picture(name, _gpt2_step(), "v", row="memory-over-step"),
+    "browser": lambda _: _browser_picture(),
+}
+
+
+def _main(names: Sequence[str]) -> None:
+    if unknown := [name for name in names if name not in PICTURES]:
+        sys.exit(f"{', '.join(unknown)}: no such picture; there are {', '.join(PICTURES)}")
+    for name in names or PICTURES:
+        began_s = time.monotonic()
+        asyncio.run(_made(PICTURES[name](name)))
+        print(f"{name}: {time.monotonic() - began_s:.0f} s")
+
+
+async def _made(picture: Awaitable[None]) -> None:
+    await picture
+
+
 if __name__ == "__main__":
-    if sys.argv[1:] != ["browser"]:
-        asyncio.run(_all())
-    asyncio.run(_browser_picture())
+    _main(sys.argv[1:])

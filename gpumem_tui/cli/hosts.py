@@ -37,7 +37,9 @@ HOST_OPTIONS: list[Callable[[Any], Any]] = [
     click.option(
         "--remote-directory", metavar="DIR", help="Directory on the host to run in (default: the login's home)."
     ),
-    click.option("--remote-command", metavar="COMMAND", help="What is called there (gpumem-tui, found in PATH)."),
+    click.option(
+        "--remote-command", metavar="COMMAND", help="Command that runs gpumem-tui there (default: the one in PATH)."
+    ),
 ]
 
 HOSTS_OPTIONS: list[Callable[[Any], Any]] = [
@@ -52,7 +54,7 @@ HOSTS_OPTIONS: list[Callable[[Any], Any]] = [
     ),
     click.option("--slurm", "slurm_job", metavar="JOBID", help="Watch the nodes of a Slurm job."),
     click.option(
-        "--remote-command", metavar="COMMAND", help="What is called on hosts (gpumem-tui, found in PATH there)."
+        "--remote-command", metavar="COMMAND", help="Command that runs gpumem-tui there (default: the one in PATH)."
     ),
 ]  # fmt: skip
 
@@ -128,7 +130,7 @@ def _machines(fleet: Fleet) -> Iterator[Machine]:
 
 
 def _record_hosts(fleet: Fleet, path: Path, settings: Settings, *, allow_signals: bool) -> int:
-    """Record how hosts stand, on the screen if there is one; else the alerts that begin are a line each."""
+    """Record hosts, on the screen if there is one; else print the alerts that begin, a line each."""
     from gpumem_tui.monitor.recording_file import RecordingError
     from gpumem_tui.remote.recording import HostsRecorder, RecordedHosts
     from gpumem_tui.tui.start import open_hosts
@@ -168,7 +170,7 @@ def mark_line(mark: Mark) -> str:
     return f"{when(mark.time_s)}  {mark.severity.value:<8}  {f'{mark.who}: ' if mark.who else ''}{mark.message}"
 
 
-def the_host(
+def single_host(
     host: str | None, remote_directory: str | None, remote_command: str | None
 ) -> tuple[RemoteHost, SshOptions, Settings] | None:
     """The one host that `HOST_OPTIONS` name, and how it is reached; None for this machine.

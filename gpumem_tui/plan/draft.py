@@ -31,7 +31,7 @@ class Draft:
     Attributes:
         base: the model that was picked. `changes`: fields of its shape that were set to something else.
         headroom: share of the GPU that the formula leaves free.
-        target_batch: samples wanted per optimizer step over all GPUs; None for no wish.
+        target_batch: samples wanted per optimizer step over all GPUs; None for none.
         extras: techniques that only the formula knows.
         goals: what the plan is for.
     """

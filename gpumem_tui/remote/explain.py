@@ -37,7 +37,7 @@ def explained(code: int | None, errors: Sequence[str], host: RemoteHost, options
     if code == _NOT_EXECUTABLE:
         return f"{command} cannot be executed there: {last}", True
     if code == _SSH_FAILED:
-        return shortened(last.removeprefix("ssh: "), 160) or "ssh failed without a word", False
+        return shortened(last.removeprefix("ssh: "), 160) or "ssh failed and printed no reason", False
     if code is None or code < 0:
         return "ssh was ended" if code else "the connection was closed", False
     if "No such option" in said or "No such command" in said or "invalid choice" in said:

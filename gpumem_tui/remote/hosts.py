@@ -59,7 +59,7 @@ def hosts_of(
     words += slurm_nodes(slurm_job) if slurm_job else []
     names = list(dict.fromkeys(name for word in words for name in expanded(word)))
     if not names:
-        raise OptionError(f"{file}: no host stands in it" if file is not None else "no host is named")
+        raise OptionError(f"{file}: it names no host" if file is not None else "no host is named")
     if len(names) > MOST_HOSTS:
         raise OptionError(f"{len(names)} hosts: at most {MOST_HOSTS} can be watched at once")
     return tuple(map(parse_host, names))

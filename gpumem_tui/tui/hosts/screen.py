@@ -123,7 +123,7 @@ class HostsScreen(ReplayKeys):
         return self._state
 
     def compose_parts(self) -> ComposeResult:
-        """Header, hosts, processes, keys; and what stands there instead."""
+        """Header, hosts, processes, keys; and what is shown in their place."""
         yield Lines(id="hosts-header")
         yield Lines(id="hosts-heading")
         yield self._hosts
@@ -161,7 +161,7 @@ class HostsScreen(ReplayKeys):
             await asyncio.sleep(_SHORTEST_S)
 
     def _look(self) -> None:
-        """Take in how all hosts stand; the past of those whose Monitor has been opened goes on behind it."""
+        """Take in all hosts' states, and the history of those whose Monitor has been opened."""
         if self.has_jumped():
             self._histories.clear()  # of another time
         statuses = self._fleet.statuses

@@ -129,7 +129,7 @@ class MonitorScreen(ProcessActions):
     # What is on it
 
     def compose_parts(self) -> ComposeResult:
-        """Header, alerts, GPUs, history, processes, filter, footer; and what stands there instead."""
+        """Header, alerts, GPUs, history, processes, filter, footer; and what is shown in their place."""
         yield Lines(id="header")
         yield Lines(id="alerts", classes="-gone")
         yield GpuPanel()

@@ -50,7 +50,7 @@ class EditScreen(ModalScreen[Edited | None]):
 
     CSS_PATH = "form.tcss"
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape", "dismiss(None)", "leave as it was"),
+        Binding("escape", "dismiss(None)", "cancel"),
         Binding("ctrl+s", "apply", "apply", priority=True),
         Binding("up", "app.focus_previous", show=False, priority=True),
         Binding("down", "app.focus_next", show=False, priority=True),

@@ -24,7 +24,7 @@ from gpumem_tui.search.predicting import CommandOutput, Predicted
 from gpumem_tui.search.prediction import Prediction
 from gpumem_tui.search.runner import SearchEvent, TrialFinished, TrialStarted, search
 from gpumem_tui.tui.kit.acts import Act, permitted, refused
-from gpumem_tui.tui.kit.dialogs import HelpScreen
+from gpumem_tui.tui.kit.dialogs import HelpScreen, copy_to_clipboard
 from gpumem_tui.tui.kit.lines import Lines
 from gpumem_tui.tui.kit.main_screen import MainScreen
 from gpumem_tui.tui.kit.output_pane import OutputPane, Printed
@@ -37,6 +37,7 @@ from gpumem_tui.tui.search.panels import LedgerTable, ReasonPanel, VerdictPanel,
 from gpumem_tui.tui.search.plot import BatchPlot, warm
 from gpumem_tui.tui.search.state import Failure, SearchState
 from gpumem_tui.tui.search.trial_log import TrialLog
+from gpumem_tui.tui.search.verdict import command_found
 
 _REDRAW_S = 0.25
 _CLOCK_S = 1.0
@@ -71,6 +72,7 @@ class SearchScreen(MainScreen):
         Binding("o", "log(False)", "trials", tooltip="Show the log of trials"),
         Binding("z", "enlarge(True)", "zoom", tooltip="Give the command's output the whole screen"),
         Binding("z,escape", "enlarge(False)", "back", key_display="z", tooltip="The other panels again"),
+        Binding("y", "copy", "copy", tooltip="Copy the command with the largest batch size"),
         Binding("question_mark", "help", "help", key_display="?", tooltip="The keys and what the columns mean"),
         Binding("q", "app.quit", "quit", tooltip="Leave; a running search is cancelled"),
     ]
@@ -211,6 +213,8 @@ class SearchScreen(MainScreen):
                 return state.busy and not state.cancelling
             case "switch":
                 return self.has_class("-narrow") and not self.has_class("-high") and not self.has_class("-large")
+            case "copy":
+                return bool(command_found(state))
             case "log":
                 shared = not self.has_class("-wide") and not self.has_class("-large")
                 return self._is_command and shared and self.has_class("-output") is not parameters[0]
@@ -260,6 +264,10 @@ class SearchScreen(MainScreen):
         """The output in the place of all panels, or the panels again."""
         self.set_class(large, "-large")
         self._draw()
+
+    def action_copy(self) -> None:
+        """The command with the largest batch size, to the clipboard."""
+        copy_to_clipboard(self, command_found(self._state))
 
     def action_help(self) -> None:
         """The keys and the columns."""

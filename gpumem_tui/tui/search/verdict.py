@@ -69,6 +69,16 @@ def verdict_view(state: SearchState, notice: str = "", *, short: bool = False) -
     return _ended(state, state.verdict)
 
 
+def command_found(state: SearchState) -> str:
+    """The user's command with the largest batch size found, as it is typed; empty without a command or a size."""
+    workload, verdict = state.config.workload, state.verdict
+    if workload.command is None or workload.hugging_face is not None or verdict is None or not verdict.max_batch_size:
+        return ""
+    size = verdict.max_batch_size
+    passes = workload.command.accumulation(size, state.config.target_batch, workload.recipe.data_parallel)
+    return workload.command.text_at(size, passes)
+
+
 def _again(state: SearchState) -> str:
     """The keys after a failure; what runs on another machine cannot be edited."""
     return "s tries again" if state.config.device.host else "s tries again · e edits the workload"
@@ -166,4 +176,4 @@ def _predictions(state: SearchState) -> str:
     roomy = state.with_headroom
     if not state.config.headroom or isinstance(roomy, Unknown):
         return f"{by_formula}, traced {whole}"
-    return f"{by_formula}, traced {roomy:,} with {state.config.headroom:.0%} free; traced without {whole}"
+    return f"with {state.config.headroom:.0%} free {by_formula}, traced {roomy:,}; with none free traced {whole}"
