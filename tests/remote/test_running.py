@@ -61,9 +61,9 @@ def box(tmp_path: Path) -> Iterator[Box]:
 def test_output_and_exit_code_come_here(box: Box, tmp_path: Path) -> None:
     (tmp_path / "a b").mkdir()
     script = "echo out; echo err >&2; pwd; cat; printf '%s\\n' \"$@\"; exit 7"
-    code, out, err = box.run("sh", "-c", script, "sh", "{batch}", "it's", "$HOME", directory="~/a b")
+    code, out, err = box.run("sh", "-c", script, "sh", "{batch}", "it's!", "$HOME", "\\\\", directory="~/a b")
     assert code == 7
-    assert out.splitlines() == ["out", str(tmp_path / "a b"), "{batch}", "it's", "$HOME"]
+    assert out.splitlines() == ["out", str(tmp_path / "a b"), "{batch}", "it's!", "$HOME", "\\\\"]
     assert "err" in err.splitlines()
 
 
