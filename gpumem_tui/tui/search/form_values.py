@@ -167,7 +167,7 @@ class FormValues:
             asked = None if self._there is None else self._there.asked.gpu
             numbers = dict.fromkeys(map(str, range(_MOST_GPUS)))
             own = [] if asked is None or asked in numbers or asked.startswith(_SIMULATED) else [(asked, asked)]
-            listed = [(_FREE, "the first free one there"), *own, *((number, f"GPU {number}") for number in numbers)]
+            listed = [(_FREE, "the first free one"), *own, *((number, f"GPU {number}") for number in numbers)]
             return [*listed, *simulated], asked or _FREE
         now, given = self._config.device, self._given.config.device
         owned = next((device for device in (now, given) if not device.simulated and not device.host), None)
