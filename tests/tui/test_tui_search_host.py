@@ -7,10 +7,11 @@ from dataclasses import replace
 import pytest
 from textual.pilot import Pilot
 from textual.widget import Widget
-from textual.widgets import Input, Select, Static
+from textual.widgets import Input, Static
 
 from gpumem_tui.search.runner import SearchFinished, TrialFinished, TrialStarted
 from gpumem_tui.search.wire import Configured, Refused, Reply
+from gpumem_tui.tui.kit.choice import ChoiceField
 from gpumem_tui.tui.search.form import EditScreen
 from gpumem_tui.tui.search.state import Stage
 from gpumem_tui.tui.search.workload import device_words, workload_lines
@@ -61,11 +62,11 @@ async def test_a_command_typed_here_is_searched_there(ssh: Ssh) -> None:
         screen = scene.search_screen(pilot.app)
         assert screen.search_on("box", ssh.options)
         form = await form_of(pilot)
-        await until(pilot, lambda: form.query_one("#gpu", Select).value == "free")
-        form.query_one("#kind", Select).value = "command"
+        await until(pilot, lambda: form.query_one("#gpu", ChoiceField).value == "free")
+        form.query_one("#kind", ChoiceField).value = "command"
         form.query_one("#command", Input).value = "no-such-program-here --bs {batch}"
         form.query_one("#remote_directory", Input).value = "runs"
-        form.query_one("#gpu", Select).value = "1"
+        form.query_one("#gpu", ChoiceField).value = "1"
         await until(pilot, lambda: "box is asked" in said(form, "preview"))
         await pilot.press("ctrl+s")
         await until(pilot, lambda: pilot.app.screen is screen)
@@ -77,7 +78,7 @@ async def test_a_command_typed_here_is_searched_there(ssh: Ssh) -> None:
         await pilot.press("e")
         again = await form_of(pilot)
         assert (typed(again, "host"), typed(again, "remote_directory")) == ("box", "runs")
-        assert again.query_one("#gpu", Select).value == "1"
+        assert again.query_one("#gpu", ChoiceField).value == "1"
 
 
 async def test_what_the_host_refuses_stands_beside_its_field(ssh: Ssh) -> None:

@@ -12,7 +12,7 @@ from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical, VerticalScroll
 from textual.content import Content
 from textual.screen import ModalScreen
-from textual.widgets import Button, Input, Label, Select, Static
+from textual.widgets import Button, Input, Label, Static
 
 from gpumem_tui.catalog.loader import models
 from gpumem_tui.errors import OptionError
@@ -22,12 +22,12 @@ from gpumem_tui.options.workload import visible_gpus
 from gpumem_tui.remote.link import LinkLost
 from gpumem_tui.remote.ssh import SshOptions
 from gpumem_tui.tui.kit.background import in_daemon_thread
+from gpumem_tui.tui.kit.choice import ChoiceField
 from gpumem_tui.tui.search.form_fields import (
     FIELD_OF_OPTION,
     FIELDS,
     KINDS,
     SHAPE_FIELDS,
-    ChoiceField,
     FormField,
     Kind,
     belongs,
@@ -56,6 +56,8 @@ class EditScreen(ModalScreen[Edited | None]):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "dismiss(None)", "leave as it was"),
         Binding("ctrl+s", "apply", "apply", priority=True),
+        Binding("up", "app.focus_previous", show=False, priority=True),
+        Binding("down", "app.focus_next", show=False, priority=True),
     ]
 
     def __init__(self, now: Edited, given: Edited, host: str = "", ssh: SshOptions | None = None) -> None:
@@ -66,13 +68,13 @@ class EditScreen(ModalScreen[Edited | None]):
         self._model = self._values.model
         self._on_host = now.there is not None
         self._asking: HostRequest | None = None
-        self._refused: tuple[HostRequest, str] | None = None
+        self._answer: tuple[HostRequest, str] | None = None
 
     def compose(self) -> ComposeResult:
         """A row a field, a preview, two buttons."""
         with VerticalScroll(id="form", can_focus=False) as form:
             form.border_title = "Workload"
-            form.border_subtitle = "tab next · enter opens · ctrl+s applies · esc leaves"
+            form.border_subtitle = "↑↓ field · ←→ choice · enter lists · ctrl+s applies · esc leaves"
             for field in FIELDS:
                 error = Static(id=f"{field.name}-error", classes="error", markup=False)
                 with Horizontal(classes="field -long" if field.is_long else "field", id=f"{field.name}-field"):
@@ -105,15 +107,14 @@ class EditScreen(ModalScreen[Edited | None]):
             return
         self._values.gpus = visible_gpus(found, os.environ.get("CUDA_VISIBLE_DEVICES"))
         if not self._on_host:
-            self._offer_gpus(str(self._chosen("gpu")))
+            self._offer_gpus(self._chosen("gpu"))
 
     def _offer_gpus(self, chosen: str = "") -> None:
         """Those of the machine that is meant; empty for the one to begin with."""
-        select = self.query_one("#gpu", ChoiceField)
+        field = self.query_one("#gpu", ChoiceField)
         listed, first = self._values.gpu_choices(on_host=self._on_host)
-        with self.prevent(Select.Changed):
-            select.set_options([(label, key) for key, label in listed])
-            select.value = chosen or first
+        field.offer(dict(listed))
+        field.value = chosen or first
 
     @on(Input.Changed, "#host")
     def _host_changed(self) -> None:
@@ -122,11 +123,11 @@ class EditScreen(ModalScreen[Edited | None]):
             self._on_host = not self._on_host
             self._offer_gpus()
 
-    @on(Select.Changed, "#model")
+    @on(ChoiceField.Changed, "#model")
     def _model_changed(self) -> None:
         """The changes of its shape were meant for the model that was; the sequence length may be for this one too."""
         if self._chosen("model") != self._model:
-            self._model = str(self._chosen("model"))
+            self._model = self._chosen("model")
             for name in SHAPE_FIELDS:
                 if name != "seq_len":
                     self.query_one(f"#{name}", Input).value = ""
@@ -136,7 +137,7 @@ class EditScreen(ModalScreen[Edited | None]):
         """Beside the choice, until something changes."""
         self.query_one(f"#{message.field.id}-error", Static).update(message.reason)
 
-    @on(Select.Changed)
+    @on(ChoiceField.Changed)
     @on(Input.Changed)
     def _changed(self) -> None:
         self._check()
@@ -149,7 +150,7 @@ class EditScreen(ModalScreen[Edited | None]):
         if isinstance(self._good, Edited):
             self.dismiss(self._good)
         elif self._good is not None and self._asking is None:
-            self._asking, self._refused = self._good, None
+            self._asking, self._answer = self._good, None
             self._check()
             self.app.run_worker(self._ask(self._good))  # not the form's: what comes late is to be ended
 
@@ -162,7 +163,7 @@ class EditScreen(ModalScreen[Edited | None]):
             said = str(error)
         wanted = self._asking == request and self.is_mounted
         if said and wanted:
-            self._asking, self._refused = None, (request, said.removeprefix(f"{request.host}: "))
+            self._asking, self._answer = None, (request, said.removeprefix(f"{request.host}: "))
             self._check()
         elif wanted:
             self.dismiss(edited)
@@ -189,8 +190,7 @@ class EditScreen(ModalScreen[Edited | None]):
     def _control(self, field: FormField) -> ChoiceField | Input:
         if field.holds == "choice":
             choices, value = self._values.choices(field)
-            options = [(label, key) for key, label in choices]
-            return ChoiceField(options, value=value, allow_blank=False, id=field.name, compact=True)
+            return ChoiceField(field.label, dict(choices), value, id=field.name)
         return Input(
             self._values.text(field.name),
             placeholder=field.empty,
@@ -208,14 +208,14 @@ class EditScreen(ModalScreen[Edited | None]):
         kind = self._chosen_kind
         try:
             self._good = self._values.read(self._held())
-            about, answer = self._refused or (None, "")
+            about, answer = self._answer or (None, "")
             wrong, said = _place(answer if about == self._good else "", "host")
         except OptionError as error:
             self._good = None
             wrong, said = _place(str(error), kind)
         if said:
             errors[wrong] = said
-        shape = models().get(str(self._chosen("model"))) if kind == "model" else None
+        shape = models().get(self._chosen("model")) if kind == "model" else None
         for field in FIELDS:
             typed = "" if field.holds == "choice" else self._typed(field.name)
             shown, said = belongs(field, kind, shape, typed, on_host=self._on_host), errors.get(field.name, "")
@@ -237,13 +237,13 @@ class EditScreen(ModalScreen[Edited | None]):
     def _chosen_kind(self) -> Kind:
         return next(kind for kind in KINDS if kind == self._chosen("kind"))
 
-    def _chosen(self, name: str) -> object:
-        return self.query_one(f"#{name}", Select).value
+    def _chosen(self, name: str) -> str:
+        return self.query_one(f"#{name}", ChoiceField).value
 
     def _held(self) -> dict[str, str]:
         """What is in every field, by name."""
         return {
-            field.name: str(self._chosen(field.name)) if field.holds == "choice" else self._typed(field.name)
+            field.name: self._chosen(field.name) if field.holds == "choice" else self._typed(field.name)
             for field in FIELDS
         }
 
