@@ -1,8 +1,7 @@
-"""Makes the pictures of this folder from the real screens: `python screenshots/make.py`.
+"""Makes the pictures of this folder from the real screens: `python screenshots/make.py [NAME …]`, all or some of them.
 
 The searches and plans are real ones on a simulated GPU; the Monitor's machines are those of tests/tui/monitor_scene
-and watch_scene. The browser's is a real server on the fake NVML, in a headless Chromium, and needs a C compiler;
-`python screenshots/make.py browser` makes that one alone.
+and watch_scene. The browser's is a real server on the fake NVML, in a headless Chromium, and needs a C compiler.
 """
 
 from __future__ import annotations
@@ -10,13 +9,14 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-import subprocess
 import sys
 import textwrap
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -27,6 +27,8 @@ from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.memory import GIB, Unknown
 from gpumem_tui.monitor.alerts import Alerts
 from gpumem_tui.monitor.probes import ProbeReport
+from gpumem_tui.monitor.recording import SnapshotRecorder, SnapshotRecording
+from gpumem_tui.monitor.replay import RecordingReplay
 from gpumem_tui.monitor.report import snapshot_json
 from gpumem_tui.monitor.snapshot import HostProcess
 from gpumem_tui.options.workload import WorkloadOptions, simulated_device
@@ -45,6 +47,7 @@ from gpumem_tui.tui.app import GpuMemApp
 from gpumem_tui.tui.hosts.making import hosts_screen
 from gpumem_tui.tui.hosts.screen import HostsScreen
 from gpumem_tui.tui.kit.row_list import RowList
+from gpumem_tui.tui.monitor.screen import MonitorScreen
 from gpumem_tui.tui.plan.command_screen import CommandPlanScreen
 from gpumem_tui.tui.plan.screen import PlanScreen
 from gpumem_tui.tui.search.screen import SearchScreen
@@ -54,12 +57,10 @@ from gpumem_tui.tui.snapshot.screen import SnapshotScreen
 FOLDER = Path(__file__).parent
 sys.path.insert(0, str(FOLDER.parent))
 
+from browser_picture import browser_picture  # noqa: E402  beside this file
+
 from tests.monitor import snapshots  # noqa: E402  from the root of the repository, which is no package
-from tests.nvml_stub.machine import FakeMachine, compile_stub  # noqa: E402
-from tests.nvml_stub.scenario import FakeGpu, FakeProcess, Scenario  # noqa: E402
 from tests.remote.standins import Ssh  # noqa: E402
-from tests.serve.browser import browsing, find_chromium  # noqa: E402
-from tests.serve.serving import serving  # noqa: E402
 from tests.tui import monitor_scene, watch_scene  # noqa: E402
 from tests.tui.pictures import stands_still, until  # noqa: E402
 
@@ -249,32 +250,86 @@ def _write(name: str, svg: str) -> None:
     (FOLDER / f"{name}.svg").write_text(re.sub(r"terminal-\d+", f"terminal-{name}", svg))
 
 
-async def _all() -> None:
-    await _monitor_picture("monitor-eight-gpus", 8, "down")
-    await _monitor_picture("monitor-one-gpu", 1, "tab", *["left"] * 12)
-    await _watched_picture("monitor-watched", "down")
-    await _hosts_picture("hosts")
+def _pictures() -> dict[str, Callable[[], Coroutine[None, None, None]]]:
+    """How each is made, by its name."""
     a100, rtx4090 = simulated_device("a100-80gb"), simulated_device("rtx-4090-24gb")
     gpt2 = WorkloadOptions()
     mixed = WorkloadOptions(precision="amp-bf16")
     llama = WorkloadOptions(model="llama-3-8b")
-    await _picture("search-finished", gpt2, SearchConfig(gpt2.spec(), a100), _ended)
-    await _picture("search-running", mixed, SearchConfig(mixed.spec(), a100, strategy="ramp"), _well_under_way)
-    await _picture("search-nothing-fits", llama, SearchConfig(llama.spec(), rtx4090), _ended)
-    await _command_picture()
-    await _plans()
+    ramp = SearchConfig(mixed.spec(), a100, strategy="ramp")
+    four, plain = _four_cards(), _gpt2()
+    made: dict[str, Callable[[str], Coroutine[None, None, None]]] = {
+        "monitor-eight-gpus": lambda name: _monitor_picture(name, 8, "down"),
+        "monitor-one-gpu": lambda name: _monitor_picture(name, 1, "tab", *["left"] * 12),
+        "monitor-watched": lambda name: _watched_picture(name, "down"),
+        "hosts": _hosts_picture,
+        "replay": _replay_picture,
+        "search-finished": lambda name: _picture(name, gpt2, SearchConfig(gpt2.spec(), a100), _ended),
+        "search-running": lambda name: _picture(name, mixed, ramp, _well_under_way),
+        "search-nothing-fits": lambda name: _picture(name, llama, SearchConfig(llama.spec(), rtx4090), _ended),
+        "search-command": _command_picture,
+        "plan-command": lambda name: _planned_picture(name, _command_plan_picture),
+        "snapshot": lambda name: _planned_picture(name, _snapshot_picture),
+        "plan-too-large": lambda name: _plan_picture(name, four, "t"),
+        "plan-that-fits": lambda name: _plan_picture(name, four, "t", "down", "enter", "c"),
+        "plan-curves": lambda name: _plan_picture(name, plain, "v", row="memory-over-step"),
+        "browser": lambda name: browser_picture(FOLDER / f"{name}.png"),
+    }
+    return {name: partial(make, name) for name, make in made.items()}
 
 
-async def _command_picture() -> None:
+async def _command_picture(name: str) -> None:
     """A user's own command, in its first trial."""
     with _project():
         own = WorkloadOptions(command=("python", "train.py", "--batch-size", "{batch}"))
-        config = SearchConfig(own.spec(), simulated_device("h100-80gb"))
-        await _picture("search-command", own, config, _first_trial)
+        await _picture(name, own, SearchConfig(own.spec(), simulated_device("h100-80gb")), _first_trial)
+
+
+async def _planned_picture(name: str, make: Callable[[str, SearchConfig, int], Coroutine[None, None, None]]) -> None:
+    """The same command with a batch size that is too large for its GPU."""
+    with _project():
         fixed = WorkloadOptions(command=("python", "train.py", "--batch-size", "24"))
-        planned = SearchConfig(fixed.spec(), simulated_device("rtx-4090-24gb"))
-        await _command_plan_picture("plan-command", planned, 24)
-        await _snapshot_picture("snapshot", planned, 24)
+        await make(name, SearchConfig(fixed.spec(), simulated_device("rtx-4090-24gb")), 24)
+
+
+_PLAYED_S, _FILLS_FROM_S, _SHOWN_S = 3600, 1500, 2500
+
+
+async def _replay_picture(name: str) -> None:
+    """The alerts of a recording of two GPUs, of which one fills up and gets hot; the cursor is on the last of them."""
+    os.environ["TZ"] = "UTC"
+    time.tzset()
+    with TemporaryDirectory() as folder:
+        path = Path(folder, "night")
+        recorder, alerts = SnapshotRecorder(path), Alerts()
+        for second in range(0, _PLAYED_S, 5):
+            held = min(79.0, 41 + max(0, second - _FILLS_FROM_S) / 30)
+            gpus = [
+                monitor_scene.gpu(index, [monitor_scene.process(4100 + index, int(size * GIB))])
+                for index, size in enumerate((held, 22.0))
+            ]
+            gpus[1] = replace(gpus[1], temperature_c=96 if 600 <= second < 900 else 61)
+            snapshot = snapshots.machine(gpus, after_s=second)
+            recorder.add(snapshot, alerts.update(snapshot))
+        recorder.close()
+        replay = RecordingReplay(SnapshotRecording(path))
+        replay.hold(True)
+        replay.start()
+        replay.index.wait()
+        replay.seek(snapshots.START_S + _SHOWN_S)
+
+        def screen() -> MonitorScreen:
+            return MonitorScreen(replay, read_only=True, replay=replay, past=replay.past_snapshots)
+
+        app = GpuMemApp({"monitor": screen}, "monitor")
+        async with app.run_test(size=SIZE) as pilot:
+            await until(pilot, lambda: replay.now_s >= snapshots.START_S + _SHOWN_S - 5)
+            await stands_still(pilot)
+            await pilot.press("a")
+            await until(pilot, lambda: app.screen.is_modal)
+            await stands_still(pilot)
+            _write(name, app.export_screenshot(title="gpumem-tui"))
+        replay.stop()
 
 
 async def _snapshot_picture(name: str, config: SearchConfig, batch_size: int) -> None:
@@ -304,77 +359,24 @@ async def _command_plan_picture(name: str, config: SearchConfig, batch_size: int
         _write(name, app.export_screenshot(title="gpumem-tui"))
 
 
-async def _plans() -> None:
-    """Llama 3 8B on four cards of 24 GB: what is in the way, what would help, and with that; and a step of GPT-2."""
-    four = Plan(
+def _four_cards() -> Plan:
+    """Llama 3 8B on four cards of 24 GB."""
+    return Plan(
         find_model("llama-3-8b"),
         Recipe("amp-bf16", sharding="zero3", gpus=4),
         find_gpu("rtx-4090-24gb"),
         target_batch=64,
     )
-    await _plan_picture("plan-too-large", four, "t")
-    await _plan_picture("plan-that-fits", four, "t", "down", "enter", "c")
-    gpt2 = Plan(find_model("gpt2"), Recipe("amp-bf16"), find_gpu("a100-80gb"), batch_size=16, target_batch=512)
-    await _plan_picture("plan-curves", gpt2, "v", row="memory-over-step")
 
 
-_WINDOW = (1000, 620)
-_SIZES_GIB = (31, 62, 77, 12)
-"""Of the browser's picture: its pixels, and what each GPU holds."""
-_SEEN_S = 32
-
-
-async def _browser_picture() -> None:
-    """A machine with four GPUs, on each of which a process of this user's computes."""
-    chromium = find_chromium()
-    if chromium is None:
-        sys.exit("no Chromium is installed here (Debian: apt install chromium)")
-    with TemporaryDirectory() as name, _busy(Path(name), len(_SIZES_GIB)) as pids:
-        folder = Path(name)
-        machine = FakeMachine(compile_stub(folder), folder)
-        machine.show(_four_gpus(pids, 0))
-        settings = folder / "settings.toml"
-        settings.write_text("chart_minutes = 0.5\n")
-        own = {**machine.environment, "PATH": os.environ["PATH"]}
-        with serving(own, "--settings", str(settings)) as served:
-            async with browsing(chromium, folder / "browser") as page:
-                await page.open(served.url, *_WINDOW)
-                for second in range(_SEEN_S):
-                    machine.show(_four_gpus(pids, second))
-                    await asyncio.sleep(1)
-                (FOLDER / "browser.png").write_bytes(await page.picture())
-
-
-def _four_gpus(pids: list[int], second: int) -> Scenario:
-    """The first process holds more while it is in the middle of what it does."""
-    held = [size * GIB + (9 * GIB if not place and second % 16 > 7 else 0) for place, size in enumerate(_SIZES_GIB)]
-    return Scenario(
-        gpus=[
-            FakeGpu(
-                used_bytes=size, processes=[FakeProcess(pid, size - GIB // 4, sm_percent=96 - 7 * place)],
-                utilization_percent=97 - 7 * place - second % 5,
-                power_w=310.0 - 20 * place, temperature_c=61 - 3 * place,
-            )
-            for place, (pid, size) in enumerate(zip(pids, held, strict=True))
-        ]
-    )  # fmt: skip
-
-
-@contextmanager
-def _busy(folder: Path, count: int) -> Iterator[list[int]]:
-    """Processes that look like training."""
-    (folder / "train.py").write_text("import time\ntime.sleep(600)\n")
-    command = ["python", "train.py", "--batch-size", "16"]
-    processes = [subprocess.Popen(command, executable=sys.executable, cwd=folder) for _ in range(count)]
-    try:
-        yield [process.pid for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
+def _gpt2() -> Plan:
+    """A step of GPT-2 with accumulation."""
+    return Plan(find_model("gpt2"), Recipe("amp-bf16"), find_gpu("a100-80gb"), batch_size=16, target_batch=512)
 
 
 if __name__ == "__main__":
-    if sys.argv[1:] != ["browser"]:
-        asyncio.run(_all())
-    asyncio.run(_browser_picture())
+    makers = _pictures()
+    for wanted in sys.argv[1:] or makers:
+        if wanted not in makers:
+            sys.exit(f"there is no picture {wanted!r}; there are {', '.join(makers)}")
+        asyncio.run(makers[wanted]())
