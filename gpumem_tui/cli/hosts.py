@@ -183,15 +183,16 @@ def single_host(
         if alone := next((name for name, value in of_hosts.items() if value is not None), ""):
             raise click.UsageError(f"{alone} is for another machine: name it with --host")
         return None
-    from gpumem_tui.remote.hosts import hosts_of
+    from gpumem_tui.remote.hosts import one_host
     from gpumem_tui.remote.ssh import SshOptions
     from gpumem_tui.settings import load
 
     settings = load()
-    found = hosts_of((host,), groups=dict(settings.hosts))
-    if len(found) > 1:
-        raise OptionError(f"--host {host}: is {len(found)} hosts; name one of them")
-    return found[0], SshOptions(remote_command or settings.remote_command, settings.interval_s), settings
+    return (
+        one_host(host, dict(settings.hosts)),
+        SshOptions(remote_command or settings.remote_command, settings.interval_s),
+        settings,
+    )
 
 
 def search_on_host(

@@ -33,14 +33,12 @@ _POLL_S = 0.1
 @click.command(context_settings={"allow_interspersed_args": False})
 @click.option("--tui", "on_screen", is_flag=True, help="On a screen: its output, and the Monitor on it.")
 @with_options(HOST_OPTIONS)
-@click.option("--leashed", is_flag=True, hidden=True, help="For a run from another machine, which holds stdin.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="[--] COMMAND...")
 def run(
     on_screen: bool,
     host: str | None,
     remote_directory: str | None,
     remote_command: str | None,
-    leashed: bool,
     command: tuple[str, ...],
 ) -> int:
     """Train under the probe: any launcher, no change to the code.
@@ -52,17 +50,19 @@ def run(
     """
     if on_screen and not is_terminal():
         return complain("--tui: there is no terminal to draw on; without it `run` needs none", EXIT_BAD_INPUT)
-    if leashed:
-        return _run_for_remote(command, remote_directory)
     if there := single_host(host, remote_directory, remote_command):
         return run_on_host(*there, remote_directory or "", command, on_screen=on_screen)
     return _run_here(command, on_screen=on_screen)
 
 
-def _run_for_remote(command: tuple[str, ...], directory: str | None) -> int:
-    """For a run from another machine, which holds our stdin."""
+@click.command("run-for-viewer", hidden=True)
+@click.argument("words")
+def run_for_viewer(words: str) -> int:
+    """Run a command for a gpumem-tui on another machine, which holds stdin; WORDS is what `remote.running` wrote."""
+    from gpumem_tui.remote.running import read_command
     from gpumem_tui.watch.lifeline import Lifeline
 
+    directory, command = read_command(words)
     try:
         os.chdir(os.path.expanduser(directory or "~"))
     except OSError as error:

@@ -58,7 +58,7 @@ class Connection:
 
     def __init__(self, host: RemoteHost, options: SshOptions) -> None:
         self.host = host
-        self._options = options
+        self.ssh = options
         self._status: LatestValue[HostStatus] = LatestValue()
         self._status.put(HostStatus(host))
         self._stopped = threading.Event()
@@ -110,7 +110,7 @@ class Connection:
         Raises:
             NotSignalled: one line says why.
         """
-        send_signal(self.host, self._options, process, signal)
+        send_signal(self.host, self.ssh, process, signal)
 
     def connect_now(self) -> None:
         """Do not wait any longer before the next try."""
@@ -144,18 +144,18 @@ class Connection:
         """Connect and read to the end: why it ended, whether a person has to see to it, whether it had answered."""
         try:
             process = subprocess.Popen(
-                self._options.command(self.host), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                self.ssh.command(self.host), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE, bufsize=0, start_new_session=True,
             )  # fmt: skip
         except OSError as error:
-            return f"{shlex.split(self._options.ssh)[0]} cannot be started: {error.strerror}", True, False
+            return f"{shlex.split(self.ssh.ssh)[0]} cannot be started: {error.strerror}", True, False
         self._process = process
         if self._stopped.is_set():
             end_process(process, 0.0)
-        reading = _Reading(process, self._options.interval_s, self._take)
+        reading = _Reading(process, self.ssh.interval_s, self._take)
         try:
             reading.to_the_end(self._stopped)
-            problem, is_refused = explained(exit_code(process), reading.errors, self.host, self._options)
+            problem, is_refused = explained(exit_code(process), reading.errors, self.host, self.ssh)
         except _Broken as broken:
             problem, is_refused = str(broken), False
         finally:
