@@ -30,6 +30,9 @@ _LAYER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 _COMPARED = 512
 """So many events after a piece are compared, to tell where it ends."""
 
+_END = -1
+"""Stands for a kind behind the last entry."""
+
 _What = Literal["allocate", "release", "release in use", "complete", "mark", "empty"]
 
 
@@ -289,10 +292,11 @@ def _insertions(shallow: Sequence[int], deeper: Sequence[int]) -> list[tuple[int
     Raises:
         NotRepeating: other things are, too.
     """
+    shallow, deeper = [*shallow, _END], [*deeper, _END]
     found = []
     at = inserted = since = 0
-    while at < len(shallow) or at + inserted < len(deeper):
-        if at < len(shallow) and at + inserted < len(deeper) and shallow[at] == deeper[at + inserted]:
+    while at < len(shallow):
+        if shallow[at] == deeper[at + inserted]:
             at += 1
             continue
         length = _length_of_insertion(shallow, deeper, at, inserted)
@@ -304,11 +308,11 @@ def _insertions(shallow: Sequence[int], deeper: Sequence[int]) -> list[tuple[int
 def _length_of_insertion(shallow: Sequence[int], deeper: Sequence[int], at: int, inserted: int) -> int:
     """How much is inserted at a place: as much as lets most of what follows agree again, the least of several."""
     start = at + inserted
-    following = list(shallow[at : at + _COMPARED])
+    following = shallow[at : at + _COMPARED]
     best, best_agrees = 0, -1
-    for length in range(1, min(at, len(deeper) - len(shallow) - inserted) + 1):
+    for length in range(1, min(start, len(deeper) - len(shallow) - inserted) + 1):
         end = start + length
-        if following and deeper[end] != following[0]:
+        if deeper[end] != following[0]:
             continue
         if deeper[start:end] != deeper[start - length : start]:
             continue
