@@ -38,9 +38,9 @@ class BatchFinder:
     ) -> bool:
         """Whether the whole run fits in `capacity_bytes`, and a memory fraction's `allowed_bytes`."""
         limit = capacity_bytes if allowed_bytes is None else min(capacity_bytes, allowed_bytes)
-        if (batch_size, self._kept_as(level)) not in self._peaks:
-            if self._timeline(batch_size, level=level).live_bytes_exceed(limit):
-                return False  # whatever the allocator makes of it: the pass costs a tenth of a replay
+        is_known = (batch_size, self._kept_as(level)) in self._peaks
+        if not is_known and self._timeline(batch_size, level=level).live_bytes_exceed(limit):
+            return False  # whatever the allocator makes of it: the pass costs a tenth of a replay
         allocated, reserved = self.peaks(batch_size, level=level)
         if reserved <= limit and not self.settings.garbage_collection_threshold:
             return True
