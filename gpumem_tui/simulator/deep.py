@@ -107,7 +107,7 @@ class DeepTracer:
             return self._whole.assumed
         first, second = (self._tracer(layers).assumed for layers in self._depths[:2])
         added = self.layers - self.shallow
-        return Counter({name: times + added * (times - first[name]) for name, times in second.items()})
+        return Counter({name: first[name] + added * (times - first[name]) for name, times in second.items()})
 
     @property
     def traced_layers(self) -> tuple[int, ...]:
