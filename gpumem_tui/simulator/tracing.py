@@ -92,6 +92,11 @@ class Tracer:
         single = self.at(1)
         return trace if trace.holds(1, single) else replace(trace, apart=((1, single),))
 
+    @property
+    def traced_layers(self) -> tuple[int, ...]:
+        """See `DeepTracer`: it is the network itself that is traced."""
+        return ()
+
     def peaks(self, sizes: tuple[int, int]) -> tuple[tuple[int, int], ...]:
         """At each of these batch sizes the highest allocated bytes.
 
