@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import lru_cache
-from itertools import product
+from functools import cache, lru_cache
+from itertools import product, takewhile
 from operator import add
 
 from gpumem_tui.catalog.shapes import Gpu
@@ -237,16 +238,28 @@ def cheapest_combination(plan: Plan, *, traceable: bool = False, room: float = 1
         room: times what the GPU can take: what would be the cheapest were the formula off by that much.
     """
     most = max(n for n in range(MOST_TIMES_HALVED + 1) if n == 0 or isinstance(smaller_sample(plan.shape, n), Change))
-    gpus = plan.recipe.gpus
-    while gpus <= max(_MOST_ASKED_GPUS, plan.recipe.gpus):
-        for times_halved in range(most + 1):
-            best = _cheapest_at(plan, gpus, times_halved, traceable=traceable, room=room)
-            if best is not None:
-                return best
-            if not times_halved and _cheapest_at(plan, gpus, most, traceable=traceable, room=room) is None:
-                break  # what does not fit with the smallest sample does not with any
-        gpus *= 2
-    return Unknown(f"nothing makes one sample fit on {_MOST_ASKED_GPUS:,} GPUs of this kind")
+
+    @cache
+    def cheapest_at(gpus: int, times_halved: int) -> Combination | None:
+        return _cheapest_at(plan, gpus, times_halved, traceable=traceable, room=room)
+
+    def fits_on(gpus: int) -> bool:
+        # What does not fit with the smallest sample does not with any.
+        return cheapest_at(gpus, 0) is not None or bool(most and cheapest_at(gpus, most) is not None)
+
+    numbers = list(takewhile(lambda gpus: gpus <= max(_MOST_ASKED_GPUS, plan.recipe.gpus), _doubled(plan.recipe.gpus)))
+    # What fits on some GPUs fits on more, but the first number is by far the likeliest.
+    fewest = 0 if fits_on(numbers[0]) else bisect_left(numbers, True, lo=1, key=fits_on)
+    if fewest == len(numbers):
+        return Unknown(f"nothing makes one sample fit on {_MOST_ASKED_GPUS:,} GPUs of this kind")
+    found = (cheapest_at(numbers[fewest], times_halved) for times_halved in range(most + 1))
+    return next(one for one in found if one is not None)
+
+
+def _doubled(number: int) -> Iterator[int]:
+    while True:
+        yield number
+        number *= 2
 
 
 _ROOMS = (1.2, 1.1, 1.0, 0.9)

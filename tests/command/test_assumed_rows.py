@@ -82,6 +82,7 @@ for _ in range(5):
 """
 
 
+@pytest.mark.slow
 def test_boxes_that_overlap_no_better_one(project: Project) -> None:
     project.write("train.py", DETECTOR)
     refused = project.predict("python", "train.py")

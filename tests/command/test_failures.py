@@ -100,6 +100,7 @@ def test_options_that_do_not_go_together(project: Project, arguments: tuple[str,
     assert said in done.stderr
 
 
+@pytest.mark.slow
 def test_a_command_that_hangs_says_where_it_stands(project: Project) -> None:
     project.write(
         "train.py",

@@ -69,6 +69,7 @@ def test_the_largest_batch_is_run_and_the_next_one_too(project: Project) -> None
     assert [trial["outcome"] for trial in trials] == ["fit", "oom"]
 
 
+@pytest.mark.slow
 def test_what_a_program_asks_of_the_compiler_loads_it(project: Project) -> None:
     asking = """
     import torch._dynamo

@@ -23,6 +23,9 @@ from gpumem_tui.plan.plan import Plan
 from gpumem_tui.plan.techniques import Combination, Technique, cheapest_combination, techniques
 from tests.plan.plans import GPT2, LLAMA_ON_FOUR, plans
 
+FEWER = settings(max_examples=settings.default.max_examples // 4)
+"""For what compares hundreds of sets each time."""
+
 
 def helping(plan: Plan) -> Mapping[str, Technique]:
     return {technique.key: technique for technique in techniques(plan).helping}
@@ -54,6 +57,7 @@ def test_every_number_is_that_of_the_plan_it_leads_to(plan: Plan) -> None:
         assert technique.source
 
 
+@FEWER
 @given(plans())
 def test_every_plan_it_leads_to_can_be_entered(plan: Plan) -> None:
     for technique in techniques(plan).helping:
@@ -199,6 +203,7 @@ class TestCheapest:
         assert isinstance(found, Unknown)
         assert "1,024 GPUs" in found.reason
 
+    @FEWER
     @given(plans())
     def test_it_fits_reaches_the_samples_and_costs_what_it_says(self, plan: Plan) -> None:
         found = cheapest_combination(plan)
@@ -213,7 +218,7 @@ class TestCheapest:
         priced = sum((change.price for change in found.changes), Price())
         assert priced <= found.price
 
-    @settings(max_examples=25)
+    @FEWER
     @given(plans())
     def test_no_cheaper_set_fits(self, plan: Plan) -> None:
         """Against a plain search over all sets on the GPUs there are, each predicted as a whole."""

@@ -59,6 +59,7 @@ def test_an_error_that_ends_the_process(steps: int, tmp_path: Path) -> None:
     assert [sample["step"] for sample in document["samples"]] == ([1] if steps else [])
 
 
+@pytest.mark.slow
 def test_host_memory_runs_out(tmp_path: Path) -> None:
     done = run([SCRIPTS / "out_of_host_memory.py"], tmp_path / "published")
     assert done.code == 1

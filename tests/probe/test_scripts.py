@@ -36,11 +36,11 @@ def _needs(*libraries: str) -> pytest.MarkDecorator:
     ("script", "steps"),
     [
         ("plain", 40),
-        ("scaler_accumulation", 40),
-        ("two_optimizers", 40),
+        pytest.param("scaler_accumulation", 40, marks=pytest.mark.slow),
+        pytest.param("two_optimizers", 40, marks=pytest.mark.slow),
         ("gan", 80),
-        ("vae", 40),
-        ("lbfgs", 20),
+        pytest.param("vae", 40, marks=pytest.mark.slow),
+        pytest.param("lbfgs", 20, marks=pytest.mark.slow),
         ("optimizer_in_backward", 40),
         pytest.param("lightning_fit", 20, marks=_needs("lightning")),
         pytest.param("lightning_manual", 20, marks=[_needs("lightning"), pytest.mark.scripts]),
@@ -65,7 +65,13 @@ def test_one_process(script: str, steps: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("script", "steps"), [("averages", 60), ("preferences", 60), ("notebook", 90), ("swapped", 60)]
+    ("script", "steps"),
+    [
+        ("averages", 60),
+        pytest.param("preferences", 60, marks=pytest.mark.slow),
+        pytest.param("notebook", 90, marks=pytest.mark.slow),
+        pytest.param("swapped", 60, marks=pytest.mark.slow),
+    ],
 )
 def test_models_that_are_made_in_mid_run_are_found_while_it_runs(script: str, steps: int, tmp_path: Path) -> None:
     """A moving average, a reference model, adapters, a cell that is run again, a model in place of another."""
@@ -122,6 +128,7 @@ def test_a_program_with_millions_of_objects_is_not_held_up(tmp_path: Path) -> No
     assert found.documents["model"]["complete"] is False
 
 
+@pytest.mark.slow
 def test_processes_that_train_one_model_together(tmp_path: Path) -> None:
     """What a function of theirs made is gone as they end: their last sample of training is compared."""
     done = run([SCRIPTS / "hogwild.py"], tmp_path / "published")
@@ -165,7 +172,8 @@ def test_steps_count_once_when_torch_comes_to_hook_the_parents_step_too(tmp_path
 
 
 @pytest.mark.parametrize(
-    ("script", "steps"), [("compiled", 10), pytest.param("nano_gpt", 20, marks=pytest.mark.scripts)]
+    ("script", "steps"),
+    [pytest.param("compiled", 10, marks=pytest.mark.slow), pytest.param("nano_gpt", 20, marks=pytest.mark.scripts)],
 )
 def test_nothing_is_compiled_for_the_probe(script: str, steps: int, tmp_path: Path) -> None:
     """Nor does it break a graph in two: frames and graphs are those of a run without it."""
@@ -178,7 +186,14 @@ def test_nothing_is_compiled_for_the_probe(script: str, steps: int, tmp_path: Pa
     assert watched.published[0].last.step == steps
 
 
-@pytest.mark.parametrize("script", ["data_parallel", "fully_sharded", "muon"])
+@pytest.mark.parametrize(
+    "script",
+    [
+        "fully_sharded",
+        pytest.param("data_parallel", marks=pytest.mark.slow),
+        pytest.param("muon", marks=pytest.mark.slow),
+    ],
+)
 def test_two_ranks(script: str, tmp_path: Path) -> None:
     done = _counted(script, tmp_path / "published", *TORCHRUN)
     _assert_equal_to_the_byte(done)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
+from _pytest.mark.structures import ParameterSet
 
 from tests.published import measured
 from tests.published.accuracy import published_range, traced_published
@@ -17,16 +19,22 @@ _LOOSEST_PERCENT = 0.2
 _PUBLISHED = load_published(Path(__file__).with_name("peaks.toml"))
 
 
+_LONG = {
+    *("duoan-medium-512", "duoan-large-512", "duoan-xl-512", "mingpt-xl-old", "mingpt-xl-new"),
+    *("hf-bertL-1", "hf-bertL-3", "hf-bertL-7", "tt-3b-1"),
+}
+"""Of which there are others of the same program, smaller or of another version."""
+
+
+def _with_marks(found: Iterable[PublishedPeak | measured.Measured]) -> list[ParameterSet]:
+    return [pytest.param(one, id=one.id, marks=[pytest.mark.slow] if one.id in _LONG else []) for one in found]
+
+
 _WITH_TOLERANCE = [peak for peak in _PUBLISHED.modelled if peak.tolerance_percent is not None]
 _IN_RANGE = [peak for peak in _PUBLISHED.modelled if peak.tolerance_percent is None]
 
-_LONG = {"duoan-large-512", "duoan-xl-512", "mingpt-xl-old"}
-"""Of which there are others of the same program, smaller or of another version."""
 
-_ROWS = [pytest.param(row, id=row.id, marks=[pytest.mark.slow] if row.id in _LONG else []) for row in measured.load()]
-
-
-@pytest.mark.parametrize("peak", _WITH_TOLERANCE, ids=lambda peak: peak.id)
+@pytest.mark.parametrize("peak", _with_marks(_WITH_TOLERANCE))
 def test_within_its_tolerance(peak: PublishedPeak) -> None:
     assert peak.tolerance_percent is not None
     error_percent = 100 * (traced_published(peak) / peak.measured_bytes - 1)
@@ -34,7 +42,7 @@ def test_within_its_tolerance(peak: PublishedPeak) -> None:
     assert abs(error_percent) > peak.tolerance_percent - _LOOSEST_PERCENT, "its tolerance is more than is known"
 
 
-@pytest.mark.parametrize("peak", _IN_RANGE, ids=lambda peak: peak.id)
+@pytest.mark.parametrize("peak", _with_marks(_IN_RANGE))
 def test_a_device_total_lies_within_the_predicted_range(peak: PublishedPeak) -> None:
     assert peak.kind == "device_used"
     found = published_range(peak)
@@ -44,14 +52,13 @@ def test_a_device_total_lies_within_the_predicted_range(peak: PublishedPeak) -> 
 
 @pytest.mark.parametrize(
     "peak",
-    [peak for peak in _WITH_TOLERANCE if peak.kind == "device_used" and not peak.less_batch_size],
-    ids=lambda peak: peak.id,
+    _with_marks(peak for peak in _WITH_TOLERANCE if peak.kind == "device_used" and not peak.less_batch_size),
 )
 def test_a_device_total_with_a_tolerance_lies_outside_its_range(peak: PublishedPeak) -> None:
     assert peak.measured_bytes not in published_range(peak), "needs no tolerance"
 
 
-@pytest.mark.parametrize("row", _ROWS)
+@pytest.mark.parametrize("row", _with_marks(measured.load()))
 def test_a_step_or_a_layer_is_within_its_tolerance(row: measured.Measured) -> None:
     assert abs(row.error_percent(row.traced_bytes())) <= row.tolerance_percent, row.why
 

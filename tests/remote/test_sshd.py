@@ -359,6 +359,7 @@ def test_a_host_that_stands_still_grows_old_while_others_go_on(connect: Connect,
     assert becomes(still, Phase.LIVE).problem == ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("command", "said"),
     [("yes garbage #", "which is no reading"), ("tr '\\0' x </dev/zero #", "a line of more than 4 MiB")],

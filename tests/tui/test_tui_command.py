@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from textual.pilot import Pilot
 from textual.widget import Widget
-from textual.widgets import Button, Input, Select, Static
+from textual.widgets import Button, Input, Static
 
 from gpumem_tui.options.workload import WorkloadOptions
 from gpumem_tui.search.command import SIDE_EFFECTS
@@ -22,6 +22,7 @@ from gpumem_tui.search.runner import SearchEvent, SearchFinished
 from gpumem_tui.search.verdict import Verdict
 from gpumem_tui.trial.events import Failed
 from gpumem_tui.tui.kit import output_pane
+from gpumem_tui.tui.kit.choice import ChoiceField
 from gpumem_tui.tui.kit.dialogs import HelpScreen
 from gpumem_tui.tui.kit.output_pane import KEPT_LINES, OutputPane, Printed, PrintedLine
 from gpumem_tui.tui.search.bar import bar_view
@@ -293,7 +294,7 @@ def error(form: EditScreen, name: str) -> str:
 
 
 async def typed(pilot: Pilot[int], form: EditScreen, command: str) -> None:
-    form.query_one("#kind", Select).value = "command"
+    form.query_one("#kind", ChoiceField).value = "command"
     form.query_one("#command", Input).value = command
     await pilot.pause()
 
@@ -364,16 +365,16 @@ async def test_model_file_and_command_are_chosen_in_turn(tmp_path: Path) -> None
     async with app.run_test(size=(120, 40)) as pilot:
         given = screen_of(pilot).state.config
         form = await form_of(pilot)
-        form.query_one("#kind", Select).value = "model"
-        form.query_one("#model", Select).value = "bert-base"
-        form.query_one("#optimizer", Select).value = "sgd"
+        form.query_one("#kind", ChoiceField).value = "model"
+        form.query_one("#model", ChoiceField).value = "bert-base"
+        form.query_one("#optimizer", ChoiceField).value = "sgd"
         await pilot.press("ctrl+s")
         await pilot.pause()
         assert screen_of(pilot).state.config.workload.name == "bert-base"
         assert screen_of(pilot).state.config.workload.recipe.optimizer == "sgd"
         assert not pane_of(pilot).display
         form = await form_of(pilot)
-        form.query_one("#kind", Select).value = "file"
+        form.query_one("#kind", ChoiceField).value = "file"
         form.query_one("#file", Input).value = str(tmp_path / "missing.py")
         await pilot.pause()
         assert "there is no file" in error(form, "file")
@@ -382,7 +383,7 @@ async def test_model_file_and_command_are_chosen_in_turn(tmp_path: Path) -> None
         await pilot.pause()
         assert screen_of(pilot).state.config.workload.file == str(path)
         form = await form_of(pilot)
-        form.query_one("#kind", Select).value = "command"
+        form.query_one("#kind", ChoiceField).value = "command"
         await pilot.press("ctrl+s")
         await pilot.pause()
         assert screen_of(pilot).state.config == given, "the command that the program was started with"

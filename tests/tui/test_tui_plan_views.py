@@ -185,7 +185,13 @@ def test_what_is_typed_shows_with_its_caret() -> None:
 # Panes
 
 
-@pytest.mark.parametrize("model", models())
+_ONE_OF_EACH_FAMILY = {shape.family: name for name, shape in models().items()}.values()
+
+
+@pytest.mark.parametrize(
+    "model",
+    [pytest.param(name, marks=[] if name in _ONE_OF_EACH_FAMILY else pytest.mark.slow) for name in models()],
+)
 @pytest.mark.parametrize("pane", [pane for pane in PANES if pane != "numbers"])
 def test_every_pane_of_every_model_keeps_to_its_width(model: str, pane: str) -> None:
     plan = Plan(find_model(model), Recipe("amp-bf16"), find_gpu("t4-16gb"), batch_size=2)

@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 from textual.command import CommandList
 from textual.pilot import Pilot
 from textual.widget import Widget
-from textual.widgets import Input, Select, Static
+from textual.widgets import Input, Static
 
+from gpumem_tui.catalog.loader import models
 from gpumem_tui.cli.search import search as search_command
 from gpumem_tui.memory import GIB
 from gpumem_tui.options.workload import WorkloadOptions
@@ -20,7 +22,8 @@ from gpumem_tui.search.config import SearchConfig
 from gpumem_tui.search.control import Control
 from gpumem_tui.search.runner import SearchEvent
 from gpumem_tui.tui.app import GpuMemApp
-from gpumem_tui.tui.kit.dialogs import HelpScreen
+from gpumem_tui.tui.kit.choice import ChoiceField
+from gpumem_tui.tui.kit.dialogs import HelpScreen, PickScreen
 from gpumem_tui.tui.kit.key_bar import KeyBar
 from gpumem_tui.tui.kit.lines import Lines
 from gpumem_tui.tui.search.form import EditScreen
@@ -301,10 +304,10 @@ async def test_an_edited_workload_replaces_the_old_and_its_results() -> None:
         screen = screen_of(pilot)
         await until(pilot, lambda: screen.state.stage is Stage.FOUND)
         form = await edit(pilot)
-        form.query_one("#model", Select).value = "gpt2-medium"
-        form.query_one("#gpu", Select).value = "sim:t4-16gb"
-        form.query_one("#precision", Select).value = "amp-bf16"
-        form.query_one("#strategy", Select).value = "double"
+        form.query_one("#model", ChoiceField).value = "gpt2-medium"
+        form.query_one("#gpu", ChoiceField).value = "sim:t4-16gb"
+        form.query_one("#precision", ChoiceField).value = "amp-bf16"
+        form.query_one("#strategy", ChoiceField).value = "double"
         form.query_one("#seq_len", Input).value = "512"
         await pilot.pause()
         await pilot.press("ctrl+s")
@@ -344,7 +347,7 @@ async def test_a_sequence_length_is_refused_by_a_model_that_has_none() -> None:
     async with app.run_test(size=SIZE) as pilot:
         form = await edit(pilot)
         form.query_one("#seq_len", Input).value = "128"
-        form.query_one("#model", Select).value = "resnet-50"
+        form.query_one("#model", ChoiceField).value = "resnet-50"
         await pilot.pause()
         assert "resnet-50" in str(form.query_one("#seq_len-error", Static).render())
 
@@ -386,25 +389,31 @@ async def test_whatever_is_typed_into_the_form_is_searched() -> None:
         assert form.query_one("#layers", Input).value == "3"
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "said"),
-    [
-        ("limit", "10", "write the unit"),
-        ("limit", "999GiB", "the device has only"),
-        ("headroom", "1.5", "from 0 to 0.99"),
-        ("steps", "0", "must be from 1"),
-        ("python", "/no/such/python", "not a program"),
-        ("gpus", "2", "add --sharding"),
-        ("heads", "7", "do not divide"),
-    ],
-)
-async def test_what_cannot_be_is_said_beside_its_field(name: str, text: str, said: str) -> None:
+def says(part: Static, text: str) -> bool:
+    return text in str(part.render())
+
+
+async def test_what_cannot_be_is_said_beside_its_field() -> None:
+    wrong = {
+        "limit": {"10": "write the unit", "999GiB": "the device has only"},
+        "headroom": {"1.5": "from 0 to 0.99"},
+        "steps": {"0": "must be from 1"},
+        "python": {"/no/such/python": "not a program"},
+        "gpus": {"2": "add --sharding"},
+        "heads": {"7": "do not divide"},
+    }
     app = scene.app(CONFIG, scene.missing_torch, autostart=False)
     async with app.run_test(size=SIZE) as pilot:
         form = await edit(pilot)
-        form.query_one(f"#{name}", Input).value = text
-        await until(pilot, lambda: said in str(form.query_one(f"#{name}-error", Static).render()))
-        assert form.query_one("#apply").disabled
+        for name, cases in wrong.items():
+            field, error = form.query_one(f"#{name}", Input), form.query_one(f"#{name}-error", Static)
+            before = field.value
+            for text, said in cases.items():
+                field.value = text
+                await until(pilot, partial(says, error, said))
+                assert form.query_one("#apply").disabled
+            field.value = before
+            await until(pilot, lambda: not form.query_one("#apply").disabled)
 
 
 async def test_deepspeed_is_for_predictions() -> None:
@@ -412,7 +421,7 @@ async def test_deepspeed_is_for_predictions() -> None:
     async with app.run_test(size=SIZE) as pilot:
         form = await edit(pilot)
         form.query_one("#gpus", Input).value = "4"
-        form.query_one("#sharding", Select).value = "deepspeed-zero3"
+        form.query_one("#sharding", ChoiceField).value = "deepspeed-zero3"
         await until(pilot, lambda: "predict" in str(form.query_one("#sharding-error", Static).render()))
 
 
@@ -424,7 +433,7 @@ async def test_a_configuration_can_be_searched_from_the_form(tmp_path: Path) -> 
     app = scene.app(CONFIG, scene.missing_torch, autostart=False)
     async with app.run_test(size=SIZE) as pilot:
         form = await edit(pilot)
-        form.query_one("#kind", Select).value = "config"
+        form.query_one("#kind", ChoiceField).value = "config"
         await pilot.pause()
         form.query_one("#config", Input).value = str(file)
         await pilot.pause()
@@ -439,25 +448,45 @@ async def test_a_digit_makes_a_choice_or_says_why_not() -> None:
     app = scene.app(CONFIG, scene.missing_torch, autostart=False)
     async with app.run_test(size=SIZE) as pilot:
         form = await edit(pilot)
-        precision = form.query_one("#precision", Select)
+        precision = form.query_one("#precision", ChoiceField)
         precision.focus()
         await until(pilot, lambda: form.focused is precision)
         await pilot.press("2")
         await until(pilot, lambda: precision.value == "amp-bf16")
         await pilot.press("9")
         await until(pilot, lambda: "9 picks nothing" in str(form.query_one("#precision-error", Static).render()))
-        model = form.query_one("#model", Select)
+        model = form.query_one("#model", ChoiceField)
         model.focus()
         await until(pilot, lambda: form.focused is model)
         await pilot.press("1")
         await until(pilot, lambda: "too many" in str(form.query_one("#model-error", Static).render()))
 
 
+async def test_the_arrows_walk_through_the_fields_and_turn_a_choice_and_enter_lists_it() -> None:
+    app = scene.app(CONFIG, scene.missing_torch, autostart=False)
+    async with app.run_test(size=SIZE) as pilot:
+        form = await edit(pilot)
+        model = form.query_one("#model", ChoiceField)
+        await until(pilot, lambda: form.focused is model)
+        await pilot.press("right")
+        await until(pilot, lambda: model.value == "gpt2-medium")
+        await pilot.press("left", "left", "left")
+        await until(pilot, lambda: model.value == next(iter(models())))
+        await pilot.press("enter")
+        await until(pilot, lambda: isinstance(app.screen, PickScreen))
+        await pilot.press(*"resnet-50", "enter")
+        await until(pilot, lambda: model.value == "resnet-50")
+        await pilot.press("up")
+        await until(pilot, lambda: form.focused is form.query_one("#kind", ChoiceField))
+        await pilot.press("down")
+        await until(pilot, lambda: form.focused is model)
+
+
 async def test_the_same_gpu_keeps_the_reason_it_was_taken_for() -> None:
     app = scene.app(CONFIG, scene.missing_torch, autostart=False)
     async with app.run_test(size=SIZE) as pilot:
         form = await edit(pilot)
-        form.query_one("#optimizer", Select).value = "sgd"
+        form.query_one("#optimizer", ChoiceField).value = "sgd"
         await pilot.pause()
         await pilot.press("ctrl+s")
         await pilot.pause()
@@ -487,12 +516,12 @@ async def test_a_workload_file_decides_its_recipe_and_can_be_chosen_again(tmp_pa
         assert not form.query_one("#precision-field").display
         assert not form.query_one("#seq_len-field").display
         assert "the file decides" in str(form.query_one("#preview", Static).render())
-        form.query_one("#kind", Select).value = "model"
-        form.query_one("#model", Select).value = "gpt2-medium"
-        form.query_one("#gpu", Select).value = "sim:t4-16gb"
+        form.query_one("#kind", ChoiceField).value = "model"
+        form.query_one("#model", ChoiceField).value = "gpt2-medium"
+        form.query_one("#gpu", ChoiceField).value = "sim:t4-16gb"
         await pilot.pause()
         assert form.query_one("#precision-field").display
-        form.query_one("#precision", Select).value = "amp-fp16"
+        form.query_one("#precision", ChoiceField).value = "amp-fp16"
         await pilot.pause()
         await pilot.press("ctrl+s")
         await pilot.pause()
@@ -500,8 +529,8 @@ async def test_a_workload_file_decides_its_recipe_and_can_be_chosen_again(tmp_pa
         assert (changed.workload.name, changed.device.gpu.name) == ("gpt2-medium", "t4-16gb")
         assert changed.limit_bytes is None, "a T4 has less than the cap"
         form = await edit(pilot)
-        form.query_one("#kind", Select).value = "file"
-        form.query_one("#gpu", Select).value = "own"
+        form.query_one("#kind", ChoiceField).value = "file"
+        form.query_one("#gpu", ChoiceField).value = "own"
         await pilot.pause()
         await pilot.press("ctrl+s")
         await pilot.pause()
@@ -532,17 +561,17 @@ async def test_a_model_of_transformers_is_edited_like_any_other(tmp_path: Path) 
 
     async with GpuMemApp({"search": screen}, "search").run_test(size=SIZE) as pilot:
         form = await edit(pilot)
-        assert form.query_one("#kind", Select).value == "model"
-        form.query_one("#precision", Select).value = "bf16"
+        assert form.query_one("#kind", ChoiceField).value == "model"
+        form.query_one("#precision", ChoiceField).value = "bf16"
         form.query_one("#seq_len", Input).value = "4096"
         await pilot.pause()
         preview = str(form.query_one("#preview", Static).render())
         assert "olmo2 · olmo2 · seq 4,096 · bf16 · adamw" in preview
         assert "no formula for olmo2 models" in preview
-        form.query_one("#recompute", Select).value = "selective"
+        form.query_one("#recompute", ChoiceField).value = "selective"
         await pilot.pause()
         assert "gradient checkpointing only" in str(form.query_one("#recompute-error", Static).render())
-        form.query_one("#recompute", Select).value = "full"
+        form.query_one("#recompute", ChoiceField).value = "full"
         await pilot.pause()
         await pilot.press("ctrl+s")
         await pilot.pause()

@@ -12,7 +12,7 @@ from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical, VerticalScroll
 from textual.content import Content
 from textual.screen import ModalScreen
-from textual.widgets import Button, Input, Label, Select, Static
+from textual.widgets import Button, Input, Label, Static
 
 from gpumem_tui.catalog.loader import models
 from gpumem_tui.errors import OptionError
@@ -21,12 +21,12 @@ from gpumem_tui.monitor.devices import list_gpus
 from gpumem_tui.options.workload import visible_gpus
 from gpumem_tui.search.config import SearchConfig
 from gpumem_tui.tui.kit.background import in_daemon_thread
+from gpumem_tui.tui.kit.choice import ChoiceField
 from gpumem_tui.tui.search.form_fields import (
     FIELD_OF_OPTION,
     FIELDS,
     KINDS,
     SHAPE_FIELDS,
-    ChoiceField,
     FormField,
     Kind,
     belongs,
@@ -52,6 +52,8 @@ class EditScreen(ModalScreen[Edited | None]):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "dismiss(None)", "leave as it was"),
         Binding("ctrl+s", "apply", "apply", priority=True),
+        Binding("up", "app.focus_previous", show=False, priority=True),
+        Binding("down", "app.focus_next", show=False, priority=True),
     ]
 
     def __init__(self, now: Edited, given: Edited) -> None:
@@ -64,7 +66,7 @@ class EditScreen(ModalScreen[Edited | None]):
         """A row a field, a preview, two buttons."""
         with VerticalScroll(id="form", can_focus=False) as form:
             form.border_title = "Workload"
-            form.border_subtitle = "tab next · enter opens · ctrl+s applies · esc leaves"
+            form.border_subtitle = "↑↓ field · ←→ choice · enter lists · ctrl+s applies · esc leaves"
             for field in FIELDS:
                 error = Static(id=f"{field.name}-error", classes="error", markup=False)
                 with Horizontal(classes="field -long" if field.is_long else "field", id=f"{field.name}-field"):
@@ -94,17 +96,13 @@ class EditScreen(ModalScreen[Edited | None]):
         if isinstance(found, Unknown) or not self.is_mounted:
             return
         self._values.gpus = visible_gpus(found, os.environ.get("CUDA_VISIBLE_DEVICES"))
-        select = self.query_one("#gpu", ChoiceField)
-        before = self._chosen("gpu")
-        with self.prevent(Select.Changed):
-            select.set_options([(label, key) for key, label in self._values.gpu_choices()])
-            select.value = str(before)
+        self.query_one("#gpu", ChoiceField).offer(dict(self._values.gpu_choices()))
 
-    @on(Select.Changed, "#model")
+    @on(ChoiceField.Changed, "#model")
     def _model_changed(self) -> None:
         """The changes of its shape were meant for the model that was; the sequence length may be for this one too."""
         if self._chosen("model") != self._model:
-            self._model = str(self._chosen("model"))
+            self._model = self._chosen("model")
             for name in SHAPE_FIELDS:
                 if name != "seq_len":
                     self.query_one(f"#{name}", Input).value = ""
@@ -114,7 +112,7 @@ class EditScreen(ModalScreen[Edited | None]):
         """Beside the choice, until something changes."""
         self.query_one(f"#{message.field.id}-error", Static).update(message.reason)
 
-    @on(Select.Changed)
+    @on(ChoiceField.Changed)
     @on(Input.Changed)
     def _changed(self) -> None:
         self._check()
@@ -143,8 +141,7 @@ class EditScreen(ModalScreen[Edited | None]):
     def _control(self, field: FormField) -> ChoiceField | Input:
         if field.holds == "choice":
             choices, value = self._values.choices(field)
-            options = [(label, key) for key, label in choices]
-            return ChoiceField(options, value=value, allow_blank=False, id=field.name, compact=True)
+            return ChoiceField(field.label, dict(choices), value, id=field.name)
         return Input(
             self._values.text(field.name),
             placeholder=field.empty,
@@ -167,7 +164,7 @@ class EditScreen(ModalScreen[Edited | None]):
             option, _, said = str(error).partition(": ")
             wrong = FIELD_OF_OPTION.get(option) or FIELD_OF_OPTION.get(option.split(" ")[0], kind)
             errors[wrong] = said or option
-        shape = models().get(str(self._chosen("model"))) if kind == "model" else None
+        shape = models().get(self._chosen("model")) if kind == "model" else None
         for field in FIELDS:
             typed = "" if field.holds == "choice" else self._typed(field.name)
             shown, said = belongs(field, kind, shape, typed), errors.get(field.name, "")
@@ -186,13 +183,13 @@ class EditScreen(ModalScreen[Edited | None]):
     def _chosen_kind(self) -> Kind:
         return next(kind for kind in KINDS if kind == self._chosen("kind"))
 
-    def _chosen(self, name: str) -> object:
-        return self.query_one(f"#{name}", Select).value
+    def _chosen(self, name: str) -> str:
+        return self.query_one(f"#{name}", ChoiceField).value
 
     def _held(self) -> dict[str, str]:
         """What is in every field, by name."""
         return {
-            field.name: str(self._chosen(field.name)) if field.holds == "choice" else self._typed(field.name)
+            field.name: self._chosen(field.name) if field.holds == "choice" else self._typed(field.name)
             for field in FIELDS
         }
 

@@ -5,10 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from textual.events import Key
-from textual.message import Message
-from textual.widgets import Select
-
 from gpumem_tui.catalog.shapes import ModelShape
 from gpumem_tui.formula.recipe import (
     ADAPTER_DTYPES,
@@ -22,8 +18,7 @@ from gpumem_tui.formula.recipe import (
     RECOMPUTES,
     SHARDINGS,
 )
-from gpumem_tui.memory import GIB, MIB, Unknown
-from gpumem_tui.plan.digits import by_digit
+from gpumem_tui.memory import GIB, MIB
 from gpumem_tui.search import strategy
 
 Kind = Literal["model", "config", "file", "command"]
@@ -130,28 +125,3 @@ def size_text(size_bytes: int | None) -> str:
         if size_bytes % unit == 0:
             return f"{size_bytes // unit}{name}"
     return str(size_bytes)
-
-
-class ChoiceField(Select[str]):
-    """A choice that a digit makes by its place."""
-
-    class Refused(Message):
-        """A digit picks nothing; `reason` says why."""
-
-        def __init__(self, field: ChoiceField, reason: str) -> None:
-            super().__init__()
-            self.field = field
-            self.reason = reason
-
-    def on_key(self, event: Key) -> None:
-        """Elsewhere than in the open list, where digits do nothing."""
-        if self.expanded or event.character is None or event.character not in "0123456789":
-            return
-        event.stop()
-        event.prevent_default()
-        labels = {str(prompt): value for prompt, value in self._options if isinstance(value, str)}
-        found = by_digit(tuple(labels), int(event.character))
-        if isinstance(found, Unknown):
-            self.post_message(self.Refused(self, found.reason))
-        else:
-            self.value = labels[found]

@@ -1,0 +1,118 @@
+"""A choice on one line of a form: the arrows turn it, a digit picks by place, Enter lists all there is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+from textual.binding import Binding, BindingType
+from textual.content import Content
+from textual.events import Key
+from textual.message import Message
+from textual.reactive import reactive
+from textual.widget import Widget
+
+from gpumem_tui.memory import Unknown
+from gpumem_tui.plan.control import Option
+from gpumem_tui.plan.digits import by_digit
+from gpumem_tui.tui.kit.dialogs import PickScreen
+
+_OPENS = "▾"
+
+
+class ChoiceField(Widget, can_focus=True):
+    """One widget, where Textual's `Select` is five: a form of twenty is there four times sooner.
+
+    Args:
+        title: what is chosen.
+        labels: what may be chosen, and as what each is shown.
+        value: to begin with.
+    """
+
+    ALLOW_SELECT = False
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("left", "turn(-1)", show=False),
+        Binding("right", "turn(1)", show=False),
+        Binding("enter,space", "list", show=False),
+    ]
+    DEFAULT_CSS = """
+    ChoiceField { height: 1; background: $surface; color: $foreground; }
+    ChoiceField:focus { background: $block-cursor-background; color: $block-cursor-foreground; text-style: bold; }
+    """
+
+    value: reactive[str] = reactive("", init=False)
+
+    class OfField(Message):
+        """Something about a choice."""
+
+        def __init__(self, field: ChoiceField) -> None:
+            super().__init__()
+            self.field = field
+
+        @property
+        def control(self) -> ChoiceField:
+            """The field that says it."""
+            return self.field
+
+    class Changed(OfField):
+        """Another value was chosen."""
+
+    class Refused(OfField):
+        """A digit picks nothing; `reason` says why."""
+
+        def __init__(self, field: ChoiceField, reason: str) -> None:
+            super().__init__(field)
+            self.reason = reason
+
+    def __init__(self, title: str, labels: Mapping[str, str], value: str, *, id: str) -> None:  # noqa: A002  Textual's
+        super().__init__(id=id)
+        self._title = title
+        self._labels = dict(labels)
+        self.set_reactive(ChoiceField.value, value)
+
+    def offer(self, labels: Mapping[str, str]) -> None:
+        """Other values to choose from; the one that is chosen is among them."""
+        self._labels = dict(labels)
+        self.refresh()
+
+    def render(self) -> Content:
+        """The value, and at the right that there are others."""
+        width = self.content_size.width
+        label = self._labels[self.value]
+        return Content(f"{label[: width - 2]:<{width - 2}} {_OPENS}")
+
+    def watch_value(self) -> None:
+        """Say so."""
+        self.post_message(self.Changed(self))
+
+    def on_key(self, event: Key) -> None:
+        """A digit picks the value at its place."""
+        if event.character is None or event.character not in "0123456789":
+            return
+        event.stop()
+        values = {label: value for value, label in self._labels.items()}
+        found = by_digit(tuple(values), int(event.character))
+        if isinstance(found, Unknown):
+            self.post_message(self.Refused(self, found.reason))
+        else:
+            self.value = values[found]
+
+    def action_turn(self, way: int) -> None:
+        """The value before or after this one; there is none before the first nor after the last."""
+        values = list(self._labels)
+        self.value = values[min(max(0, values.index(self.value) + way), len(values) - 1)]
+
+    def action_list(self) -> None:
+        """All there is, with a filter."""
+        values = {label: value for value, label in self._labels.items()}
+
+        def picked(label: str | None) -> None:
+            if label is not None:
+                self.value = values[label]
+
+        options = [Option(label) for label in values]
+        self.app.push_screen(PickScreen(self._title, options, self._labels[self.value]), picked)
+
+    def on_click(self) -> None:
+        """A click opens the list."""
+        self.action_list()
