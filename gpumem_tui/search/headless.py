@@ -118,6 +118,8 @@ def _prediction_lines(
         yield f"CUDA context {report.context_words(traced)}"
         if config.device.gpu.reserves:
             yield f"driver reserve {reserve_words(config.device.gpu)}"
+        if line := report.layers_line(traced):
+            yield line
         yield from report.assumed_lines(traced)
         yield from traced.notes
         if by is not None:

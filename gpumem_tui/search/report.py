@@ -191,6 +191,15 @@ def accumulation_line(workload: WorkloadSpec, steps: Accumulation) -> str:
     return f"{line}; {wanted} cannot be split evenly"
 
 
+def layers_line(traced: Traced) -> str:
+    """Which networks were traced in place of a deeper one; empty where it was traced itself."""
+    if not traced.traced_layers:
+        return ""
+    *others, last = traced.traced_layers
+    counts = f"{', '.join(map(str, others))} and {last}"
+    return f"traced with {counts} such layers: each adds the same to the step, and the last count confirms it"
+
+
 def assumed_lines(traced: Traced) -> list[str]:
     """The operators whose kernels' scratch is counted as none: known to take some, a line each, and not examined."""
     known = [entry for entry in traced.assumed if entry[2] != NOT_EXAMINED]

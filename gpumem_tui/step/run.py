@@ -64,6 +64,7 @@ class StepRun:
     def __post_init__(self) -> None:
         self._memory: Any = torch.get_device_module(self.device)
         self._model: torch.nn.Module | None = None
+        self._optimizer: torch.optim.Optimizer | None = None  # held, so that the end of `run` releases nothing
         self._step = 0
         self._known: dict[Bucket, int] = {}
         self.step_seconds: list[float] = []
@@ -76,7 +77,7 @@ class StepRun:
         """
         self._enter(Phase.BUILD)
         model, optimizer = self.workload.build(self.device)
-        self._model = model
+        self._model, self._optimizer = model, optimizer
         self.recorder.name_modules(model)
         self._tag(Bucket.PARAMETERS, [*model.parameters(), *model.buffers()])
 

@@ -190,6 +190,8 @@ class TraceDone:
         rows_asked_for: of a command, the largest part into which it cuts its batch (see `simulator.parts`); 0 for none.
         apart: the trace at one size for which this form does not hold, as `AffineTrace.apart`; None for none.
         streams, completions: as in `Timeline`.
+        traced_layers: the depths of the networks that were traced instead of a deeper one (see `simulator.deep`); empty
+            where it was traced itself.
     """
 
     events: tuple[int, ...]
@@ -213,6 +215,7 @@ class TraceDone:
     apart: TraceDone | None = None
     streams: tuple[int, ...] = ()
     completions: tuple[tuple[int, int], ...] = ()
+    traced_layers: tuple[int, ...] = ()
     event: Literal["trace"] = "trace"
 
     @property
