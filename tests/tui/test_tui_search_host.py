@@ -124,7 +124,8 @@ async def test_without_the_host_it_is_searched_here_again(ssh: Ssh) -> None:
 
 
 async def test_who_leaves_the_form_does_not_wait_for_the_host(ssh: Ssh) -> None:
-    answers(ssh, "sleep 0.5", configure=[Configured(TAKEN, "/home/me")])
+    answered = ssh.folder / "answered"
+    answers(ssh, f"while [ ! -e {answered} ]; do sleep 0.1; done", configure=[Configured(TAKEN, "/home/me")])
     async with scene.app(HERE, scene.missing_torch, autostart=False).run_test(size=SIZE) as pilot:
         screen = scene.search_screen(pilot.app)
         screen.search_on("box", ssh.options)
@@ -134,5 +135,6 @@ async def test_who_leaves_the_form_does_not_wait_for_the_host(ssh: Ssh) -> None:
         assert "connecting to box" in said(form, "preview")
         await pilot.press("escape")
         await until(pilot, lambda: pilot.app.screen is screen)
+        answered.touch()
         await until(pilot, lambda: (ssh.folder / "asked").exists())
         assert screen.state.config == HERE
