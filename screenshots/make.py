@@ -181,14 +181,17 @@ async def _plan_picture(name: str, plan: Plan, *keys: str, row: str = "") -> Non
         for key in ("", *keys):
             await pilot.press(*([key] if key else []))
             pane = screen.query_one("#pane", RowList)
-            while not screen.settled or any(
-                line.endswith(("… tracing", "… tracing what may")) for line in said(pane.rows)
-            ):
+            while not screen.settled or _is_tracing(said(pane.rows)):
                 await pilot.pause(0.1)
         screen.query_one("#pane", RowList).move_to(row)
         await pilot.pause(0.5)
         _write(name, app.export_screenshot(title="gpumem-tui"))
         await screen.end()
+
+
+def _is_tracing(lines: Sequence[str]) -> bool:
+    """Whether no combination of techniques is known to fit by trace so far, and traces are on their way."""
+    return any("… tracing" in line for line in lines) and not any("traced: fits" in line for line in lines)
 
 
 async def _monitor_picture(name: str, gpus: int, *keys: str) -> None:
