@@ -8,21 +8,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any
 
 from gpumem_tui.catalog.shapes import Gpu, ModelShape, ShapeError
 from gpumem_tui.formula.blocks import fused
-from gpumem_tui.formula.extras import NO_EXTRAS, Extra, Extras, why_not
+from gpumem_tui.formula.extras import EXTRA_RECORDS, NO_EXTRAS, Extra, Extras, why_not
 from gpumem_tui.formula.freezing import block_count
 from gpumem_tui.formula.optimizers import OPTIMIZER_TECHNIQUES
-from gpumem_tui.formula.price import ONE_MORE_FORWARD, Price, selective_recompute_percent
+from gpumem_tui.formula.price import ONE_MORE_FORWARD, Axis, Price, selective_recompute_percent
 from gpumem_tui.formula.recipe import NOTHING_FROZEN, Recipe, Sharding
 from gpumem_tui.formula.sharding import has_own_precision, stage_of
-
-Axis = Literal[
-    "weights", "precision", "recompute", "attention", "optimizer", "loss", "sample", "sharding", "state", "blocks"
-]
-"""What a change is about: of one axis only one change can be made."""
 
 SHARED_BY_DEFAULT = 8
 """GPUs to shard over where there is one so far: what a server holds."""
@@ -351,36 +346,11 @@ def _shardings(recipe: Recipe) -> Iterator[Change | NotApplicable]:
         yield sharded("zero3", 2 * recipe.gpus, recipe.gpus, "more-gpus")
 
 
-_EXTRAS: Mapping[Extra, tuple[Axis, str, str, str, Price]] = MappingProxyType(
-    {
-        "chunked-loss": (
-            "loss",
-            "chunked loss",
-            "none: the result is exact; needs a fused loss such as the liger-kernel package's",
-            "Hsu et al. 2024 (Liger Kernel)",
-            Price(changes=1),
-        ),
-        "offload-optimizer": (
-            "state",
-            "optimizer in host memory",
-            "gradients and weights cross the bus at every update, and the CPU runs it; as much host memory",
-            "Ren et al. 2021 (ZeRO-Offload)",
-            Price(offloads=1, changes=1),
-        ),
-        "offload-activations": (
-            "blocks",
-            "activations in host memory",
-            "what the blocks keep crosses the bus twice a step; as much pinned host memory",
-            "Rajbhandari et al. 2021 (ZeRO-Infinity)",
-            Price(offloads=1, changes=1),
-        ),
-    }
-)
-
-
 def _extra(setup: Setup, extra: Extra) -> Change | NotApplicable:
-    axis, name, cost, source, price = _EXTRAS[extra]
+    record = EXTRA_RECORDS[extra]
     reason = "the plan has it already" if extra in setup.extras else why_not(extra, setup.shape, setup.recipe)
     if reason is not None:
-        return NotApplicable(extra, name, reason)
-    return Change(extra, axis, name, f"--extra {extra}", cost, source, price, extra=extra)
+        return NotApplicable(extra, record.name, reason)
+    return Change(
+        extra, record.axis, record.name, f"--extra {extra}", record.cost, record.source, record.price, extra=extra
+    )

@@ -291,7 +291,7 @@ def _waits_for_backward(row: FormulaRow, recipe: Recipe) -> bool:
 
 
 def _lasting(row: FormulaRow) -> FormulaRow:
-    """Gradients of the micro-batches before are there whatever this one does."""
+    """The rows with gradients made permanent: those of earlier micro-batches are there at every moment."""
     return replace(row, moments=ALWAYS) if row.bucket is Bucket.GRADIENTS else row
 
 

@@ -115,7 +115,7 @@ def embedding_parameters(shape: ModelShape) -> int:
     """The tables that nothing multiplies with: of tokens unless the head is tied to them, and of positions."""
     if not shape.has_embedding:
         return 0
-    if shape.family == "vit":
+    if shape.has_patches:
         return shape.tokens * shape.hidden
     if shape.record.inputs != "tokens":
         return 0

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from gpumem_tui.catalog.shapes import ModelShape
+
+Axis = Literal[
+    "weights", "precision", "recompute", "attention", "optimizer", "loss", "sample", "sharding", "state", "blocks"
+]
+"""What a change is about: of one axis only one change can be made."""
 
 ONE_MORE_FORWARD = 100 / 3
 """Per cent of a step that full recompute adds: a backward takes two forwards, so one more makes three into four."""

@@ -236,5 +236,5 @@ def _token_factors(shape: ModelShape, batch_size: int, per_token: int) -> tuple[
 
 
 def _source(shape: ModelShape) -> str:
-    paper = shape.family == "gpt2" and shape.dropout > 0 and shape.ffn == 4 * shape.hidden
+    paper = not shape.record.remark and shape.dropout > 0 and shape.ffn == 4 * shape.hidden
     return PAPER if paper else ADAPTED

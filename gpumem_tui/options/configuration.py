@@ -88,10 +88,6 @@ def configure(options: Options) -> SearchConfig:
         device = with_ranks(device, workload.command.processes, gpus, share=options.share)
     limit_bytes = options.limit_bytes or share_limit_bytes(device)
     _check_limit(limit_bytes, device.gpu.total_bytes)
-    try:
-        allocator = AllocatorSettings.from_environment()
-    except AllocatorSettingsError as error:
-        raise OptionError(str(error)) from error
     return SearchConfig(
         workload=workload,
         device=device,
@@ -103,8 +99,20 @@ def configure(options: Options) -> SearchConfig:
         ramp_step=options.ramp_step,
         timeout_s=options.timeout_s,
         target_batch=options.target_batch,
-        allocator=allocator,
+        allocator=allocator_settings(),
     )
+
+
+def allocator_settings() -> AllocatorSettings:
+    """PyTorch's, as the environment of this machine has them.
+
+    Raises:
+        OptionError: they cannot be read.
+    """
+    try:
+        return AllocatorSettings.from_environment()
+    except AllocatorSettingsError as error:
+        raise OptionError(str(error)) from error
 
 
 def limit_from(text: str, total_bytes: int) -> int:

@@ -34,12 +34,13 @@ def plan_markdown(plan: Plan, traced: Traced | Unknown) -> str:
     by_trace = traced_answer(plan, traced) if isinstance(traced, Traced) else traced
     command = command_line(plan)
     on_gpus = largest_by_gpu(plan, traced if isinstance(traced, Traced) else None)
+    said = [line for line in (report.layers_line(traced) if isinstance(traced, Traced) else "", *lacking(plan)) if line]
     parts = [
         f"# Plan: {plan.shape.name} on {plan.gpu.title}",
         _workload(plan),
         "## Memory of one GPU",
         _ledger(now, by_trace),
-        bullets([*_verdict(now, by_trace), *(f"{line[:1].upper()}{line[1:]}." for line in lacking(plan))]),
+        bullets([*_verdict(now, by_trace), *(f"{line[:1].upper()}{line[1:]}." for line in said)]),
         "## What would help",
         *_combinations(plan, by_trace),
         _techniques(techniques(plan)),

@@ -197,7 +197,7 @@ class BackgroundTracer:
         self._thread: threading.Thread | None = None
 
     def want(self, plan: Plan) -> TraceState:
-        """What is known of `plan` now; if that is `Pending`, `on_change` tells the rest. Returns at once."""
+        """What is known of `plan` now; if that is `Pending`, `on_change` is called with the rest. Returns at once."""
         with self._changed:
             if self._closed:
                 return TraceFailed(plan, "the tracer is closed")

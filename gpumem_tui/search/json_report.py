@@ -115,6 +115,7 @@ def traced_json(traced: Traced | Unknown, batch_size: int) -> dict[str, Any]:
         "context_bytes": traced.context_bytes,
         "context_source": traced.context_source,
         "notes": list(traced.notes),
+        "traced_layers": list(traced.traced_layers),
         "assumed": [{"operator": name, "times": times, "why": why} for name, times, why in traced.assumed],
         "phases": [
             {"step": p.step, "phase": p.phase.value, "peak_allocated_bytes": p.peak_allocated_bytes,

@@ -1,4 +1,4 @@
-"""The two predictions that stand beside a measurement: the closed form and the traced step. No torch here."""
+"""The two predictions that a measurement is compared with: the closed form and the traced step. No torch here."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class Traced:
         assumed: operators whose kernels' scratch is not known and counted as none: (operator, times, why).
         only_at: the one batch size this is about, where memory depends on the batch in ways that no line through
             traces predicts, and `not_affine` says so; 0: it answers for every size.
-        changes, is_sharded, parameters: as `TraceDone` has them.
+        changes, is_sharded, parameters, traced_layers: as `TraceDone` has them.
         finder: of this very trace, where it is shared with other GPUs'; what it found for one spares work on the next.
     """
 
@@ -102,6 +102,7 @@ class Traced:
     changes: tuple[tuple[str, str], ...] = ()
     is_sharded: bool = False
     parameters: int = 0
+    traced_layers: tuple[int, ...] = ()
     settings: AllocatorSettings = field(default_factory=AllocatorSettings)
     total_range: Range | None = None
     context_range: Range | None = None
@@ -128,6 +129,7 @@ class Traced:
             changes=done.changes,
             is_sharded=done.is_sharded,
             parameters=done.parameters,
+            traced_layers=done.traced_layers,
             settings=settings,
             total_range=gpu.cuda_total_range,
             context_range=ready.context_range,

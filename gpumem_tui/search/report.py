@@ -86,16 +86,15 @@ def device_line(device: Device, limit_bytes: int | None = None) -> str:
 def predicted_line(prediction: Prediction) -> str:
     """Both predicted largest batches, with the same headroom, and what the trace says of the whole device."""
     formula, traced = prediction.formula, prediction.traced
-    of_one = " of one GPU" if formula.workload.recipe.gpus > 1 else ""
-    said = f"predicted largest batch{of_one}: formula {_value(formula.max_batch_size)}, traced "
+    said = f"predicted largest batch{' of one GPU' if formula.workload.recipe.gpus > 1 else ''}: "
+    figures = f"formula {_value(formula.max_batch_size)}, traced "
     if isinstance(traced, Unknown):
-        return said + _value(traced)
+        return f"{said}{figures}{_value(traced)}"
     whole = _value(traced.max_batch_size) + up_to(traced.max_batch_size, traced.may_fit_batch_size)
     if not formula.headroom or isinstance(formula.max_batch_size, Unknown):
-        return said + whole
-    return (
-        f"{said}{_value(prediction.with_headroom)} with {100 * formula.headroom:g} % left free; traced without: {whole}"
-    )
+        return f"{said}{figures}{whole}"
+    free = f"with {100 * formula.headroom:g} % left free"
+    return f"{said}{free} {figures}{_value(prediction.with_headroom)}; with none free traced {whole}"
 
 
 def gap_line(prediction: Prediction) -> str:
@@ -190,6 +189,15 @@ def accumulation_line(workload: WorkloadSpec, steps: Accumulation) -> str:
     if smaller and not rest:
         return f"{line}; batch {smaller:,} would make exactly {wanted}"
     return f"{line}; {wanted} cannot be split evenly"
+
+
+def layers_line(traced: Traced) -> str:
+    """Which networks were traced in place of a deeper one; empty where it was traced itself."""
+    if not traced.traced_layers:
+        return ""
+    *others, last = traced.traced_layers
+    counts = f"{', '.join(map(str, others))} and {last}"
+    return f"traced with {counts} such layers: each adds the same to the step, and the last count confirms it"
 
 
 def assumed_lines(traced: Traced) -> list[str]:

@@ -116,7 +116,10 @@ def _parts(event: Predicted) -> _PredictedParts:
     flat = TraceDone.of(
         traced.trace, traced.seconds, traced.assumed, traced.only_at, traced.not_affine, notes=traced.notes
     )
-    whole = replace(flat, changes=traced.changes, is_sharded=traced.is_sharded, parameters=traced.parameters)
+    whole = replace(
+        flat, changes=traced.changes, is_sharded=traced.is_sharded, parameters=traced.parameters,
+        traced_layers=traced.traced_layers,
+    )  # fmt: skip
     return _PredictedParts(event.ready, whole, "", event.guess)
 
 

@@ -27,7 +27,7 @@ class BatchFinder:
 
     def peaks(self, batch_size: int, *, level: Level = "least") -> tuple[int, int]:
         """The highest (allocated, reserved) bytes where there is no limit."""
-        key = batch_size, level if self.trace.is_open else "least"
+        key = batch_size, self._kept_as(level)
         if key not in self._peaks:
             unlimited = replay(self._timeline(batch_size, level=level), settings=self.settings)
             self._peaks[key] = unlimited.peak_allocated_bytes, unlimited.peak_reserved_bytes
@@ -37,8 +37,11 @@ class BatchFinder:
         self, batch_size: int, capacity_bytes: int, allowed_bytes: int | None = None, *, level: Level = "least"
     ) -> bool:
         """Whether the whole run fits in `capacity_bytes`, and a memory fraction's `allowed_bytes`."""
-        allocated, reserved = self.peaks(batch_size, level=level)
         limit = capacity_bytes if allowed_bytes is None else min(capacity_bytes, allowed_bytes)
+        is_known = (batch_size, self._kept_as(level)) in self._peaks
+        if not is_known and self._timeline(batch_size, level=level).live_bytes_exceed(limit):
+            return False  # whatever the allocator makes of it: the pass costs a tenth of a replay
+        allocated, reserved = self.peaks(batch_size, level=level)
         if reserved <= limit and not self.settings.garbage_collection_threshold:
             return True
         # Between the two, cached segments are given back on the way, and only a replay on this device can tell.
@@ -99,6 +102,9 @@ class BatchFinder:
             middle = (low + high) // 2
             low, high = (middle, high) if fits(middle) else (low, middle)
         return low
+
+    def _kept_as(self, level: Level) -> Level:
+        return level if self.trace.is_open else "least"
 
     def _timeline(self, batch_size: int, *, level: Level) -> Timeline:
         timeline = self.trace.at(batch_size)

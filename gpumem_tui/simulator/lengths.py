@@ -53,14 +53,14 @@ class TraceByLength:
 def _extended(traces: Sequence[AffineTrace], weights: Sequence[int], whole: int) -> AffineTrace:
     """The sum of the traces by their weights, each over `whole` (Lagrange's polynomials)."""
 
-    def polynomials(values: Sequence[Sequence[int]]) -> tuple[int, ...]:
-        return tuple(
-            same[0] if same.count(same[0]) == len(same) else round_up(sum(map(int.__mul__, weights, same)))
-            for same in zip(*values, strict=True)
-        )
+    known: dict[tuple[int, ...], int] = {}  # every layer's sizes are the same
 
-    def round_up(times: int) -> int:
-        return -(-times // whole)
+    def polynomials(values: Sequence[Sequence[int]]) -> tuple[int, ...]:
+        together = list(zip(*values, strict=True))
+        for same in set(together) - known.keys():
+            is_constant = same.count(same[0]) == len(same)
+            known[same] = same[0] if is_constant else -(-sum(map(int.__mul__, weights, same)) // whole)
+        return tuple(map(known.__getitem__, together))
 
     computed = []
     for of_one in zip(*(trace.computed for trace in traces), strict=True):

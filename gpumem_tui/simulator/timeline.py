@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 from gpumem_tui.memory import ALLOCATED_BUCKETS, Breakdown, Bucket
 from gpumem_tui.simulator.allocator import MIN_BLOCK_BYTES
@@ -118,6 +118,12 @@ class Timeline:
             if live > highest:
                 highest, found = live, event
         return found
+
+    def live_bytes_exceed(self, limit_bytes: int) -> bool:
+        """Whether more than that is ever live, requests rounded up to the allocator's step."""
+        steps = [rounded(size) for size in self.sizes]
+        live = accumulate(steps[number - 1] if number > 0 else -steps[-number - 1] for number in self.events)
+        return any(live_bytes > limit_bytes for live_bytes in live)
 
     def breakdown_after(self, event: int, allocated_bytes: int) -> Breakdown:
         """The buckets of what is live after event number `event` (0-based), when the allocator holds so much."""
@@ -257,7 +263,7 @@ class TimelineRecorder:
         self._marks.append(Mark(len(self._events), step, phase))
 
     def tag(self, number: int, bucket: Bucket) -> None:
-        """State what an allocation is. The first statement stands."""
+        """Say what an allocation is. Later calls for the same one change nothing."""
         self._tags.setdefault(number, bucket)
 
     def came_from_host(self, number: int) -> None:

@@ -6,7 +6,7 @@ import gc
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from gpumem_tui.catalog.shapes import Gpu
 from gpumem_tui.formula.recipe import Recipe
@@ -35,9 +35,9 @@ class Tracer:
         recipe: whose sharding decides the world that rank 0 lives in.
         steps: training steps a trace has.
         on_backward_error: see `SimulatedGpu`.
-        assumed: counts the operators met whose kernels take scratch of unknown size.
         user_code: see `device_for`.
         assumed_rows: see `SimulatedGpu`.
+        assumed: the operators met whose kernels take scratch of unknown size, and how often one run met them.
         rows_asked_for: of all traces so far, see `DeviceMode`.
     """
 
@@ -47,9 +47,9 @@ class Tracer:
     profile: Profile
     steps: int
     on_backward_error: Callable[[Exception], None]
-    assumed: Counter[str]
     user_code: bool = False
     assumed_rows: AssumedRows = field(default_factory=AssumedRows)
+    assumed: Counter[str] = field(default_factory=Counter)
     rows_asked_for: int = 0
 
     def affine(self) -> AffineTrace:
@@ -60,12 +60,7 @@ class Tracer:
             WorkloadError: the step itself fails.
             Untraceable: it does what cannot be followed without values.
         """
-        first, second, multiple = self._two()
-        try:
-            trace = AffineTrace.fit(first, second)
-        except NotAffine:
-            # The first run of a process fills caches (DTensor's sharding rules, a user's own) that the next finds full.
-            trace = AffineTrace.fit((first[0], self.at(first[0])), second)
+        trace, multiple = self.fitted()
         trace.check(CHECKED_BATCH_SIZE * multiple, self.at(CHECKED_BATCH_SIZE * multiple))
         if self.rows_asked_for:
             otherwise = NotAffine.in_parts(self.rows_asked_for)
@@ -73,6 +68,34 @@ class Tracer:
             if not trace.holds(size, self.at(size)):
                 raise otherwise
         return trace
+
+    def fitted(self) -> tuple[AffineTrace, int]:
+        """The form through two batch sizes, which no third one has checked, and of what those the step takes are
+        multiples.
+
+        Raises:
+            NotAffine, WorkloadError, Untraceable: as `affine`.
+        """
+        first, second, multiple = self._two()
+        try:
+            return AffineTrace.fit(first, second), multiple
+        except NotAffine:
+            # The first run of a process fills caches (DTensor's sharding rules, a user's own) that the next finds full.
+            return AffineTrace.fit((first[0], self.at(first[0])), second), multiple
+
+    def with_single(self, trace: AffineTrace) -> AffineTrace:
+        """The trace with the run of a batch of one sample apart, where that is not as larger ones predict.
+
+        Raises:
+            WorkloadError, Untraceable: as `affine`.
+        """
+        single = self.at(1)
+        return trace if trace.holds(1, single) else replace(trace, apart=((1, single),))
+
+    @property
+    def traced_layers(self) -> tuple[int, ...]:
+        """See `DeepTracer`: it is the network itself that is traced."""
+        return ()
 
     def peaks(self, sizes: tuple[int, int]) -> tuple[tuple[int, int], ...]:
         """At each of these batch sizes the highest allocated bytes.
@@ -107,7 +130,8 @@ class Tracer:
         )  # fmt: skip
         with world_of(self.recipe), device_for(gpu, user_code=self.user_code) as device, _no_collection():
             try:
-                StepRun(self.load(), batch_size, device, gpu).run(self.steps)
+                run = StepRun(self.load(), batch_size, device, gpu)  # named: what it releases at its end is no step's
+                run.run(self.steps)
             except (WorkloadError, Untraceable):
                 raise
             except (Exception, SystemExit) as error:

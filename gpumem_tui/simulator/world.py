@@ -94,7 +94,7 @@ def _fake_group(
 
 
 def _rendezvous(url: str, rank: int = -1, world_size: int = -1, **_: object) -> Iterator[tuple[Any, int, int]]:
-    """Where ranks meet: this one is alone.
+    """The rendezvous of ranks: this one is alone.
 
     Raises:
         ValueError: neither the call nor the environment says how many ranks there are.

@@ -1,4 +1,4 @@
-"""A training run on one device, real or simulated alike: build, then step after step, with every phase told."""
+"""A training run on one device, real or simulated: build, then step after step, each phase reported."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class MemorySample:
 
 
 class Recorder(Protocol):
-    """What writes down a run."""
+    """Records a run."""
 
     def mark(self, step: int, phase: Phase) -> None: ...
     def tag(self, bucket: Bucket, tensors: Iterable[torch.Tensor]) -> None: ...
@@ -64,6 +64,7 @@ class StepRun:
     def __post_init__(self) -> None:
         self._memory: Any = torch.get_device_module(self.device)
         self._model: torch.nn.Module | None = None
+        self._optimizer: torch.optim.Optimizer | None = None  # held, so that the end of `run` releases nothing
         self._step = 0
         self._known: dict[Bucket, int] = {}
         self.step_seconds: list[float] = []
@@ -76,7 +77,7 @@ class StepRun:
         """
         self._enter(Phase.BUILD)
         model, optimizer = self.workload.build(self.device)
-        self._model = model
+        self._model, self._optimizer = model, optimizer
         self.recorder.name_modules(model)
         self._tag(Bucket.PARAMETERS, [*model.parameters(), *model.buffers()])
 
@@ -106,7 +107,7 @@ class StepRun:
         self._sample(Phase.BATCH)
 
     def tag_gradients(self) -> None:
-        """Name the gradients there are; before the optimizer drops them, or when the run ended early."""
+        """Tag the gradients; before the optimizer drops them, or when the run ended early."""
         parameters = self._model.parameters() if self._model is not None else ()
         self._tag(Bucket.GRADIENTS, gradients_of(parameters))
 

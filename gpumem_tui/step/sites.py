@@ -31,6 +31,8 @@ _NOT_THE_PROGRAM = (
     "<",
 )
 _NOBODY = ("", "")
+_NO_BACKWARD = -1
+"""How torch numbers the backward that is going on where none is."""
 _INSTALLED = re.compile(r"[/\\](site|dist)-packages[/\\]|[/\\]lib[/\\]python3")
 """Where libraries lie, Python's own among them."""
 
@@ -81,7 +83,7 @@ class RunningModules:
 
     @property
     def is_any(self) -> bool:
-        """Whether one is running."""
+        """Whether a module is running."""
         return bool(self._running)
 
     @property
@@ -93,12 +95,16 @@ class RunningModules:
 class SiteFinder:
     """Names the place of each operator; in backward, the place of the forward operator it differentiates.
 
-    Autograd numbers its nodes as forward makes them (`sequence_nr`), which is how backward finds its way home.
+    Autograd numbers its nodes as forward makes them (`sequence_nr`), which is how backward finds its way home. Each
+    thread counts for itself: what a checkpoint runs again in backward is numbered by the engine's thread, and the nodes
+    that it makes are called by a backward within that one.
     """
 
     def __init__(self) -> None:
         self._modules = RunningModules()
         self._forward: dict[int, tuple[str, tuple[str, str]]] = {}
+        self._run_again: dict[int, tuple[str, tuple[str, str]]] = {}
+        self._running_again_in = _NO_BACKWARD
         self._lines: dict[tuple[CodeType, int], tuple[str, str] | None] = {}
 
     def name_modules(self, model: nn.Module) -> None:
@@ -118,11 +124,22 @@ class SiteFinder:
         """The place of the operator that is being run."""
         node = torch._C._current_autograd_node()
         if node is not None and not torch.is_grad_enabled():
-            module, caller = self._forward.get(node._sequence_nr(), ("", _NOBODY))
+            module, caller = self._of(node)
             return Site(operator, module, *caller)
         module, caller = self._modules.innermost, self._caller()
-        self._forward.setdefault(torch._C._autograd._get_sequence_nr() - 1, (module, caller))
+        backward = torch._C._current_graph_task_id()
+        if backward == _NO_BACKWARD:
+            self._running_again_in = _NO_BACKWARD
+        elif self._running_again_in == _NO_BACKWARD:
+            self._running_again_in = backward
+        made = self._forward if backward == _NO_BACKWARD else self._run_again
+        made.setdefault(torch._C._autograd._get_sequence_nr() - 1, (module, caller))
         return Site(operator, module, *caller)
+
+    def _of(self, node: Any) -> tuple[str, tuple[str, str]]:
+        """The module and the line that made a node which backward is calling."""
+        is_within = self._running_again_in not in (_NO_BACKWARD, torch._C._current_graph_task_id())
+        return (self._run_again if is_within else self._forward).get(node._sequence_nr(), ("", _NOBODY))
 
     def calling_line(self) -> str:
         """``file:line`` of the innermost frame that is the program's own."""
@@ -143,7 +160,7 @@ class SiteFinder:
     def forward_line(self) -> str:
         """``file:line`` of the forward operator that backward is differentiating; empty where that is not known."""
         node = torch._C._current_autograd_node()
-        return self._forward.get(node._sequence_nr(), ("", _NOBODY))[1][0] if node is not None else ""
+        return self._of(node)[1][0] if node is not None else ""
 
     def _caller(self) -> tuple[str, str]:
         """That line, and the name of the function that it is in."""

@@ -12,7 +12,6 @@ import sys
 import threading
 import time
 import traceback
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from io import RawIOBase
@@ -40,10 +39,13 @@ from gpumem_tui.trial.events import (
 if TYPE_CHECKING:
     import torch
 
+    from gpumem_tui.simulator.deep import DeepTracer
     from gpumem_tui.simulator.shaped import AssumedRows
+    from gpumem_tui.simulator.tracing import Tracer
     from gpumem_tui.step.run import MemorySample
     from gpumem_tui.step.workload import Workload
     from gpumem_tui.trial.cuda_recorder import MemoryRecorder
+    from gpumem_tui.workload.spec import WorkloadSpec
 
 Report = Callable[[ChildEvent], None]
 _MOST_FILES = 1 << 16
@@ -308,32 +310,48 @@ def trace(request: TraceRequest, profile: Profile, report: Report, rows: Assumed
     """
     from gpumem_tui.simulator.replay import CHECKED_BATCH_SIZE, AffineTrace, NotAffine
     from gpumem_tui.simulator.scratch import assumption
-    from gpumem_tui.simulator.shaped import AssumedRows
-    from gpumem_tui.simulator.tracing import Tracer
 
     started = time.perf_counter()
-    assumed: Counter[str] = Counter()
-    recipe = request.workload.recipe
-    tracer = Tracer(
-        request.workload.load, recipe, request.gpu, profile, request.steps, _leaving(report), assumed,
-        user_code=request.workload.file is not None, assumed_rows=rows or AssumedRows(),
-    )  # fmt: skip
+    tracer = _tracer(request, profile, report, rows)
     only_at, not_affine = 0, ""
     try:
         if request.not_affine:
             raise NotAffine(request.not_affine)
         found = tracer.affine()
-        if request.batch_size == 1 and not found.holds(1, one := tracer.at(1)):
-            found = replace(found, apart=((1, one),))
+        if request.batch_size == 1:
+            found = tracer.with_single(found)
     except NotAffine as error:
         if request.batch_size is None:
             return Failed("trace", str(error), tracer.peaks(error.sizes))
         only_at, not_affine = request.batch_size, str(error)
         found = AffineTrace.constant(tracer.at(only_at))
-    reasons = tuple((operator, times, assumption(operator)) for operator, times in sorted(assumed.items()))
+    reasons = tuple((operator, times, assumption(operator)) for operator, times in sorted(tracer.assumed.items()))
     growing = growth_line(found.at(only_at or CHECKED_BATCH_SIZE))
     notes = (growing,) if growing else ()
-    return TraceDone.of(found, time.perf_counter() - started, reasons, only_at, not_affine, notes)
+    done = TraceDone.of(found, time.perf_counter() - started, reasons, only_at, not_affine, notes)
+    return replace(done, traced_layers=tracer.traced_layers)
+
+
+def _tracer(request: TraceRequest, profile: Profile, report: Report, rows: AssumedRows | None) -> Tracer | DeepTracer:
+    """What traces a workload: a deep network of the catalog from shallow ones like it."""
+    from gpumem_tui.simulator.deep import DeepTracer, shallow_layers
+    from gpumem_tui.simulator.shaped import AssumedRows
+    from gpumem_tui.simulator.tracing import Tracer
+
+    assumed_rows = rows or AssumedRows()
+
+    def tracer_of(workload: WorkloadSpec) -> Tracer:
+        return Tracer(
+            workload.load, workload.recipe, request.gpu, profile, request.steps, _leaving(report),
+            user_code=workload.file is not None, assumed_rows=assumed_rows,
+        )  # fmt: skip
+
+    shape = request.workload.shape
+    if shape is None or not (shallow := shallow_layers(shape)):
+        return tracer_of(request.workload)
+    return DeepTracer(
+        lambda layers: tracer_of(replace(request.workload, shape=replace(shape, layers=layers))), shape.layers, shallow
+    )
 
 
 def _leaving(report: Report) -> Callable[[Exception], None]:

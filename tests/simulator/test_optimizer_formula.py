@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -33,7 +32,7 @@ def traced(shape: ModelShape, recipe: Recipe) -> Replay:
         raise AssertionError(error)
 
     load = WorkloadSpec(recipe, shape=shape).load
-    tracer = Tracer(load, recipe, gpu, profile_for(torch.__version__, gpu), 2, failed, Counter())
+    tracer = Tracer(load, recipe, gpu, profile_for(torch.__version__, gpu), 2, failed)
     return replay(tracer.at(2))
 
 

@@ -39,6 +39,7 @@ class FormField:
         kinds: what is trained when it is shown; empty for always.
         empty: what stands in it when nothing does: what that means, or an example.
         among: the words of a choice that never change.
+        of_host: shown for another machine only.
     """
 
     name: str
@@ -48,6 +49,7 @@ class FormField:
     kinds: tuple[Kind, ...] = ()
     empty: str = ""
     among: tuple[str, ...] = ()
+    of_host: bool = False
 
     @property
     def is_long(self) -> bool:
@@ -71,6 +73,10 @@ FIELDS = (
     FormField("file", "File", "--workload", "text", ("file",), "train.py"),
     FormField("command", "Command", "-- COMMAND", "text", ("command",), "python train.py --batch-size {batch}"),
     FormField("gpus", "GPUs", "--gpus", "count", (*_NETWORKS, "command"), "1, or the launcher's"),
+    FormField("host", "Host", "--host", "text", empty="this machine; else HOST or USER@HOST:PORT, by ssh"),
+    FormField(
+        "remote_directory", "Folder", "--remote-directory", "text", empty="there; the login's home", of_host=True
+    ),
     FormField("gpu", "GPU", "--gpu", "choice"),
     _recipe("precision", PRECISIONS),
     _recipe("optimizer", OPTIMIZERS),
@@ -108,9 +114,9 @@ FIELDS = (
 FIELD_OF_OPTION = {field.option: field.name for field in FIELDS}
 
 
-def belongs(field: FormField, kind: Kind, shape: ModelShape | None, typed: str) -> bool:
+def belongs(field: FormField, kind: Kind, shape: ModelShape | None, typed: str, *, on_host: bool) -> bool:
     """Whether the form shows a field: of a model's shape only those that it has, and those that hold something."""
-    if field.kinds and kind not in field.kinds:
+    if (field.kinds and kind not in field.kinds) or (field.of_host and not on_host):
         return False
     return field.name not in SHAPE_FIELDS or shape is None or bool(typed) or field.name in shape.record.fields
 

@@ -1,0 +1,169 @@
+"""A deep network traced by shallow ones is the very run that it has itself."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from gpumem_tui.catalog.loader import find_gpu, find_model
+from gpumem_tui.catalog.shapes import ModelShape
+from gpumem_tui.formula.recipe import (
+    BASE_QUANTIZATIONS,
+    OPTIMIZERS,
+    Adapter,
+    BaseQuantization,
+    Optimizer,
+    Precision,
+    Recipe,
+    Recompute,
+    Sharding,
+)
+from gpumem_tui.simulator.deep import DeepTracer, shallow_layers
+from gpumem_tui.simulator.device import register
+from gpumem_tui.simulator.profile import profile_for
+from gpumem_tui.simulator.tracing import Tracer
+from gpumem_tui.step.workload import Workload
+from gpumem_tui.workload.spec import WorkloadSpec
+from tests.simulator.simulated_steps import GPT2, LLAMA
+
+LAYERS = 12
+VIT = find_model("vit-b-16").overridden(hidden=64, heads=4, ffn=128, image_size=64)
+BERT = find_model("bert-base").overridden(hidden=64, heads=4, ffn=128, vocab=512, seq_len=64)
+
+
+def few_experts(name: str) -> ModelShape:
+    """A mixture of experts with eight of them, two of them active."""
+    shape = find_model(name)
+    assert shape.experts is not None
+    narrow = shape.overridden(vocab=512, seq_len=64) if shape.latent is not None else replace(shape, head_dim=16)
+    fewer = replace(narrow, experts=replace(shape.experts, count=8, active=2), hidden=64, ffn=32)
+    return fewer if shape.latent is not None else fewer.overridden(heads=4, kv_heads=2, vocab=512, seq_len=64)
+
+
+def tracer(workload: Workload, recipe: Recipe) -> Tracer:
+    register()
+    gpu = find_gpu("a100-80gb")
+
+    def failed(error: Exception) -> None:
+        raise AssertionError(error)
+
+    return Tracer(lambda: workload, recipe, gpu, profile_for(torch.__version__, gpu), 2, failed)
+
+
+def both(shape: ModelShape, recipe: Recipe, layers: int = LAYERS) -> tuple[DeepTracer, Tracer]:
+    """What traces this shape by shallow ones, and what traces it itself."""
+
+    def tracer_of(depth: int) -> Tracer:
+        return tracer(WorkloadSpec(recipe, shape=replace(shape, layers=depth)).load(), recipe)
+
+    shallow = shallow_layers(replace(shape, layers=100))
+    return DeepTracer(tracer_of, layers, shallow), tracer_of(layers)
+
+
+def same(shape: ModelShape, recipe: Recipe, layers: int = LAYERS) -> bool:
+    """Whether shallow networks gave the trace, which must then be the network's own, event for event."""
+    deep, whole = both(shape, recipe, layers)
+    found = deep.affine()
+    if not deep.traced_layers:
+        return False
+    assert found.at(4) == whole.at(4)
+    assert deep.assumed == whole.assumed
+    return True
+
+
+def test_a_deep_networks_trace_is_its_own() -> None:
+    deep, whole = both(GPT2, Recipe("bf16", recompute="full"), layers=6)
+    found = deep.with_single(deep.affine())
+    assert deep.traced_layers == (3, 4, 5)
+    assert found.at(7) == whole.at(7)
+    assert found.at(1) == whole.at(1)
+    assert deep.assumed == whole.assumed
+
+
+class InTurns:
+    """Every other layer is wider."""
+
+    name = "layers in turns"
+
+    def __init__(self, layers: int) -> None:
+        self._widths = [64 + 64 * (layer % 2) for layer in range(layers)]
+
+    def build(self, device: torch.device) -> tuple[nn.Module, torch.optim.Optimizer]:
+        blocks = (
+            nn.Sequential(nn.Linear(32, width), nn.ReLU(), nn.Linear(width, 32)).to(device) for width in self._widths
+        )
+        model = nn.Sequential(*blocks)
+        return model, torch.optim.AdamW(model.parameters())
+
+    def make_batch(self, batch_size: int, device: torch.device) -> Tensor:
+        return torch.randn(batch_size, 32, device=device)
+
+    def train_step(self, model: nn.Module, optimizer: torch.optim.Optimizer | None, batch: object) -> None:
+        assert optimizer is not None
+        model(batch).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def test_layers_that_are_not_alike_are_all_traced() -> None:
+    recipe = Recipe()
+    deep = DeepTracer(lambda layers: tracer(InTurns(layers), recipe), 6, 3)
+    found = deep.affine()
+    assert deep.traced_layers == ()
+    whole = tracer(InTurns(6), recipe)
+    assert found.at(7) == whole.at(7)
+    assert deep.at(2) == whole.at(2)
+
+
+def test_only_deep_networks_of_equal_blocks_are_traced_by_shallow_ones() -> None:
+    assert shallow_layers(find_model("resnet-152")) == 0
+    assert shallow_layers(replace(LLAMA, layers=8)) == 0
+    assert shallow_layers(find_model("llama-3-70b")) == 3
+    deepseek = find_model("deepseek-v3")
+    assert shallow_layers(deepseek) == 3 + deepseek.dense_layers > 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+@pytest.mark.parametrize("precision", ["amp-fp16", "bf16"])
+@pytest.mark.parametrize(
+    "shape",
+    [GPT2, BERT, VIT, LLAMA, few_experts("qwen3-30b-a3b"), few_experts("gpt-oss-20b"), few_experts("deepseek-v3")],
+    ids=lambda shape: shape.name,
+)
+def test_every_family_of_blocks(shape: ModelShape, precision: Precision, recompute: Recompute) -> None:
+    assert same(shape, Recipe(precision, recompute=recompute), 10 if shape.latent is None else 13)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_every_optimizer(optimizer: Optimizer) -> None:
+    assert same(LLAMA, Recipe("bf16", optimizer))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recompute", ["none", "full"])
+@pytest.mark.parametrize("sharding", ["zero2", "zero3", "fsdp2"])
+def test_weights_that_are_gathered_ahead(sharding: Sharding, recompute: Recompute) -> None:
+    assert same(LLAMA, Recipe("amp-bf16", sharding=sharding, gpus=8, recompute=recompute))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("quantization", BASE_QUANTIZATIONS)
+@pytest.mark.parametrize("adapter", ["lora", "dora"])
+def test_adapters(adapter: Adapter, quantization: BaseQuantization) -> None:
+    assert same(GPT2, Recipe("bf16", adapter=adapter, base_quantization=quantization))
+    experts = few_experts("qwen3-30b-a3b")
+    assert same(experts, Recipe("bf16", adapter=adapter, base_quantization=quantization, recompute="full"), 8)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sharding", ["zero1"])
+def test_what_is_shared_out_by_size_is_traced_itself(sharding: Sharding) -> None:
+    """`DistributedDataParallel` and `ZeroRedundancyOptimizer` go by the sizes of all parameters together."""
+    deep, whole = both(LLAMA, Recipe(sharding=sharding, gpus=8), layers=9)
+    assert deep.affine() == whole.affine()
+    assert deep.traced_layers == ()
