@@ -1,4 +1,4 @@
-"""What a user can get wrong, told apart from what is wrong with the program."""
+"""Errors that a user causes, separate from faults of the program."""
 
 from __future__ import annotations
 

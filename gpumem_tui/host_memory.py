@@ -67,7 +67,7 @@ class MemoryGroup:
 
 
 def memory_group(pid: int | str = "self", proc: Path = _PROC, cgroups: Path = _CGROUPS) -> MemoryGroup | None:
-    """The memory group of a process; None if it cannot be told."""
+    """The memory group of a process; None if it cannot be read."""
     for line in _text(proc / str(pid) / "cgroup").splitlines():
         number, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")

@@ -102,7 +102,7 @@ ALLOCATED_BUCKETS = tuple(bucket for bucket in Bucket if bucket.is_allocated)
 
 @dataclass(frozen=True)
 class Unknown:
-    """A value that could not be had, and why ("not supported", "no permission", "stale 4 s"). Never a 0."""
+    """A value that could not be read or computed, and why ("not supported", "stale 4 s"). Never shown as 0."""
 
     reason: str
 

@@ -26,7 +26,7 @@ class OutputLines:
 
     @property
     def unfinished(self) -> str:
-        """What stands on the line that has not ended yet: a progress bar, a question."""
+        """The text of the unfinished line: a progress bar, a question."""
         return _shown(self._rest)
 
     def split(self, chunk: bytes) -> Iterator[str]:

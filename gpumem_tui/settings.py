@@ -136,7 +136,7 @@ def _fault_of_hosts(value: object) -> str:
 
 
 def _line_of(key: str, text: str) -> int:
-    """Where an entry stands: TOML readers do not tell."""
+    """An entry's line in the file, which TOML readers do not give."""
     quoted = re.escape(key)
     entry = re.compile(rf"\s*\[*\s*([\"']?){quoted}\1\s*[=.\]]")
     return next((number for number, line in enumerate(text.splitlines(), 1) if entry.match(line)), 1)

@@ -1,4 +1,4 @@
-"""Text that others wrote, made fit to be shown. Used where such text comes in, so that no panel has to think of it.
+"""Text from outside (names, messages) made safe to show. Used where it is read, so that no panel need do it.
 
 Standard library only.
 """

@@ -1,8 +1,9 @@
 """Makes the pictures of this folder from the real screens: `python screenshots/make.py`.
 
 The searches and plans are real ones on a simulated GPU; the Monitor's machines are those of tests/tui/monitor_scene
-and watch_scene. The browser's is a real server on the fake NVML, in a headless Chromium, and needs a C compiler;
-`python screenshots/make.py browser` makes that one alone.
+and watch_scene. The browser's is a real server on the fake NVML, in a headless Chromium, and needs a C compiler.
+`python screenshots/make.py hosts plan-curves` makes those two alone. Plan's of Llama 3 8B take minutes each: every
+combination of techniques that may be the cheapest is traced.
 """
 
 from __future__ import annotations
@@ -10,10 +11,10 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-import subprocess
 import sys
 import textwrap
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime
@@ -27,6 +28,8 @@ from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.memory import GIB, Unknown
 from gpumem_tui.monitor.alerts import Alerts
 from gpumem_tui.monitor.probes import ProbeReport
+from gpumem_tui.monitor.recording import SnapshotRecorder, SnapshotRecording
+from gpumem_tui.monitor.replay import RecordingReplay
 from gpumem_tui.monitor.report import snapshot_json
 from gpumem_tui.monitor.snapshot import HostProcess
 from gpumem_tui.options.workload import WorkloadOptions, simulated_device
@@ -44,7 +47,9 @@ from gpumem_tui.snapshots.write import write_snapshot
 from gpumem_tui.tui.app import GpuMemApp
 from gpumem_tui.tui.hosts.making import hosts_screen
 from gpumem_tui.tui.hosts.screen import HostsScreen
+from gpumem_tui.tui.kit.figures import said
 from gpumem_tui.tui.kit.row_list import RowList
+from gpumem_tui.tui.monitor.screen import MonitorScreen
 from gpumem_tui.tui.plan.command_screen import CommandPlanScreen
 from gpumem_tui.tui.plan.screen import PlanScreen
 from gpumem_tui.tui.search.screen import SearchScreen
@@ -54,12 +59,10 @@ from gpumem_tui.tui.snapshot.screen import SnapshotScreen
 FOLDER = Path(__file__).parent
 sys.path.insert(0, str(FOLDER.parent))
 
+from browser_picture import browser_picture  # noqa: E402  beside this file
+
 from tests.monitor import snapshots  # noqa: E402  from the root of the repository, which is no package
-from tests.nvml_stub.machine import FakeMachine, compile_stub  # noqa: E402
-from tests.nvml_stub.scenario import FakeGpu, FakeProcess, Scenario  # noqa: E402
 from tests.remote.standins import Ssh  # noqa: E402
-from tests.serve.browser import browsing, find_chromium  # noqa: E402
-from tests.serve.serving import serving  # noqa: E402
 from tests.tui import monitor_scene, watch_scene  # noqa: E402
 from tests.tui.pictures import stands_still, until  # noqa: E402
 
@@ -118,6 +121,7 @@ TRAIN = """
 """
 """A user's script, as many are: nothing in it knows of this program."""
 CLOCK = datetime(2026, 1, 1, 12, 0)
+_COMMAND_BATCH = 24
 
 
 def _ended(state: SearchState) -> bool:
@@ -167,18 +171,27 @@ async def _picture(
 
 
 async def _plan_picture(name: str, plan: Plan, *keys: str, row: str = "") -> None:
-    """A plan with its trace, after some keys, with the pane's cursor on a row."""
+    """A plan with its trace, after some keys, with the pane's cursor on a row.
+
+    Between keys until the cheapest combination, where it is shown, is one that a trace confirms.
+    """
     screen = PlanScreen(plan, clock=lambda: CLOCK)
     app = GpuMemApp({"plan": lambda: screen}, "plan")
     async with app.run_test(size=SIZE) as pilot:
         for key in ("", *keys):
             await pilot.press(*([key] if key else []))
-            while not screen.settled:
+            pane = screen.query_one("#pane", RowList)
+            while not screen.settled or _is_tracing(said(pane.rows)):
                 await pilot.pause(0.1)
         screen.query_one("#pane", RowList).move_to(row)
         await pilot.pause(0.5)
         _write(name, app.export_screenshot(title="gpumem-tui"))
         await screen.end()
+
+
+def _is_tracing(lines: Sequence[str]) -> bool:
+    """Whether no combination of techniques is known to fit by trace so far, and traces are on their way."""
+    return any("… tracing" in line for line in lines) and not any("traced: fits" in line for line in lines)
 
 
 async def _monitor_picture(name: str, gpus: int, *keys: str) -> None:
@@ -249,32 +262,44 @@ def _write(name: str, svg: str) -> None:
     (FOLDER / f"{name}.svg").write_text(re.sub(r"terminal-\d+", f"terminal-{name}", svg))
 
 
-async def _all() -> None:
-    await _monitor_picture("monitor-eight-gpus", 8, "down")
-    await _monitor_picture("monitor-one-gpu", 1, "tab", *["left"] * 12)
-    await _watched_picture("monitor-watched", "down")
-    await _hosts_picture("hosts")
-    a100, rtx4090 = simulated_device("a100-80gb"), simulated_device("rtx-4090-24gb")
-    gpt2 = WorkloadOptions()
-    mixed = WorkloadOptions(precision="amp-bf16")
-    llama = WorkloadOptions(model="llama-3-8b")
-    await _picture("search-finished", gpt2, SearchConfig(gpt2.spec(), a100), _ended)
-    await _picture("search-running", mixed, SearchConfig(mixed.spec(), a100, strategy="ramp"), _well_under_way)
-    await _picture("search-nothing-fits", llama, SearchConfig(llama.spec(), rtx4090), _ended)
-    await _command_picture()
-    await _plans()
+_PLAYED_S, _FILLS_FROM_S, _SHOWN_S = 3600, 1500, 2500
 
 
-async def _command_picture() -> None:
-    """A user's own command, in its first trial."""
-    with _project():
-        own = WorkloadOptions(command=("python", "train.py", "--batch-size", "{batch}"))
-        config = SearchConfig(own.spec(), simulated_device("h100-80gb"))
-        await _picture("search-command", own, config, _first_trial)
-        fixed = WorkloadOptions(command=("python", "train.py", "--batch-size", "24"))
-        planned = SearchConfig(fixed.spec(), simulated_device("rtx-4090-24gb"))
-        await _command_plan_picture("plan-command", planned, 24)
-        await _snapshot_picture("snapshot", planned, 24)
+async def _replay_picture(name: str) -> None:
+    """The alerts of a recording of two GPUs, of which one fills up and gets hot; the cursor is on the last of them."""
+    os.environ["TZ"] = "UTC"
+    time.tzset()
+    with TemporaryDirectory() as folder:
+        path = Path(folder, "night")
+        recorder, alerts = SnapshotRecorder(path), Alerts()
+        for second in range(0, _PLAYED_S, 5):
+            held = min(79.0, 41 + max(0, second - _FILLS_FROM_S) / 30)
+            gpus = [
+                monitor_scene.gpu(index, [monitor_scene.process(4100 + index, int(size * GIB))])
+                for index, size in enumerate((held, 22.0))
+            ]
+            gpus[1] = replace(gpus[1], temperature_c=96 if 600 <= second < 900 else 61)
+            snapshot = snapshots.machine(gpus, after_s=second)
+            recorder.add(snapshot, alerts.update(snapshot))
+        recorder.close()
+        replay = RecordingReplay(SnapshotRecording(path))
+        replay.hold(True)
+        replay.start()
+        replay.index.wait()
+        replay.seek(snapshots.START_S + _SHOWN_S)
+
+        def screen() -> MonitorScreen:
+            return MonitorScreen(replay, read_only=True, replay=replay, past=replay.past_snapshots)
+
+        app = GpuMemApp({"monitor": screen}, "monitor")
+        async with app.run_test(size=SIZE) as pilot:
+            await until(pilot, lambda: replay.now_s >= snapshots.START_S + _SHOWN_S - 5)
+            await stands_still(pilot)
+            await pilot.press("a")
+            await until(pilot, lambda: app.screen.is_modal)
+            await stands_still(pilot)
+            _write(name, app.export_screenshot(title="gpumem-tui"))
+        replay.stop()
 
 
 async def _snapshot_picture(name: str, config: SearchConfig, batch_size: int) -> None:
@@ -304,77 +329,79 @@ async def _command_plan_picture(name: str, config: SearchConfig, batch_size: int
         _write(name, app.export_screenshot(title="gpumem-tui"))
 
 
-async def _plans() -> None:
-    """Llama 3 8B on four cards of 24 GB: what is in the way, what would help, and with that; and a step of GPT-2."""
-    four = Plan(
-        find_model("llama-3-8b"),
-        Recipe("amp-bf16", sharding="zero3", gpus=4),
-        find_gpu("rtx-4090-24gb"),
-        target_batch=64,
-    )
-    await _plan_picture("plan-too-large", four, "t")
-    await _plan_picture("plan-that-fits", four, "t", "down", "enter", "c")
-    gpt2 = Plan(find_model("gpt2"), Recipe("amp-bf16"), find_gpu("a100-80gb"), batch_size=16, target_batch=512)
-    await _plan_picture("plan-curves", gpt2, "v", row="memory-over-step")
+def _search(name: str, options: WorkloadOptions, gpu: str, when: Callable[[SearchState], bool]) -> Awaitable[None]:
+    return _picture(name, options, SearchConfig(options.spec(), simulated_device(gpu)), when)
 
 
-_WINDOW = (1000, 620)
-_SIZES_GIB = (31, 62, 77, 12)
-"""Of the browser's picture: its pixels, and what each GPU holds."""
-_SEEN_S = 32
+async def _search_running(name: str) -> None:
+    """By the ramp, in the middle of it."""
+    mixed = WorkloadOptions(precision="amp-bf16")
+    config = SearchConfig(mixed.spec(), simulated_device("a100-80gb"), strategy="ramp")
+    await _picture(name, mixed, config, _well_under_way)
 
 
-async def _browser_picture() -> None:
-    """A machine with four GPUs, on each of which a process of this user's computes."""
-    chromium = find_chromium()
-    if chromium is None:
-        sys.exit("no Chromium is installed here (Debian: apt install chromium)")
-    with TemporaryDirectory() as name, _busy(Path(name), len(_SIZES_GIB)) as pids:
-        folder = Path(name)
-        machine = FakeMachine(compile_stub(folder), folder)
-        machine.show(_four_gpus(pids, 0))
-        settings = folder / "settings.toml"
-        settings.write_text("chart_minutes = 0.5\n")
-        own = {**machine.environment, "PATH": os.environ["PATH"]}
-        with serving(own, "--settings", str(settings)) as served:
-            async with browsing(chromium, folder / "browser") as page:
-                await page.open(served.url, *_WINDOW)
-                for second in range(_SEEN_S):
-                    machine.show(_four_gpus(pids, second))
-                    await asyncio.sleep(1)
-                (FOLDER / "browser.png").write_bytes(await page.picture())
+async def _search_command(name: str) -> None:
+    """A user's own command, in its first trial."""
+    with _project():
+        own = WorkloadOptions(command=("python", "train.py", "--batch-size", "{batch}"))
+        await _search(name, own, "h100-80gb", _first_trial)
 
 
-def _four_gpus(pids: list[int], second: int) -> Scenario:
-    """The first process holds more while it is in the middle of what it does."""
-    held = [size * GIB + (9 * GIB if not place and second % 16 > 7 else 0) for place, size in enumerate(_SIZES_GIB)]
-    return Scenario(
-        gpus=[
-            FakeGpu(
-                used_bytes=size, processes=[FakeProcess(pid, size - GIB // 4, sm_percent=96 - 7 * place)],
-                utilization_percent=97 - 7 * place - second % 5,
-                power_w=310.0 - 20 * place, temperature_c=61 - 3 * place,
-            )
-            for place, (pid, size) in enumerate(zip(pids, held, strict=True))
-        ]
-    )  # fmt: skip
+def _on_24_gb() -> SearchConfig:
+    """The command at a batch size that is too large for the card."""
+    fixed = WorkloadOptions(command=("python", "train.py", "--batch-size", str(_COMMAND_BATCH)))
+    return SearchConfig(fixed.spec(), simulated_device("rtx-4090-24gb"))
 
 
-@contextmanager
-def _busy(folder: Path, count: int) -> Iterator[list[int]]:
-    """Processes that look like training."""
-    (folder / "train.py").write_text("import time\ntime.sleep(600)\n")
-    command = ["python", "train.py", "--batch-size", "16"]
-    processes = [subprocess.Popen(command, executable=sys.executable, cwd=folder) for _ in range(count)]
-    try:
-        yield [process.pid for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
+async def _plan_command(name: str) -> None:
+    with _project():
+        await _command_plan_picture(name, _on_24_gb(), _COMMAND_BATCH)
+
+
+async def _snapshot(name: str) -> None:
+    with _project():
+        await _snapshot_picture(name, _on_24_gb(), _COMMAND_BATCH)
+
+
+def _llama_on_four() -> Plan:
+    """Llama 3 8B on four cards of 24 GB, which it does not fit."""
+    recipe = Recipe("amp-bf16", sharding="zero3", gpus=4)
+    return Plan(find_model("llama-3-8b"), recipe, find_gpu("rtx-4090-24gb"), target_batch=64)
+
+
+def _gpt2_step() -> Plan:
+    return Plan(find_model("gpt2"), Recipe("amp-bf16"), find_gpu("a100-80gb"), batch_size=16, target_batch=512)
+
+
+PICTURES: Mapping[str, Callable[[str], Awaitable[None]]] = {
+    "monitor-eight-gpus": lambda name: _monitor_picture(name, 8, "down"),
+    "monitor-watched": lambda name: _watched_picture(name, "down"),
+    "hosts": _hosts_picture,
+    "replay": _replay_picture,
+    "search-running": _search_running,
+    "search-nothing-fits": lambda name: _search(name, WorkloadOptions(model="llama-3-8b"), "rtx-4090-24gb", _ended),
+    "search-command": _search_command,
+    "plan-command": _plan_command,
+    "snapshot": _snapshot,
+    "plan-too-large": lambda name: _plan_picture(name, _llama_on_four(), "t"),
+    "plan-that-fits": lambda name: _plan_picture(name, _llama_on_four(), "t", "enter", "c"),
+    "plan-curves": lambda name: _plan_picture(name, _gpt2_step(), "v", row="memory-over-step"),
+    "browser": lambda name: browser_picture(FOLDER / f"{name}.png"),
+}
+
+
+def _main(names: Sequence[str]) -> None:
+    if unknown := [name for name in names if name not in PICTURES]:
+        sys.exit(f"{', '.join(unknown)}: no such picture; there are {', '.join(PICTURES)}")
+    for name in names or PICTURES:
+        began_s = time.monotonic()
+        asyncio.run(_made(PICTURES[name](name)))
+        print(f"{name}: {time.monotonic() - began_s:.0f} s")
+
+
+async def _made(picture: Awaitable[None]) -> None:
+    await picture
 
 
 if __name__ == "__main__":
-    if sys.argv[1:] != ["browser"]:
-        asyncio.run(_all())
-    asyncio.run(_browser_picture())
+    _main(sys.argv[1:])

@@ -119,6 +119,7 @@ class TestWorkload:
         [
             ({"base_quantization": "nf4"}, "--base-quantization: weights that are trained cannot be quantized; add"),
             ({"changes": ModelChanges(layers=2)}, "--layers: olmo2 has no closed form; change it in "),
+            ({"freeze": "half"}, "--freeze: takes none, all-but-head or how many blocks, not half"),
             ({"gpus": 2, "sharding": "zero3"}, "--gpus: olmo2 has no closed form, and its step is one GPU's"),
             ({"recompute": "selective"}, "--recompute selective: transformers has gradient checkpointing only"),
         ],

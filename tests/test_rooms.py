@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -83,3 +85,16 @@ def test_within_the_terminal_program_features_do_not_import_each_other_in_circle
 @pytest.mark.parametrize("path", sorted(set(re.findall(r"`((?:gpumem_tui|tests)/[\w/.]+)`", MAP))))
 def test_a_path_that_the_map_names_exists(path: str) -> None:
     assert (PACKAGE.parent / path).exists()
+
+
+def test_the_monitor_starts_without_what_it_does_not_show() -> None:
+    """Its first frame waits for every import: formulas, plans, recordings and other hosts are read in when needed."""
+    code = (
+        "import sys, gpumem_tui.tui.app, gpumem_tui.tui.monitor.screen, gpumem_tui.watch.live\n"
+        "print(*(name for name in sys.modules if name.startswith('gpumem_tui.')))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = set(done.stdout.split())
+    assert "gpumem_tui.tui.monitor.screen" in loaded
+    unneeded = ("catalog", "formula", "plan", "remote", "search", "simulator", "monitor.recording", "monitor.replay")
+    assert not {name for name in loaded if name.startswith(tuple(f"gpumem_tui.{each}" for each in unneeded))}

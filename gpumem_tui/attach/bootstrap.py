@@ -76,7 +76,7 @@ def _start(path: str) -> tuple[bool, str]:
 
 
 def _make_private(folder: str) -> None:
-    """Make the folder where the probe publishes, or see that nobody else made it."""
+    """Make the folder where the probe publishes, or check that this user made it."""
     import os
 
     try:

@@ -39,7 +39,7 @@ def warnings(command: Sequence[str], directory: Path) -> list[str]:
     """
     found = []
     if bypassed := bypass(command):
-        found.append(f"{bypassed} keeps the probe out: leave it out to watch")
+        found.append(f"{bypassed} keeps the probe out: remove it to watch")
     try:
         check_directory(directory, (os.getuid(),))
         if full := full_reason(directory):

@@ -75,7 +75,7 @@ class AttachFailed(Exception):
 
 
 class StartsLater(AttachFailed):
-    """The probe is on its way in and will start when somebody else does something; one line says what."""
+    """The probe is queued and starts when something else happens; one line says what."""
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ def attach(target: Target, timeout_s: float, remote_exec: RemoteExec | None = RE
 
 
 def explanation(target: Target) -> str:
-    """What attaching does, to be told before it is asked whether it should; a sentence a line."""
+    """What attaching does, shown before the user is asked whether to attach; a sentence a line."""
     return (
         "Its main thread is stopped for some milliseconds, and told to start the probe when it is next in Python.\n"
         "If it waits for a lock, that wait is interrupted, as by a signal, and begun again by Python.\n"
@@ -199,7 +199,7 @@ def _inject(target: Target, payload: str) -> ptrace.CallAnswer:
 
 
 def request(target: Target, payload: str) -> ptrace.PtraceRequest:
-    """What the helper program is told, to queue a Python text in the interpreter."""
+    """The request to the helper program: queue a Python text in the interpreter."""
     return ptrace.PtraceRequest(
         pid=target.host.pid,
         map_memory=target.map_memory,

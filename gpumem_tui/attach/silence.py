@@ -1,4 +1,4 @@
-"""Why processes that might train publish nothing, as far as that can be told from outside."""
+"""Why processes that might train publish nothing, as far as that shows from outside."""
 
 from __future__ import annotations
 

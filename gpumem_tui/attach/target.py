@@ -126,7 +126,7 @@ def refusal(host: hosts.Host) -> Refused:
 
 
 def is_being_attached_to(host: hosts.Host) -> bool:
-    """Whether the helper program of another attach is at it just now, which takes milliseconds."""
+    """Whether another attach is stopping this process just now, which takes milliseconds."""
     tracer = hosts.find(host.tracer_pid, host.proc.parent) if host.tracer_pid else None
     return tracer is not None and any(word.endswith(_HELPER) for word in tracer.command)
 

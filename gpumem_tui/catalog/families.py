@@ -21,10 +21,11 @@ class FamilyRecord:
         has_attention: is made of transformer blocks.
         positions: how blocks know the order of tokens: from a table that ends, by rotation, or not at all.
         is_gated: feed-forward networks are SwiGLU, three matrices instead of two.
+        projects_apart: queries, keys and values come from a projection each, instead of one for all three.
         has_batch_norm: is made of convolutions that are normalized over the batch.
         training_seq_len: tokens per sample that it is trained at unless told otherwise, or as many as it takes at most;
             0 for none.
-        remark: what the closed form takes for granted of its blocks; empty for nothing.
+        remark: what the closed form takes for granted of its blocks; empty where they are those of its source.
     """
 
     inputs: Literal["tokens", "images", "features"]
@@ -33,6 +34,7 @@ class FamilyRecord:
     has_attention: bool = False
     positions: Literal["learned", "rotary", "none"] = "none"
     is_gated: bool = False
+    projects_apart: bool = False
     has_batch_norm: bool = False
     training_seq_len: int = 0
     remark: str = ""
@@ -58,6 +60,7 @@ FAMILIES: Mapping[Family, FamilyRecord] = MappingProxyType(
             has_attention=True,
             positions="rotary",
             is_gated=True,
+            projects_apart=True,
             training_seq_len=2048,
             remark="SwiGLU and grouped keys are counted like the paper's GPT blocks: an adaptation.",
         ),
@@ -68,6 +71,7 @@ FAMILIES: Mapping[Family, FamilyRecord] = MappingProxyType(
             has_attention=True,
             positions="rotary",
             is_gated=True,
+            projects_apart=True,
             training_seq_len=2048,
             remark="Every expert gets as many tokens as the others; without experts' own loss, which balances them.",
         ),
@@ -76,6 +80,7 @@ FAMILIES: Mapping[Family, FamilyRecord] = MappingProxyType(
             fields=_TRANSFORMER | {"vocab", "seq_len"},
             has_attention=True,
             positions="learned",
+            projects_apart=True,
             training_seq_len=512,
             remark=_ENCODER,
         ),

@@ -123,7 +123,7 @@ class LlamaConfig(LlamaLikeConfig, kw_only=True):
 
 
 class MistralConfig(LlamaLikeConfig, kw_only=True):
-    """Nothing of its own: a sliding window changes no tensor that is kept."""
+    """As Llama's: a sliding window changes no tensor that is kept for backward."""
 
 
 class Qwen2Config(LlamaLikeConfig, kw_only=True):
@@ -132,7 +132,7 @@ class Qwen2Config(LlamaLikeConfig, kw_only=True):
 
 
 class Qwen3Config(LlamaLikeConfig, kw_only=True):
-    """Unlike its elders it says its heads' width, and where it does not transformers takes 128."""
+    """Unlike Qwen2 it has a key for the heads' width; transformers takes 128 where it is missing."""
 
     head_dim: Size | None = 128
     attention_bias: Literal[False] = False
@@ -147,7 +147,7 @@ class ExpertsConfig(LlamaLikeConfig, kw_only=True):
     num_experts_per_tok: Size
 
     def experts(self) -> Experts:
-        """Those of a block."""
+        """The experts of one block."""
         raise NotImplementedError
 
     def shape(self, name: str) -> ModelShape:

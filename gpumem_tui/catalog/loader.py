@@ -101,7 +101,7 @@ def speed_of(title: str, total_bytes: int) -> GpuSpeed | None:
 
 
 def _model_words(title: str) -> frozenset[str]:
-    """What tells one GPU's name from another's, without its maker, memory and board."""
+    """The words of a GPU's name that distinguish it: without its maker, memory and board."""
     words = re.findall(r"[a-z0-9]+", re.sub(r"\d+ ?GB", "", title).lower())
     return frozenset(words) - {"nvidia", "geforce", "tesla", "pcie", "sxm", "sxm2", "sxm3", "sxm4", "hbm3", "hbm3e"}
 
@@ -185,7 +185,7 @@ def _found(what: str, name: str, entries: Mapping[str, Entry]) -> Entry:
 
 
 def _near_misses(name: str, names: Iterable[str]) -> list[str]:
-    """The names that `name` may stand for, likeliest first.
+    """The names that `name` may be a misspelling of, likeliest first.
 
     Only letters and digits count; `name` may be the whole, the beginning or a part of one, or resemble it.
     """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 _SCALE_BITS = 32
 _NF4_BLOCK, _NF4_BLOCKS_OF_SCALES, _NF4_SCALE_BITS = 64, 256, 8
@@ -22,11 +23,13 @@ class Quantization:
         bits: a weight takes with its share of the constants; None where that depends on the shape of its matrix, or is
             not known here.
         source: where the figure is from; empty without one.
+        base: what a recipe calls it, for adapters over it; empty for what is not trained over here.
     """
 
     title: str
     bits: float | None = None
     source: str = ""
+    base: Literal["", "nf4", "nf4-dq"] = ""
 
     @property
     def words(self) -> str:
@@ -64,6 +67,6 @@ def _four_bit(said: Mapping[str, object]) -> Quantization:
     kind = str(said.get("bnb_4bit_quant_type", "fp4")).upper()
     title = f"4-bit {kind} of bitsandbytes"
     if not said.get("bnb_4bit_use_double_quant"):
-        return Quantization(title, 4 + _SCALE_BITS / _NF4_BLOCK, "Dettmers et al. 2023 (QLoRA)")
+        return Quantization(title, 4 + _SCALE_BITS / _NF4_BLOCK, "Dettmers et al. 2023 (QLoRA)", "nf4")
     scales = (_NF4_SCALE_BITS + _SCALE_BITS / _NF4_BLOCKS_OF_SCALES) / _NF4_BLOCK
-    return Quantization(f"{title} with double quantization", 4 + scales, "Dettmers et al. 2023 (QLoRA)")
+    return Quantization(f"{title} with double quantization", 4 + scales, "Dettmers et al. 2023 (QLoRA)", "nf4-dq")

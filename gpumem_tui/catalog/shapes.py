@@ -88,7 +88,7 @@ class Experts:
 
     @property
     def held(self) -> int:
-        """Those on one GPU."""
+        """Experts on one GPU."""
         return self.count // self.spread
 
 

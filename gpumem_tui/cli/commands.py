@@ -35,7 +35,10 @@ _COMMANDS = {
     "look": "gpumem_tui.cli.look:look",
 }
 """Where each command is, in the order of the help."""
-_FOR_PROGRAMS = {"search-for-viewer": "gpumem_tui.cli.hosts:search_for_viewer"}
+_FOR_PROGRAMS = {
+    "search-for-viewer": "gpumem_tui.cli.hosts:search_for_viewer",
+    "run-for-viewer": "gpumem_tui.cli.watch:run_for_viewer",
+}
 """Called by this program on another machine."""
 
 

@@ -37,7 +37,9 @@ HOST_OPTIONS: list[Callable[[Any], Any]] = [
     click.option(
         "--remote-directory", metavar="DIR", help="Directory on the host to run in (default: the login's home)."
     ),
-    click.option("--remote-command", metavar="COMMAND", help="What is called there (gpumem-tui, found in PATH)."),
+    click.option(
+        "--remote-command", metavar="COMMAND", help="Command that runs gpumem-tui there (default: the one in PATH)."
+    ),
 ]
 
 HOSTS_OPTIONS: list[Callable[[Any], Any]] = [
@@ -52,7 +54,7 @@ HOSTS_OPTIONS: list[Callable[[Any], Any]] = [
     ),
     click.option("--slurm", "slurm_job", metavar="JOBID", help="Watch the nodes of a Slurm job."),
     click.option(
-        "--remote-command", metavar="COMMAND", help="What is called on hosts (gpumem-tui, found in PATH there)."
+        "--remote-command", metavar="COMMAND", help="Command that runs gpumem-tui there (default: the one in PATH)."
     ),
 ]  # fmt: skip
 
@@ -128,7 +130,7 @@ def _machines(fleet: Fleet) -> Iterator[Machine]:
 
 
 def _record_hosts(fleet: Fleet, path: Path, settings: Settings, *, allow_signals: bool) -> int:
-    """Record how hosts stand, on the screen if there is one; else the alerts that begin are a line each."""
+    """Record hosts, on the screen if there is one; else print the alerts that begin, a line each."""
     from gpumem_tui.monitor.recording_file import RecordingError
     from gpumem_tui.remote.recording import HostsRecorder, RecordedHosts
     from gpumem_tui.tui.start import open_hosts
@@ -168,7 +170,7 @@ def mark_line(mark: Mark) -> str:
     return f"{when(mark.time_s)}  {mark.severity.value:<8}  {f'{mark.who}: ' if mark.who else ''}{mark.message}"
 
 
-def the_host(
+def single_host(
     host: str | None, remote_directory: str | None, remote_command: str | None
 ) -> tuple[RemoteHost, SshOptions, Settings] | None:
     """The one host that `HOST_OPTIONS` name, and how it is reached; None for this machine.
@@ -181,15 +183,16 @@ def the_host(
         if alone := next((name for name, value in of_hosts.items() if value is not None), ""):
             raise click.UsageError(f"{alone} is for another machine: name it with --host")
         return None
-    from gpumem_tui.remote.hosts import hosts_of
+    from gpumem_tui.remote.hosts import one_host
     from gpumem_tui.remote.ssh import SshOptions
     from gpumem_tui.settings import load
 
     settings = load()
-    found = hosts_of((host,), groups=dict(settings.hosts))
-    if len(found) > 1:
-        raise OptionError(f"--host {host}: is {len(found)} hosts; name one of them")
-    return found[0], SshOptions(remote_command or settings.remote_command, settings.interval_s), settings
+    return (
+        one_host(host, dict(settings.hosts)),
+        SshOptions(remote_command or settings.remote_command, settings.interval_s),
+        settings,
+    )
 
 
 def search_on_host(

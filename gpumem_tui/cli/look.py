@@ -137,7 +137,7 @@ def _open(path: Path) -> tuple[MemorySnapshot, list[Analysis]] | int:
 
 
 class _Progress:
-    """How far it is, on stderr, where somebody watches."""
+    """Progress on stderr, where stderr is a terminal."""
 
     def __init__(self) -> None:
         self._is_watched = sys.stderr is not None and sys.stderr.isatty()
@@ -180,7 +180,7 @@ def _look_at_process(pid: int, by: By, timeout_s: float, *, as_json: bool) -> in
     try:
         answer = await_look(process, request_look(process), timeout_s, say=said.doing)
         if answer.devices:
-            said.doing("following two more steps, which tell what a step leaves behind")
+            said.doing("following two more steps, to see what a step leaves behind")
         answer = await_kept(process, answer, timeout_s - (time.monotonic() - started))
     except NoAnswer as error:
         said.clear()

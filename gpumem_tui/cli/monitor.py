@@ -202,7 +202,7 @@ def _print_recording(recording: SnapshotRecording, alerts: Alerts, *, once: bool
 
 def _written(write: Callable[[], None]) -> int:
     """The exit code after writing to stdout: ctrl+c and a reader that leaves are ordinary ends."""
-    _show_what_can_be_shown()
+    _replace_unencodable()
     try:
         write()
     except KeyboardInterrupt:
@@ -212,7 +212,7 @@ def _written(write: Callable[[], None]) -> int:
     return 0
 
 
-def _show_what_can_be_shown() -> None:
+def _replace_unencodable() -> None:
     """A character that stdout's encoding lacks becomes a question mark, not an error."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
@@ -290,7 +290,7 @@ def doctor(as_json: bool, python: str | None) -> int:
         snapshot = None
     finally:
         source.stop()
-    _show_what_can_be_shown()
+    _replace_unencodable()
     checks = []
     for check in examine(System.here(), snapshot, python):
         checks.append(check)

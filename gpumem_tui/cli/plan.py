@@ -61,7 +61,11 @@ _OF_A_SEARCH = frozenset({"limit_bytes", "share"})
 @click.option("--no-what-if", is_flag=True, help="Of a command: run it as it is only.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @click.option(
-    "--markdown", "--plain", "markdown", is_flag=True, help="Markdown instead of the screen; what a pipe gets anyway."
+    "--markdown",
+    "--plain",
+    "markdown",
+    is_flag=True,
+    help="Markdown instead of the screen; the default where stdout is not a terminal.",
 )
 @click.option("--no-trace", is_flag=True, help="Formula only: answer at once, without torch.")
 @click.option(
@@ -87,15 +91,13 @@ def plan(as_json: bool, markdown: bool, **values: Any) -> int:
     size, extras = values.pop("batch_size"), frozenset(values.pop("extras"))
     goals = goals_from(values)
     if trained_command() and no_trace:
-        raise click.UsageError("--no-trace: nothing but a trace knows a command")
+        raise click.UsageError("--no-trace: a command has no closed form, only a trace; leave it out")
     if solve == "gpus":
         values["gpus"] = max(values["gpus"], _fewest(values))
     options, config = configured(values, share=True)
     if config.workload.command is not None:
         if no_trace:
-            raise click.UsageError(
-                f"--no-trace: nothing but a trace knows {config.workload.name}: it has no closed form"
-            )
+            raise click.UsageError(f"--no-trace: {config.workload.name} has no closed form, only a trace; leave it out")
         refuse_goals(goals)
         if solve or passes:
             option = "--solve" if solve else "--accumulation"
@@ -182,7 +184,7 @@ def _plan_traced(
 
 @contextmanager
 def _said(line: str) -> Iterator[None]:
-    """A line on stderr while something takes its time; nothing if nobody watches."""
+    """A line on stderr while something takes its time; nothing where stderr is no terminal."""
     if not sys.stderr.isatty():
         yield
         return

@@ -9,7 +9,7 @@ import click
 
 from gpumem_tui.cli.common import is_terminal, predict_or_exit
 from gpumem_tui.cli.groups import with_options
-from gpumem_tui.cli.hosts import HOST_OPTIONS, search_on_host, the_host
+from gpumem_tui.cli.hosts import HOST_OPTIONS, search_on_host, single_host
 from gpumem_tui.cli.workload import (
     AT_LEAST_ONE,
     DEVICE_OPTIONS,
@@ -52,7 +52,7 @@ def search(
     if as_json and plain:
         raise click.UsageError("--json and --plain: give only one of them")
     on_screen = not as_json and not plain and is_terminal()
-    if there := the_host(host, remote_directory, remote_command):
+    if there := single_host(host, remote_directory, remote_command):
         remote, ssh, settings = there
         wanted = asked(values)
         return search_on_host(

@@ -14,13 +14,13 @@ import click
 
 from gpumem_tui.cli.common import complain, is_terminal
 from gpumem_tui.cli.groups import with_options
-from gpumem_tui.cli.hosts import HOST_OPTIONS, LAST_LINES, run_on_host, the_host
+from gpumem_tui.cli.hosts import HOST_OPTIONS, LAST_LINES, run_on_host, single_host
 from gpumem_tui.cli.numbers import Finite
 from gpumem_tui.exit_codes import EXIT_BAD_INPUT, EXIT_FAILED
 
 if TYPE_CHECKING:
     from gpumem_tui.attach.target import Target
-    from gpumem_tui.watch.leash import Leash
+    from gpumem_tui.watch.lifeline import Lifeline
     from gpumem_tui.watch.reader import Watcher
     from gpumem_tui.watch.records import ProbedProcess
 
@@ -33,14 +33,12 @@ _POLL_S = 0.1
 @click.command(context_settings={"allow_interspersed_args": False})
 @click.option("--tui", "on_screen", is_flag=True, help="On a screen: its output, and the Monitor on it.")
 @with_options(HOST_OPTIONS)
-@click.option("--leashed", is_flag=True, hidden=True, help="For a run from another machine, which holds stdin.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="[--] COMMAND...")
 def run(
     on_screen: bool,
     host: str | None,
     remote_directory: str | None,
     remote_command: str | None,
-    leashed: bool,
     command: tuple[str, ...],
 ) -> int:
     """Train under the probe: any launcher, no change to the code.
@@ -52,26 +50,28 @@ def run(
     """
     if on_screen and not is_terminal():
         return complain("--tui: there is no terminal to draw on; without it `run` needs none", EXIT_BAD_INPUT)
-    if leashed:
-        return _run_leashed(command, remote_directory)
-    if there := the_host(host, remote_directory, remote_command):
+    if there := single_host(host, remote_directory, remote_command):
         return run_on_host(*there, remote_directory or "", command, on_screen=on_screen)
     return _run_here(command, on_screen=on_screen)
 
 
-def _run_leashed(command: tuple[str, ...], directory: str | None) -> int:
-    """For a run from another machine, which holds our stdin."""
-    from gpumem_tui.watch.leash import Leash
+@click.command("run-for-viewer", hidden=True)
+@click.argument("words")
+def run_for_viewer(words: str) -> int:
+    """Run a command for a gpumem-tui on another machine, which holds stdin; WORDS is what `remote.running` wrote."""
+    from gpumem_tui.remote.running import read_command
+    from gpumem_tui.watch.lifeline import Lifeline
 
+    directory, command = read_command(words)
     try:
         os.chdir(os.path.expanduser(directory or "~"))
     except OSError as error:
         return complain(f"--remote-directory {directory}: {error.strerror}", EXIT_BAD_INPUT)
     os.environ["PYTHONUNBUFFERED"] = "1"  # what is printed is seen at once, terminal or not
-    return _run_here(command, on_screen=False, leash=Leash())
+    return _run_here(command, on_screen=False, lifeline=Lifeline())
 
 
-def _run_here(command: tuple[str, ...], *, on_screen: bool, leash: Leash | None = None) -> int:
+def _run_here(command: tuple[str, ...], *, on_screen: bool, lifeline: Lifeline | None = None) -> int:
     from gpumem_tui.attach.launch import CannotRun, start, warnings
     from gpumem_tui.attach.silence import RUN_AFTER_S, SilenceNote, silent_below
     from gpumem_tui.probe.files import default_directory
@@ -93,13 +93,13 @@ def _run_here(command: tuple[str, ...], *, on_screen: bool, leash: Leash | None 
         started = start(command, note.tick)
     except CannotRun as error:
         return complain(str(error), error.code)
-    if leash is not None:
-        leash.hold()
+    if lifeline is not None:
+        lifeline.hold()
     ended = started.wait()
-    _tell_death(started.pid)
-    if leash is None:
+    _report_end(started.pid)
+    if lifeline is None:
         return leave_as(ended)
-    leash.end_all()
+    lifeline.end_all()
     return exit_code(ended)
 
 
@@ -188,7 +188,7 @@ def _attach(pid: int, yes: bool, timeout_s: float) -> int:
 
 @click.command(short_help="The processes that publish, a line a sample; or a post-mortem.")
 @click.argument("pid", type=PID, required=False)
-@click.option("--interval", "interval_s", type=SECONDS, default=1.0, show_default=True, help="Seconds between looks.")
+@click.option("--interval", "interval_s", type=SECONDS, default=1.0, show_default=True, help="Seconds between samples.")
 @click.option("--post-mortem", is_flag=True, help="Only: what was there when memory ran out.")
 @click.option("--json", "as_json", is_flag=True, help="JSON lines: one a sample.")
 def watch(pid: int | None, interval_s: float, post_mortem: bool, as_json: bool) -> int:
@@ -276,18 +276,18 @@ def _run_on_screen(command: tuple[str, ...]) -> int:
     code, lines = open_run(started, shlex.join(command), settings)
     for line in lines[-LAST_LINES:]:
         click.echo(line)
-    _tell_death(started.pid)
+    _report_end(started.pid)
     return code
 
 
-def _tell_death(pid: int) -> None:
+def _report_end(pid: int) -> None:
     """Of a command that trained and was ended by a lack of memory, or by a crash, one line that says so."""
     from gpumem_tui.watch.records import FOR_MEMORY, ProcessState
 
     process = find(following(None), pid, ended=True)
     if process is not None and process.state in FOR_MEMORY | {ProcessState.CRASHED}:
         told = f"; `gpumem-tui watch {pid} --post-mortem` shows what it held" if process.state in FOR_MEMORY else ""
-        complain(f"{process.title}: {process.standing}{told}", 0)
+        complain(f"{process.title}: {process.state_words}{told}", 0)
 
 
 def _post_mortem(watcher: Watcher, process: ProbedProcess | None, *, as_json: bool) -> int:
@@ -309,7 +309,7 @@ def _post_mortem(watcher: Watcher, process: ProbedProcess | None, *, as_json: bo
         return 0
     if process is None:
         return complain("no process that was watched has run out of memory", 0)
-    ended = "" if process.is_running else f": {process.standing}"
+    ended = "" if process.is_running else f": {process.state_words}"
     return complain(f"{process.title} has not run out of memory{ended}", 0)
 
 

@@ -12,10 +12,12 @@ from gpumem_tui.cli.numbers import Finite
 from gpumem_tui.formula.recipe import (
     ADAPTER_DTYPES,
     ADAPTERS,
+    ALL_BUT_HEAD,
     ALL_LINEAR,
     ATTENTIONS,
     BASE_QUANTIZATIONS,
     DEFAULT_LORA_RANK,
+    NOTHING_FROZEN,
     OPTIMIZERS,
     PRECISIONS,
     RECOMPUTES,
@@ -35,7 +37,7 @@ _COMMAND = "gpumem_tui.command"
 
 
 class TakesCommand(click.Command):
-    """A command of ours after whose options, behind ``--``, a user's training command may stand."""
+    """A gpumem-tui command that takes a user's training command after its options and ``--``."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if "--" in args:
@@ -142,8 +144,8 @@ WORKLOAD_OPTIONS = [
     click.option("--vocab", type=AT_LEAST_ONE, help="Vocabulary size."),
     click.option("--seq-len", type=AT_LEAST_ONE, help="Sequence length to train at."),
     click.option("--image-size", type=AT_LEAST_ONE, help="Pixels a side."),
-    choice("--precision", PRECISIONS, "Of weights and step; amp: autocast over fp32 weights."),
-    choice("--optimizer", OPTIMIZERS, "Whose state is kept for every parameter."),
+    choice("--precision", PRECISIONS, "Precision of weights and computation; amp: autocast over fp32 weights."),
+    choice("--optimizer", OPTIMIZERS, "The optimizer, which decides the state kept for every parameter."),
     choice("--recompute", RECOMPUTES, "Activation checkpointing: of attention, or of whole layers."),
     choice("--attention", ATTENTIONS, "Kernel of scaled_dot_product_attention; auto: what torch picks."),
     click.option(
@@ -162,13 +164,13 @@ WORKLOAD_OPTIONS = [
     click.option("--sequence-parallel", is_flag=True, help="Cut what tensor parallel leaves whole as well."),
     click.option("--context-parallel", type=AT_LEAST_ONE, default=1, help="GPUs over which each sequence is cut."),
     click.option("--expert-parallel", type=AT_LEAST_ONE, default=1, help="GPUs over which experts are spread."),
-    click.option("--pipeline-parallel", type=AT_LEAST_ONE, default=1, help="Stages over which the blocks are laid."),
-    choice("--schedule", SCHEDULES, "Of the pipeline: whose activations wait for backward."),
+    click.option("--pipeline-parallel", type=AT_LEAST_ONE, default=1, help="Stages of a pipeline of blocks."),
+    choice("--schedule", SCHEDULES, "Pipeline schedule: how many micro-batches' activations wait for backward."),
     click.option(
         "--micro-batches",
         type=click.IntRange(min=0),
         default=0,
-        help="Of a step, of --batch-size samples each (default: as many as there are stages).",
+        help="Micro-batches of a step, of --batch-size samples each (default: as many as there are stages).",
     ),
     click.option(
         "--virtual-stages",
@@ -176,6 +178,13 @@ WORKLOAD_OPTIONS = [
         default=2,
         show_default=True,
         help="Pieces of the network on each GPU of an interleaved pipeline.",
+    ),
+    click.option(
+        "--freeze",
+        default=NOTHING_FROZEN,
+        show_default=True,
+        metavar=f"N|{ALL_BUT_HEAD}",
+        help="Freeze the first N blocks and all before them, or everything but the last layer.",
     ),
     choice(
         "--adapter", ADAPTERS, "lora: freeze the weights, train low-rank matrices beside them; dora: magnitudes, too."

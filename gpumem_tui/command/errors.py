@@ -45,7 +45,7 @@ def described(error: BaseException) -> str:
     where = place(error)
     at = f"{where}: " if where else ""
     if isinstance(error, EOFError):
-        return f"{at}the command asks for input, and there is nobody to answer: give it as an option ({said})"
+        return f"{at}the command asks for input, which cannot be answered here: give it as an option ({said})"
     if isinstance(error, ImportError):
         return f"{at}{said}{_why_not_imported(error)}"
     return f"{at}{said}"

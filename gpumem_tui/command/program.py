@@ -181,7 +181,7 @@ class Program:
         """Count the step that a program without an optimizer has made since its last backward."""
         if self._first is not None or not self._by_hand.has_stepped():
             return
-        self.note("no optimizer of torch's: steps are told by its updates; what one of its own keeps is other memory")
+        self.note("no optimizer of torch's: steps are its updates; what an optimizer of its own keeps is other memory")
         self.steps += 1
         self._time_step()
         if self.steps >= self._wanted:

@@ -1,4 +1,4 @@
-"""This process's part in a trial of a command: from the start of the interpreter to the report of what happened.
+"""A trial of a command, in one of its processes: from the interpreter's start to the report of what happened.
 
 Imports next to nothing before torch is imported: every Python process of the command loads it.
 """
@@ -31,7 +31,7 @@ def begin(directory: str) -> None:
     Args:
         directory: where the request and the socket of who asked for it are.
     """
-    _tell_where(directory)
+    _write_stack_at_signal(directory)
     session = _Session(directory)
     after_import("torch._compile", session.compiler_imported)
     after_import("torch", lambda _: session.torch_imported())
@@ -40,8 +40,8 @@ def begin(directory: str) -> None:
     os.register_at_fork(after_in_child=session.leave)
 
 
-def _tell_where(directory: str) -> None:
-    """At a signal, write down where the main thread stands."""
+def _write_stack_at_signal(directory: str) -> None:
+    """At a signal, write down the source line that the main thread is at."""
     file = open(os.path.join(directory, f"{STACK_FILE}{os.getpid()}"), "w")  # noqa: SIM115  open as long as the process
     faulthandler.register(STACK_SIGNAL, file, all_threads=False)
 

@@ -264,7 +264,7 @@ class _Real(_Trial):
 
 
 def _quietly(call: Callable[[], None]) -> Callable[[], None]:
-    """What goes wrong while the interpreter comes down concerns nobody."""
+    """Ignore errors while the interpreter shuts down."""
 
     def called() -> None:
         with suppress(Exception):

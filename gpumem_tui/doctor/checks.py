@@ -148,7 +148,7 @@ def gpus_check(gpus: Sequence[GpuReading]) -> Check:
 
 
 def processes_check(gpus: Sequence[GpuReading]) -> Check:
-    """Whether the memory of a GPU can be told apart by process."""
+    """Whether the driver says how much of a GPU's memory each process holds."""
     lists = {gpu.index: gpu.processes for gpu in gpus if gpu.state is DeviceState.OK}
     if not lists:
         return Check("processes", Status.SKIP, "no GPU answers")

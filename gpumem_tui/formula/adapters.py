@@ -13,17 +13,19 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from gpumem_tui.catalog.shapes import ModelShape
+from gpumem_tui.formula.freezing import block_count, frozen_blocks, split, trains_head
 from gpumem_tui.formula.parameters import (
     GATHERED_BLOCKS,
     ParameterTensor,
     block_parameters,
     embedding_parameters,
+    head_parameters,
     parameter_tensors,
     with_largest_blocks,
 )
 from gpumem_tui.formula.precision import PRECISION_RECORDS
 from gpumem_tui.formula.quantization import QUANTIZATION_RECORDS
-from gpumem_tui.formula.recipe import ALL_LINEAR, DEFAULT_LORA_RANK, Recipe
+from gpumem_tui.formula.recipe import ALL_LINEAR, DEFAULT_LORA_RANK, NOTHING_FROZEN, Recipe
 from gpumem_tui.formula.rows import FormulaRow, fixed_row
 from gpumem_tui.memory import Bucket
 
@@ -93,6 +95,8 @@ def targets(shape: ModelShape, recipe: Recipe) -> frozenset[str]:
 def check_recipe(recipe: Recipe) -> None:
     """Raise AdapterError where a recipe's parts about adapters do not go together, whatever the network."""
     if recipe.has_adapters:
+        if recipe.has_frozen_layers:
+            raise AdapterError("--freeze", "adapters freeze every weight already; take --adapter none")
         if recipe.lora_rank < 1:
             raise AdapterError("--lora-rank", f"must be at least 1, not {recipe.lora_rank}")
         return
@@ -121,9 +125,9 @@ def weights(shape: ModelShape, recipe: Recipe) -> Weights:
     Raises:
         AdapterError: adapters that this network cannot have.
     """
-    tensors = parameter_tensors(shape)
     if not recipe.has_adapters:
-        return Weights(tensors)
+        return Weights(*split(shape, recipe))
+    tensors = parameter_tensors(shape)
     at = targets(shape, recipe)
     adapters = tuple(part for tensor in tensors if tensor.linear in at for part in _adapter(tensor, recipe))
     if recipe.base_quantization == "none":
@@ -188,17 +192,23 @@ def trained_parameters(shape: ModelShape, recipe: Recipe) -> int:
 def copied_parameters(shape: ModelShape, recipe: Recipe) -> tuple[int, int]:
     """Values that autocast copies in 16 bits: of the network, and of one block, the largest.
 
-    Embeddings are looked up, and grouped products of experts run, in the dtype of the weights.
+    Embeddings are looked up, and grouped products of experts run, in the dtype of the weights. Of frozen layers those
+    copies stay that backward needs: a tied head's.
     """
 
     def copied(part: ModelShape) -> int:
-        found = weights(part, recipe)
+        found = weights(part, replace(recipe, freeze=NOTHING_FROZEN))
         return _values(tensor for tensor in (*found.trained, *found.frozen) if not tensor.is_experts)
 
-    whole = copied(shape) - embedding_parameters(shape)
     if shape.record.has_batch_norm:
-        return whole, block_parameters(shape)
-    return whole, copied(with_largest_blocks(shape, 1)) - copied(with_largest_blocks(shape, 0))
+        in_block = block_parameters(shape)
+    else:
+        in_block = copied(with_largest_blocks(shape, 1)) - copied(with_largest_blocks(shape, 0))
+    if not recipe.has_frozen_layers:
+        return copied(shape) - embedding_parameters(shape), in_block
+    kept_head = 0 if trains_head(shape, recipe) else head_parameters(shape)
+    whole = kept_head + _values(tensor for tensor in weights(shape, recipe).trained if not tensor.is_experts)
+    return whole, in_block if frozen_blocks(shape, recipe) < block_count(shape) else 0
 
 
 def kept_bytes(shape: ModelShape, recipe: Recipe) -> int:
@@ -209,8 +219,13 @@ def kept_bytes(shape: ModelShape, recipe: Recipe) -> int:
 
 
 def parameter_rows(shape: ModelShape, recipe: Recipe) -> list[FormulaRow]:
-    """The weights of a network with adapters, unsharded: frozen, quantized, and the adapters themselves."""
+    """The weights of a network of which some are frozen, unsharded: frozen, quantized, and what is trained."""
     found, storage = weights(shape, recipe), PRECISION_RECORDS[recipe.precision]
+    name, source, note = "adapters", SOURCE, f"rank {recipe.lora_rank} beside {recipe.lora_targets}"
+    if recipe.has_frozen_layers:
+        name, source, note = "trained parameters", storage.source, recipe.freeze_words
+    elif recipe.adapter == "dora":
+        source = _DORA_SOURCE
     rows = [
         fixed_row(
             Bucket.PARAMETERS,
@@ -221,10 +236,10 @@ def parameter_rows(shape: ModelShape, recipe: Recipe) -> list[FormulaRow]:
         ),
         fixed_row(
             Bucket.PARAMETERS,
-            "adapters",
+            name,
             (_values(found.trained), adapter_width(recipe)),
-            _DORA_SOURCE if recipe.adapter == "dora" else SOURCE,
-            f"rank {recipe.lora_rank} beside {recipe.lora_targets}",
+            source,
+            note,
         ),
     ]
     if found.quantized:

@@ -17,7 +17,7 @@ _BF16_ATTENTION_SINCE = (8, 0)
 
 @dataclass(frozen=True, slots=True)
 class BlockBytes:
-    """Bytes that one block saves per token, by what saves them.
+    """Bytes a token that one block keeps for backward, by what keeps them.
 
     Attributes:
         attention: the projections' inputs, queries, keys, values.
@@ -102,6 +102,12 @@ def block_bytes(shape: ModelShape, recipe: Recipe, *, is_dense: bool = True) -> 
     )
 
 
+def projection_inputs(shape: ModelShape, recipe: Recipe) -> int:
+    """How many tensors as wide as the residual stream a block's projections keep as their inputs: two halves', and
+    autocast's further copies."""
+    return 2 + (_casts(shape, is_dense=shape.experts is None) if is_autocast(recipe) else 0)
+
+
 def _feed_forward(shape: ModelShape, unkept: _Frozen) -> int:
     """GELU: its input and output. SwiGLU: gate, SiLU of the gate, up, and their product, each an operand."""
     ffn = shape.ffn if shape.experts is None else shape.experts.dense_ffn
@@ -110,9 +116,8 @@ def _feed_forward(shape: ModelShape, unkept: _Frozen) -> int:
 
 def _casts(shape: ModelShape, *, is_dense: bool) -> int:
     """Inputs that autocast copies for a second projection, and a third."""
-    if not shape.record.is_gated:
-        return 2 if shape.family == "bert" else 0
-    return (2 if shape.latent is None else 1) + is_dense
+    of_attention = 0 if not shape.record.projects_apart else 2 if shape.latent is None else 1
+    return of_attention + (shape.record.is_gated and is_dense)
 
 
 def _scores(shape: ModelShape, recipe: Recipe) -> int:

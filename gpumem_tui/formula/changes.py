@@ -8,20 +8,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any
 
 from gpumem_tui.catalog.shapes import Gpu, ModelShape, ShapeError
 from gpumem_tui.formula.blocks import fused
-from gpumem_tui.formula.extras import NO_EXTRAS, Extra, Extras, why_not
+from gpumem_tui.formula.extras import EXTRA_RECORDS, NO_EXTRAS, Extra, Extras, why_not
+from gpumem_tui.formula.freezing import block_count
 from gpumem_tui.formula.optimizers import OPTIMIZER_TECHNIQUES
-from gpumem_tui.formula.price import ONE_MORE_FORWARD, Price, selective_recompute_percent
-from gpumem_tui.formula.recipe import Recipe, Sharding
+from gpumem_tui.formula.price import ONE_MORE_FORWARD, Axis, Price, selective_recompute_percent
+from gpumem_tui.formula.recipe import NOTHING_FROZEN, Recipe, Sharding
 from gpumem_tui.formula.sharding import has_own_precision, stage_of
-
-Axis = Literal[
-    "weights", "precision", "recompute", "attention", "optimizer", "loss", "sample", "sharding", "state", "blocks"
-]
-"""What a change is about: of one axis only one change can be made."""
 
 SHARED_BY_DEFAULT = 8
 """GPUs to shard over where there is one so far: what a server holds."""
@@ -103,6 +99,7 @@ def changes(setup: Setup, gpu: Gpu | None = None) -> list[Change | NotApplicable
         _attention(setup),
         *_optimizers(setup.recipe),
         *_adapters(setup),
+        _freezing(setup),
         _extra(setup, "chunked-loss"),
         smaller_sample(setup.shape),
         *_shardings(setup.recipe),
@@ -290,6 +287,7 @@ def _adapters(setup: Setup) -> Iterator[Change | NotApplicable]:
             yield NotApplicable(key, names[key], "the plan trains adapters already")
         else:
             option = "" if key == "lora" else f" --base-quantization {quantization}"
+            option += f" --freeze {NOTHING_FROZEN}" if recipe.has_frozen_layers else ""
             yield Change(
                 key,
                 "weights",
@@ -298,7 +296,7 @@ def _adapters(setup: Setup) -> Iterator[Change | NotApplicable]:
                 _ADAPTER_COSTS[key],
                 _ADAPTER_SOURCES[key],
                 Price(retuned=1, risk=1, changes=1),
-                recipe={"adapter": "lora", "base_quantization": quantization},
+                recipe={"adapter": "lora", "base_quantization": quantization, "freeze": NOTHING_FROZEN},
             )
 
 
@@ -309,6 +307,30 @@ _ADAPTER_COSTS: Mapping[str, str] = MappingProxyType(
     }
 )
 _ADAPTER_SOURCES: Mapping[str, str] = MappingProxyType({"lora": "Hu et al. 2021", "qlora": "Dettmers et al. 2023"})
+
+
+def _freezing(setup: Setup) -> Change | NotApplicable:
+    """The lower half of the blocks left as it is."""
+    key, name = "freeze-half", "freeze the lower half"
+    recipe, half = setup.recipe, block_count(setup.shape) // 2
+    if recipe.has_adapters:
+        return NotApplicable(key, name, "adapters freeze every weight already")
+    if recipe.has_frozen_layers:
+        return NotApplicable(key, name, f"the plan freezes already: {recipe.freeze_words}")
+    if recipe.pipeline_parallel > 1:
+        return NotApplicable(key, name, "frozen layers are counted without pipeline parallel")
+    if not half:
+        return NotApplicable(key, name, f"{setup.shape.name} has one block")
+    return Change(
+        key,
+        "weights",
+        name,
+        f"--freeze {half}",
+        "fine-tuning only: the first blocks stay as they were trained, and less is learned",
+        "Lee et al. 2019 (What Would Elsa Do?)",
+        Price(retuned=1, risk=2, changes=1),
+        recipe={"freeze": str(half)},
+    )
 
 
 def _shardings(recipe: Recipe) -> Iterator[Change | NotApplicable]:
@@ -324,36 +346,11 @@ def _shardings(recipe: Recipe) -> Iterator[Change | NotApplicable]:
         yield sharded("zero3", 2 * recipe.gpus, recipe.gpus, "more-gpus")
 
 
-_EXTRAS: Mapping[Extra, tuple[Axis, str, str, str, Price]] = MappingProxyType(
-    {
-        "chunked-loss": (
-            "loss",
-            "chunked loss",
-            "none: the result is exact; needs a fused loss such as the liger-kernel package's",
-            "Hsu et al. 2024 (Liger Kernel)",
-            Price(changes=1),
-        ),
-        "offload-optimizer": (
-            "state",
-            "optimizer in host memory",
-            "gradients and weights cross the bus at every update, and the CPU runs it; as much host memory",
-            "Ren et al. 2021 (ZeRO-Offload)",
-            Price(offloads=1, changes=1),
-        ),
-        "offload-activations": (
-            "blocks",
-            "activations in host memory",
-            "what the blocks keep crosses the bus twice a step; as much pinned host memory",
-            "Rajbhandari et al. 2021 (ZeRO-Infinity)",
-            Price(offloads=1, changes=1),
-        ),
-    }
-)
-
-
 def _extra(setup: Setup, extra: Extra) -> Change | NotApplicable:
-    axis, name, cost, source, price = _EXTRAS[extra]
+    record = EXTRA_RECORDS[extra]
     reason = "the plan has it already" if extra in setup.extras else why_not(extra, setup.shape, setup.recipe)
     if reason is not None:
-        return NotApplicable(extra, name, reason)
-    return Change(extra, axis, name, f"--extra {extra}", cost, source, price, extra=extra)
+        return NotApplicable(extra, record.name, reason)
+    return Change(
+        extra, record.axis, record.name, f"--extra {extra}", record.cost, record.source, record.price, extra=extra
+    )

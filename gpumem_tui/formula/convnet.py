@@ -100,15 +100,21 @@ def resnet(shape: ModelShape) -> ResNetShape:
     return ResNetShape(stem, pooled, tuple(blocks), channels)
 
 
-def activation_rows(shape: ModelShape, recipe: Recipe, batch_size: int) -> list[FormulaRow]:
-    """What a ResNet keeps for backward. Selective recompute has no attention to drop and changes nothing."""
+def activation_rows(shape: ModelShape, recipe: Recipe, batch_size: int, frozen: int = 0) -> list[FormulaRow]:
+    """What a ResNet keeps for backward. Selective recompute has no attention to drop and changes nothing.
+
+    Args:
+        frozen: so many blocks, the first ones, and the stem are frozen.
+    """
     network = resnet(shape)
-    blocks, width = network.blocks, PRECISION_RECORDS[recipe.precision].compute_bytes
-    convolved = network.stem.values
-    activated = network.stem.values + network.pooled_values
+    blocks, width = network.blocks[frozen:], PRECISION_RECORDS[recipe.precision].compute_bytes
+    if not blocks:
+        return []
+    convolved = 0 if frozen else network.stem.values
+    activated = blocks[0].input_values + convolved
     if recipe.recompute == "full":
         activated += sum(block.input_values for block in blocks[1:])  # the first one's is the pooled map
-        note = "the stem's, and of the maps the input of every block"
+        note = "the input of every block" if frozen else "the stem's, and of the maps the input of every block"
         again = [
             *_again_rows(blocks[-1], Moment.LAST_BLOCK, batch_size, width),
             *_again_rows(blocks[0], Moment.FIRST_BLOCK, batch_size, width),
@@ -116,7 +122,8 @@ def activation_rows(shape: ModelShape, recipe: Recipe, batch_size: int) -> list[
     else:
         convolved += sum(block.convolution_values for block in blocks)
         activated += sum(block.activated_values for block in blocks)
-        note = f"C·H·W summed over {len(network.convolutions)} convolutions at their real sizes"
+        count = sum(len(block.convolutions) for block in blocks) + (not frozen)
+        note = f"C·H·W summed over {count} convolutions at their real sizes"
         again = []
     kept = Bucket.ACTIVATIONS
     rows = [
@@ -129,28 +136,51 @@ def activation_rows(shape: ModelShape, recipe: Recipe, batch_size: int) -> list[
             "ReLU works in place, so the map after it is also the next convolution's input",
         ),
     ]
+    return [
+        *there(FORWARD_ENDS, rows),
+        *(
+            _first_block_rows(blocks[0], recipe, batch_size, width)
+            if frozen
+            else _stem_rows(network, batch_size, width)
+        ),
+        *again,
+        _gradients_row(blocks[-1], Moment.LAST_BLOCK, batch_size, width),
+        _gradients_row(blocks[0], Moment.FIRST_BLOCK, batch_size, width),
+    ]
+
+
+def _stem_rows(network: ResNetShape, batch_size: int, width: int) -> list[FormulaRow]:
+    """What the stem keeps beside its maps, and what is left of it as backward ends."""
     indices = batch_row(
-        kept,
+        Bucket.ACTIVATIONS,
         "pooling indices",
         (batch_size, network.pooled_values, _INDEX_BYTES),
         "PyTorch max_pool2d",
         "where each maximum came from, as int64",
     )
     stem = batch_row(
-        kept,
+        Bucket.ACTIVATIONS,
         "the stem's maps",
         (batch_size, 2 * network.stem.values + network.pooled_values, width),
         _SOURCE,
         "its convolution's output, the map after ReLU and the pooled one, which backward reads last",
     )
-    return [
-        *there(FORWARD_ENDS, rows),
-        *there(FORWARD_ENDS | IN_A_BLOCK, [indices]),
-        *there({Moment.FIRST_BLOCK}, [stem]),
-        *again,
-        _gradients_row(blocks[-1], Moment.LAST_BLOCK, batch_size, width),
-        _gradients_row(blocks[0], Moment.FIRST_BLOCK, batch_size, width),
-    ]
+    return [*there(FORWARD_ENDS | IN_A_BLOCK, [indices]), *there({Moment.FIRST_BLOCK}, [stem])]
+
+
+def _first_block_rows(block: ConvBlock, recipe: Recipe, batch_size: int, width: int) -> list[FormulaRow]:
+    """What is left as backward runs through the first block that is trained; with full recompute `_again_rows`."""
+    if recipe.recompute == "full":
+        return []
+    values = block.input_values + block.convolution_values + block.activated_values
+    row = batch_row(
+        Bucket.ACTIVATIONS,
+        "the first trained block's maps",
+        (batch_size, values, width),
+        _SOURCE,
+        "its input, convolution outputs and activated maps, which backward reads last",
+    )
+    return there({Moment.FIRST_BLOCK}, [row])
 
 
 def _again_rows(block: ConvBlock, moment: Moment, batch_size: int, width: int) -> list[FormulaRow]:

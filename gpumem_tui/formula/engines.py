@@ -13,8 +13,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gpumem_tui.catalog.shapes import ModelShape
+from gpumem_tui.formula.freezing import split, trains_head
 from gpumem_tui.formula.optimizers import offloaded_row, optimizer_row, scratch_row
-from gpumem_tui.formula.parameters import block_parameters, gathered_parameters, head_parameters, parameter_tensors
+from gpumem_tui.formula.parameters import block_parameters, gathered_parameters, head_parameters
 from gpumem_tui.formula.precision import PRECISION_RECORDS
 from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.formula.rows import ALWAYS, FORWARD_ENDS, IN_A_BLOCK, FormulaRow, Moment, fixed_row, there
@@ -48,10 +49,11 @@ def engine_rows(shape: ModelShape, recipe: Recipe, *, offloaded: bool) -> list[F
 
 
 def _fsdp2_rows(shape: ModelShape, recipe: Recipe, *, offloaded: bool) -> list[FormulaRow]:
-    tensors = parameter_tensors(shape)
-    parameters = sum(tensor.values for tensor in tensors)
+    tensors, frozen = split(shape, recipe)
+    trained = sum(tensor.values for tensor in tensors)
+    parameters = trained + sum(tensor.values for tensor in frozen)
     width = PRECISION_RECORDS[recipe.precision].compute_bytes
-    gradients = fixed_row(Bucket.GRADIENTS, "gradients", (parameters, _FP32), _FSDP2_POLICY, "reduced and kept in fp32")
+    gradients = fixed_row(Bucket.GRADIENTS, "gradients", (trained, _FP32), _FSDP2_POLICY, "reduced and kept in fp32")
     rows = [
         fixed_row(Bucket.PARAMETERS, "parameters", (parameters, _FP32), _FSDP2_POLICY, "sharded in fp32"),
         *there(_WITH_GRADIENTS, [gradients]),
@@ -63,10 +65,12 @@ def _fsdp2_rows(shape: ModelShape, recipe: Recipe, *, offloaded: bool) -> list[F
     note = "whole in 16 bits while needed: all outside the blocks, the block that runs and the one fetched ahead"
     gathered = (gathered_parameters(shape), width)
     rows += there(FORWARD_ENDS, [fixed_row(Bucket.TEMPORARY, "gathered parameters", gathered, _FSDP2_POLICY, note)])
-    head = (head_parameters(shape), width)
+    head = (head_parameters(shape) if trains_head(shape, recipe) else 0, width)
     note = "made in 16 bits as backward begins, and reduced at its end with all else outside the blocks"
     made = fixed_row(Bucket.TEMPORARY, "gradient of the output head", head, _FSDP2_POLICY, note)
     outside = max(0, gathered_parameters(shape) - _GATHERED_BLOCKS * block_parameters(shape))
+    if recipe.has_frozen_layers:
+        outside = min(outside, trained)
     note = "of all outside the blocks, as backward ends: as they were made, and in fp32 to be reduced"
     reduced = (outside, width + _FP32)
     reducing = fixed_row(Bucket.TEMPORARY, "gradients being reduced", reduced, _FSDP2_POLICY, note)
@@ -74,11 +78,12 @@ def _fsdp2_rows(shape: ModelShape, recipe: Recipe, *, offloaded: bool) -> list[F
 
 
 def _deepspeed_rows(shape: ModelShape, recipe: Recipe, *, offloaded: bool) -> list[FormulaRow]:
-    record, tensors = SHARDING_RECORDS[recipe.sharding], parameter_tensors(shape)
-    parameters = sum(tensor.values for tensor in tensors)
+    record, (tensors, frozen) = SHARDING_RECORDS[recipe.sharding], split(shape, recipe)
+    trained = sum(tensor.values for tensor in tensors)
+    parameters = trained + sum(tensor.values for tensor in frozen)
     width = PRECISION_RECORDS[recipe.precision].compute_bytes
     note = "in the format of the network; with data_types.grad_accum_dtype fp32 there are more"
-    gradients = fixed_row(Bucket.GRADIENTS, "gradients", (parameters, width), record.source, note)
+    gradients = fixed_row(Bucket.GRADIENTS, "gradients", (trained, width), record.source, note)
     note = "those that the network runs with"
     rows = [
         fixed_row(Bucket.PARAMETERS, "parameters", (parameters, width), record.source, note),
@@ -88,14 +93,14 @@ def _deepspeed_rows(shape: ModelShape, recipe: Recipe, *, offloaded: bool) -> li
         rows.append(offloaded_row(recipe))
     else:
         note = "a copy of this GPU's weights, which the optimizer updates; made for fp32 weights too"
-        rows.append(fixed_row(Bucket.OPTIMIZER, "fp32 master weights", (parameters, _FP32), record.source, note))
+        rows.append(fixed_row(Bucket.OPTIMIZER, "fp32 master weights", (trained, _FP32), record.source, note))
         rows.append(optimizer_row(replace(recipe, precision="fp32"), tensors))
     rows = [shard(row, recipe) for row in rows]
-    return [*rows, *_deepspeed_temporaries(parameters, recipe, offloaded=offloaded)]
+    return [*rows, *_deepspeed_temporaries(parameters, trained, recipe, offloaded=offloaded)]
 
 
-def _deepspeed_temporaries(parameters: int, recipe: Recipe, *, offloaded: bool) -> list[FormulaRow]:
-    record, share = SHARDING_RECORDS[recipe.sharding], -(-parameters // recipe.sharded_over)
+def _deepspeed_temporaries(parameters: int, trained: int, recipe: Recipe, *, offloaded: bool) -> list[FormulaRow]:
+    record, share = SHARDING_RECORDS[recipe.sharding], -(-trained // recipe.sharded_over)
     width = PRECISION_RECORDS[recipe.precision].compute_bytes
     rows = []
     if not offloaded:

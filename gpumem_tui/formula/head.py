@@ -11,12 +11,15 @@ from gpumem_tui.catalog.shapes import ModelShape
 from gpumem_tui.formula.extras import LOSS_CHUNKS
 from gpumem_tui.formula.precision import LOSS_BYTES, PRECISION_RECORDS
 from gpumem_tui.formula.recipe import Recipe
-from gpumem_tui.formula.rows import FORWARD_ENDS, FormulaRow, Moment, batch_row, fixed_row, there
+from gpumem_tui.formula.rows import AFTER_FORWARD, FORWARD_ENDS, FormulaRow, Moment, batch_row, fixed_row, there
 from gpumem_tui.memory import Bucket
 
 _SOURCE = "PyTorch cross_entropy"
 _CHUNKED_SOURCE = "Hsu et al. 2024 (Liger Kernel)"
 _GRADIENTS = 2
+_GRADIENTS_OF_PARTS = 3
+"""Of a vocabulary that is cut: the targets' share, the softmax, and their sum (torch.distributed.tensor.parallel,
+loss.py, `_nll_loss_and_log_softmax_backward`)."""
 
 
 def head_rows(shape: ModelShape, recipe: Recipe, batch_size: int, *, chunked: bool = False) -> list[FormulaRow]:
@@ -34,15 +37,14 @@ def head_rows(shape: ModelShape, recipe: Recipe, batch_size: int, *, chunked: bo
         outputs = (batch_size, shape.classes)
     compute_bytes = PRECISION_RECORDS[recipe.precision].compute_bytes
     logits = "the training loop holds them through backward" if pieces == 1 else f"of one piece of {pieces}"
-    rows = [
-        batch_row(
-            Bucket.ACTIVATIONS,
-            "output head: logits",
-            (*outputs, compute_bytes),
-            _SOURCE,
-            f"not in the textbook form; {logits}",
-        ),
-    ]
+    row = batch_row(
+        Bucket.ACTIVATIONS,
+        "output head: logits",
+        (*outputs, compute_bytes),
+        _SOURCE,
+        f"not in the textbook form; {logits}",
+    )
+    rows = there(AFTER_FORWARD, [row])
     softmax = batch_row(
         Bucket.ACTIVATIONS,
         "output head: log-softmax",
@@ -56,13 +58,11 @@ def head_rows(shape: ModelShape, recipe: Recipe, batch_size: int, *, chunked: bo
             Bucket.TEMPORARY, "output head: logits in fp32", (*outputs, LOSS_BYTES), _SOURCE, "gone as the loss returns"
         )
         rows += there({Moment.LOSS}, [copy])
-    gradients = batch_row(
-        Bucket.TEMPORARY,
-        "output head: gradients",
-        (*outputs, _GRADIENTS, LOSS_BYTES),
-        _SOURCE,
-        "of the log-softmax and of the logits, both in fp32, as backward begins",
-    )
+    count, note = _GRADIENTS, "of the log-softmax and of the logits, both in fp32, as backward begins"
+    if recipe.tensor_parallel > 1:
+        count, note = _GRADIENTS_OF_PARTS, "in fp32, as backward begins: PyTorch's loss_parallel makes three"
+    factors = (*outputs, count, LOSS_BYTES)
+    gradients = batch_row(Bucket.TEMPORARY, "output head: gradients", factors, _SOURCE, note)
     rows += there({Moment.LOSS_BACKWARD}, [gradients])
     if pieces > 1:
         gradient = batch_row(

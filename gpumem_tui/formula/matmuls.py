@@ -14,6 +14,7 @@ from itertools import pairwise
 from gpumem_tui.catalog.shapes import Experts, LatentAttention, ModelShape
 from gpumem_tui.formula import convnet
 from gpumem_tui.formula.adapters import targets
+from gpumem_tui.formula.freezing import frozen_blocks, only_head, tail, trains_head
 from gpumem_tui.formula.parameters import parameter_tensors
 from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.memory import Unknown
@@ -31,7 +32,8 @@ class Matmul:
             those of all samples.
         window: in how many rows each input value stands: the kernel's area, for a convolution.
         matrices: over so many weights of that size the rows are spread, as over experts.
-        is_trained: the weight has a gradient; a frozen one costs backward one product instead of two.
+        backward: products that backward makes of it: the gradients of its input and of its weight; a frozen weight
+            has none, and below all that is trained nothing has.
         in_block: full recompute makes it once more. A product of attention's core is `heads` > 0.
     """
 
@@ -42,7 +44,7 @@ class Matmul:
     heads: int = 0
     window: int = 1
     matrices: int = 1
-    is_trained: bool = True
+    backward: int = 2
     in_block: bool = True
 
     @property
@@ -55,10 +57,44 @@ class Matmul:
 def matmuls(shape: ModelShape, recipe: Recipe) -> tuple[Matmul, ...] | Unknown:
     """The products of one forward pass, adapters' included, or why they are not known."""
     products = _of_network(shape)
-    if isinstance(products, Unknown) or not recipe.has_adapters:
+    if isinstance(products, Unknown):
         return products
-    frozen = (product if product.heads else replace(product, is_trained=False) for product in products)
+    if recipe.has_frozen_layers:
+        return tuple(_partly_frozen(shape, recipe, products))
+    if not recipe.has_adapters:
+        return products
+    frozen = (product if product.heads else replace(product, backward=1) for product in products)
     return (*frozen, *_adapters(shape, recipe))
+
+
+def _partly_frozen(shape: ModelShape, recipe: Recipe, products: tuple[Matmul, ...]) -> Iterator[Matmul]:
+    """Forward as ever; backward of what comes after the frozen blocks."""
+    *_, head = products
+    head = replace(head, backward=1 if only_head(recipe) or not trains_head(shape, recipe) else 2)
+    if shape.record.has_batch_norm:
+        network, frozen = convnet.resnet(shape), frozen_blocks(shape, recipe)
+        trained = sum(len(block.convolutions) for block in network.blocks[frozen:])
+        first = len(network.convolutions) - trained
+        yield from (replace(product, backward=0) for product in products[:first])
+        yield from products[first:-1]
+    elif shape.record.has_attention:
+        yield from (replace(product, backward=0) for product in products[:-1] if not product.in_block)
+        for backward, part in ((0, _frozen_part(shape, recipe)), (2, tail(shape, recipe))):
+            if part.layers:
+                yield from (replace(one, backward=backward) for one in _transformer(part) if one.in_block)
+    else:
+        first = frozen_blocks(shape, recipe)
+        yield from (replace(product, backward=0) for product in products[:first])
+        yield from products[first:-1]
+    yield head
+
+
+def _frozen_part(shape: ModelShape, recipe: Recipe) -> ModelShape:
+    """The frozen blocks as a network of their own."""
+    frozen, experts = frozen_blocks(shape, recipe), shape.experts
+    if experts is not None:
+        experts = replace(experts, dense_layers=min(experts.dense_layers, frozen))
+    return replace(shape, layers=frozen, experts=experts)
 
 
 def _adapters(shape: ModelShape, recipe: Recipe) -> Iterator[Matmul]:

@@ -2,12 +2,12 @@
 
 Tensor parallel cuts every block's matrices, by heads and by the feed-forward's width, and the vocabulary (Shoeybi et
 al. 2019, Megatron-LM); what lies between them is whole on every GPU, unless sequence parallel cuts that as well: a
-block's activations then are exactly 1/t (Korthikanti et al. 2022, table 2). Context parallel cuts the sequence
-everywhere; keys and values go round (Liu et al. 2023). Expert parallel spreads a block's experts over GPUs that hold
-all else alike, and tokens are sent to their experts and back (Lepikhin et al. 2020). Pipeline parallel lays the blocks
-over GPUs one after another; how many micro-batches' activations a GPU keeps is its schedule's: with 1F1B p less its
-place, with GPipe all (Narayanan et al. 2021, section 2.2), interleaved 1 + (p − 1)/(p·v) of the whole network's
-(Korthikanti et al. 2022, section 4.2.3).
+block's activations then are 1/t (Korthikanti et al. 2022, table 2), but for what PyTorch keeps gathered. Context
+parallel cuts the sequence everywhere; keys and values go round (Liu et al. 2023). Expert parallel spreads a block's
+experts over GPUs that hold all else alike, and tokens are sent to their experts and back (Lepikhin et al. 2020).
+Pipeline parallel lays the blocks over GPUs one after another; how many micro-batches' activations a GPU keeps is its
+schedule's: with 1F1B p less its place, with GPipe all (Narayanan et al. 2021, section 2.2), interleaved 1 + (p −
+1)/(p·v) of the whole network's (Korthikanti et al. 2022, section 4.2.3).
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from gpumem_tui.catalog.shapes import ModelShape
+from gpumem_tui.formula.blocks import projection_inputs
+from gpumem_tui.formula.freezing import freeze_fault
 from gpumem_tui.formula.precision import PRECISION_RECORDS
 from gpumem_tui.formula.recipe import Recipe
-from gpumem_tui.formula.rows import ALWAYS, IN_A_BLOCK, FormulaRow, batch_row, there
+from gpumem_tui.formula.rows import ALWAYS, FORWARD_ENDS, IN_A_BLOCK, FormulaRow, Moment, batch_row, there
 from gpumem_tui.formula.sharding import SHARDED, SHARDING_RECORDS, has_own_precision
 from gpumem_tui.formula.transformer import ONE_BLOCK, THE_FIRST_BLOCK
 from gpumem_tui.memory import Bucket
@@ -27,6 +29,7 @@ from gpumem_tui.memory import Bucket
 RowsOf = Callable[[ModelShape], list[FormulaRow]]
 _HEAD = "output head"
 _MEGATRON = "Shoeybi et al. 2019"
+_DTENSOR = "PyTorch, torch.distributed.tensor.parallel"
 _RING_BUFFERS = 2
 
 
@@ -38,6 +41,8 @@ def fault(shape: ModelShape, recipe: Recipe) -> tuple[str, str] | None:
 def _faults(shape: ModelShape, recipe: Recipe) -> Iterator[tuple[str, str]]:
     if recipe.has_adapters and (recipe.model_parallel > 1 or has_own_precision(recipe)):
         yield "--adapter", "under adapters a network is counted uncut, with --sharding none, zero1, zero2 or zero3"
+    if reason := freeze_fault(shape, recipe):
+        yield "--freeze", reason
     if shape.sinks and recipe.attention in ("flash", "efficient"):
         yield "--attention", f"{shape.name} has attention sinks, which PyTorch's fused kernels do not have; use auto"
     tensor, pipeline, context = recipe.tensor_parallel, recipe.pipeline_parallel, recipe.context_parallel
@@ -86,16 +91,40 @@ def _expert_faults(shape: ModelShape, recipe: Recipe) -> Iterator[tuple[str, str
         yield "--expert-parallel", f"experts are spread over {ways} of the {alike}: take --gpus {recipe.least_gpus}"
 
 
-def why_formula_only(recipe: Recipe) -> str:
+_OPTIMIZERS_OF_PARTS = (
+    "adamw", "adamw-fused", "adamw-for-loop", "adam", "sgd", "sgd-momentum", "rmsprop", "adagrad",
+)  # fmt: skip
+"""Those that update parts of matrices as they are (DTensor)."""
+
+
+def why_formula_only(shape: ModelShape, recipe: Recipe) -> str:
     """Why nothing here can run a recipe, so that only the formula answers it, and what does; "" where it can be run."""
     instead = "a program that does it can be given as a command after --"
     if SHARDING_RECORDS[recipe.sharding].keeps_masters:
         return f"--sharding {recipe.sharding}: formula only: DeepSpeed is no part of PyTorch; {instead}"
     if recipe.optimizer == "muon" and recipe.sharding != "none" and recipe.sharded_over > 1:
         return "--optimizer muon: formula only over several GPUs: torch.optim.Muon takes whole matrices"
-    for name in ("tensor_parallel", "context_parallel", "expert_parallel", "pipeline_parallel"):
+    for name in ("context_parallel", "expert_parallel", "pipeline_parallel"):
         if (ways := getattr(recipe, name)) > 1:
-            return f"{_option(name)} {ways}: formula only: the catalog's models are not cut; {instead}"
+            return f"{_option(name)} {ways}: formula only: the catalog's models are not cut so; {instead}"
+    if recipe.tensor_parallel > 1 and (reason := _why_not_cut(shape, recipe)):
+        return f"--tensor-parallel {recipe.tensor_parallel}: formula only: {reason}; {instead}"
+    return ""
+
+
+def _why_not_cut(shape: ModelShape, recipe: Recipe) -> str:
+    """Why a network is not cut over GPUs by DTensor here; "" where it is."""
+    plain = shape.experts is None and shape.latent is None and not (shape.sinks or shape.qk_norm)
+    if shape.family not in ("gpt2", "llama") or not plain:
+        return f"of the catalog's models GPT-2 and dense Llamas are cut, {shape.name} is not"
+    if recipe.sharding != "none":
+        return f"not together with --sharding {recipe.sharding}"
+    if recipe.has_frozen_layers:
+        return "not with frozen layers"
+    if recipe.optimizer not in _OPTIMIZERS_OF_PARTS:
+        return f"{recipe.optimizer} does not update parts of matrices (DTensor)"
+    if recipe.precision == "amp-fp16":
+        return "the loss scaling of amp-fp16 is not followed over parts of gradients"
     return ""
 
 
@@ -136,6 +165,7 @@ class Stage:
         if recipe.sequence_parallel:
             activations = [_divided(row, recipe.tensor_parallel) for row in rows_of(self.uncut) if _is_of_blocks(row)]
             rows = [*(row for row in rows if not _is_of_blocks(row)), *activations]
+            rows += _gathered_rows(self.uncut, recipe, batch_size)
         if recipe.pipeline_parallel > 1:
             kept, of = micro_batches_kept(recipe, self.place)
             rows = [_times(row, kept, of) if _waits_for_backward(row, recipe) else row for row in rows]
@@ -224,6 +254,26 @@ def _sent_rows(shape: ModelShape, recipe: Recipe, batch_size: int) -> list[Formu
     return there(IN_A_BLOCK, [row])
 
 
+def _gathered_rows(shape: ModelShape, recipe: Recipe, batch_size: int) -> list[FormulaRow]:
+    """What PyTorch keeps beyond a GPU's own part of a sequence: the projections' inputs, which are gathered for them.
+
+    Megatron-LM gathers them again in backward instead (Korthikanti et al. 2022, section 4.2.2).
+    """
+    others, width = recipe.tensor_parallel - 1, PRECISION_RECORDS[recipe.precision].compute_bytes
+    of_others = batch_size * shape.tokens * shape.hidden * width * others // recipe.tensor_parallel
+    count = projection_inputs(shape, recipe)
+
+    def row(suffix: str, inputs: int) -> list[FormulaRow]:
+        note = "of the other GPUs' parts of the sequence, kept by the projections that read them"
+        return [batch_row(Bucket.ACTIVATIONS, f"gathered inputs{suffix}", (inputs, of_others), _DTENSOR, note)]
+
+    in_head = int(shape.has_head and shape.record.predicts_tokens)
+    if recipe.recompute == "full":
+        return [*there(FORWARD_ENDS, row("", in_head)), *there(IN_A_BLOCK, row(ONE_BLOCK, count))]
+    whole = row("", shape.layers * count + in_head)
+    return [*there(FORWARD_ENDS, whole), *there({Moment.FIRST_BLOCK}, row(THE_FIRST_BLOCK, count))]
+
+
 def _is_of_blocks(row: FormulaRow) -> bool:
     """Activations that sequence parallel cuts: all but the logits, which are in t parts already."""
     is_activation = row.bucket in (Bucket.ACTIVATIONS, Bucket.TEMPORARY)
@@ -241,7 +291,7 @@ def _waits_for_backward(row: FormulaRow, recipe: Recipe) -> bool:
 
 
 def _lasting(row: FormulaRow) -> FormulaRow:
-    """Gradients of the micro-batches before are there whatever this one does."""
+    """The rows with gradients made permanent: those of earlier micro-batches are there at every moment."""
     return replace(row, moments=ALWAYS) if row.bucket is Bucket.GRADIENTS else row
 
 
@@ -277,9 +327,7 @@ def parallel_assumptions(recipe: Recipe) -> list[str]:
     """What the answer takes for granted where the network is cut."""
     assumed = []
     if recipe.tensor_parallel > 1:
-        assumed.append(
-            f"Tensor parallel cuts blocks and vocabulary ({_MEGATRON}); what is gathered on the way is not counted."
-        )
+        assumed.append(f"Tensor parallel cuts blocks and vocabulary ({_MEGATRON}), as PyTorch's DTensor does.")
     if recipe.pipeline_parallel > 1:
         assumed.append(
             "Of the pipeline, the fuller of the first and the last stage is shown; the batch is one micro-batch."

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
@@ -97,11 +97,25 @@ def head_parameters(shape: ModelShape) -> int:
     return shape.vocab * shape.hidden if shape.record.predicts_tokens and shape.has_head else 0
 
 
+def head_tensors(shape: ModelShape) -> tuple[ParameterTensor, ...]:
+    """The last layer's: of a language model its vocabulary projection, tied or not, else the classifier."""
+    if shape.record.predicts_tokens:
+        return (ParameterTensor((shape.vocab, shape.hidden)),)
+    width = convnet.resnet(shape).features if shape.record.has_batch_norm else shape.hidden
+    return tuple(_linear(shape.classes, width))
+
+
+def residual_tensors(shape: ModelShape, after: int) -> tuple[ParameterTensor, ...]:
+    """Those of a ResNet that come after the first so many blocks."""
+    blocks = convnet.resnet(shape).blocks[after:]
+    return (*_convolutions(conv for block in blocks for conv in block.convolutions), *head_tensors(shape))
+
+
 def embedding_parameters(shape: ModelShape) -> int:
     """The tables that nothing multiplies with: of tokens unless the head is tied to them, and of positions."""
     if not shape.has_embedding:
         return 0
-    if shape.family == "vit":
+    if shape.has_patches:
         return shape.tokens * shape.hidden
     if shape.record.inputs != "tokens":
         return 0
@@ -250,11 +264,14 @@ def _vit(shape: ModelShape) -> Iterator[ParameterTensor]:
 
 
 def _resnet(shape: ModelShape) -> Iterator[ParameterTensor]:
-    network = convnet.resnet(shape)
-    for conv in network.convolutions:
+    yield from _convolutions(convnet.resnet(shape).convolutions)
+    yield from head_tensors(shape)
+
+
+def _convolutions(convolutions: Iterable[convnet.Convolution]) -> Iterator[ParameterTensor]:
+    for conv in convolutions:
         yield ParameterTensor((conv.outputs, conv.inputs, conv.kernel, conv.kernel))
         yield ParameterTensor((conv.outputs,), 2)  # BatchNorm weight and bias; the convolution has no bias
-    yield from _linear(shape.classes, network.features)
 
 
 def _mlp(shape: ModelShape) -> Iterator[ParameterTensor]:

@@ -9,16 +9,17 @@ from functools import cached_property, lru_cache
 
 from gpumem_tui.catalog.shapes import ModelShape
 from gpumem_tui.formula import adapters, convnet, mlp, transformer
+from gpumem_tui.formula.assumptions import assumptions
 from gpumem_tui.formula.cache import left_copies_bytes, pieces_bytes, reserved_bytes
 from gpumem_tui.formula.engines import engine_rows
 from gpumem_tui.formula.extras import NO_EXTRAS, Extras
+from gpumem_tui.formula.freezing import frozen_blocks, only_head, tail, trains_head
+from gpumem_tui.formula.frozen_forward import frozen_block_rows
 from gpumem_tui.formula.head import head_rows, tied_gradients_row
 from gpumem_tui.formula.optimizers import offloaded_row, optimizer_row, scratch_row
-from gpumem_tui.formula.parallel import Stage, parallel_assumptions, stages
+from gpumem_tui.formula.parallel import Stage, stages
 from gpumem_tui.formula.parameters import (
     ParameterTensor,
-    active_parameters,
-    count_parameters,
     gathered_parameters,
     head_parameters,
 )
@@ -95,8 +96,8 @@ def predict(shape: ModelShape, recipe: Recipe, batch_size: int, extras: Extras =
     sums = {moment: sum(row.size_bytes for row in at_moment(rows, moment)) for moment in Moment}
     moment = max(Moment, key=lambda one: sums[one])
     needed = max(_needed_bytes(moments, batch_size) for moments in by_stage(shape, recipe, extras))
-    assumptions = tuple(_assumptions(shape, recipe, extras))
-    return FormulaPrediction(batch_size, at_moment(rows, moment), moment, needed - sums[moment], assumptions)
+    assumed = tuple(assumptions(shape, recipe, extras))
+    return FormulaPrediction(batch_size, at_moment(rows, moment), moment, needed - sums[moment], assumed)
 
 
 def at_moment(rows: Iterable[FormulaRow], moment: Moment) -> tuple[FormulaRow, ...]:
@@ -254,7 +255,7 @@ def _fixed_rows(shape: ModelShape, recipe: Recipe, extras: Extras) -> list[Formu
     ]
     rows = [shard(row, recipe) for row in rows]
     rows += _working_copies(shape, recipe)
-    head = 0 if recipe.has_adapters else head_parameters(shape)
+    head = head_parameters(shape) if trains_head(shape, recipe) else 0
     if head:
         gradient = fixed_row(
             Bucket.GRADIENTS,
@@ -264,7 +265,7 @@ def _fixed_rows(shape: ModelShape, recipe: Recipe, extras: Extras) -> list[Formu
             "the first that backward makes, and often the largest",
         )
         rows += there({Moment.LAST_BLOCK}, [gradient])
-        if shape.tied_head and shape.has_embedding:
+        if shape.tied_head and shape.has_embedding:  # then nothing is frozen
             rows.append(tied_gradients_row(head, storage.gradient_bytes))
     if "offload-optimizer" not in extras and (scratch := scratch_row(updated, weights.trained)) is not None:
         rows.append(shard_scratch(scratch, recipe))
@@ -278,7 +279,7 @@ def _fixed_rows(shape: ModelShape, recipe: Recipe, extras: Extras) -> list[Formu
 
 
 def _parameter_rows(shape: ModelShape, recipe: Recipe) -> list[FormulaRow]:
-    if recipe.has_adapters:
+    if recipe.has_adapters or recipe.has_frozen_layers:
         return adapters.parameter_rows(shape, recipe)
     storage = PRECISION_RECORDS[recipe.precision]
     factors = adapters.trained_parameters(shape, recipe), storage.parameter_bytes
@@ -314,6 +315,8 @@ def _working_copies(shape: ModelShape, recipe: Recipe) -> list[FormulaRow]:
         "made by forward and kept for backward, so with the activations, though the batch does not change it, and "
         "whole on every GPU however the weights are sharded; embeddings and experts are used in fp32 and not copied",
     )
+    if only_head(recipe):  # nothing below asks for a gradient, which the weight would be read for
+        return there({Moment.LOSS}, [row])
     if recipe.recompute != "full":
         return there(FORWARD_ENDS, [row])
     again = fixed_row(
@@ -329,11 +332,15 @@ def _working_copies(shape: ModelShape, recipe: Recipe) -> list[FormulaRow]:
 
 
 def _activation_rows(shape: ModelShape, recipe: Recipe, batch_size: int, extras: Extras) -> list[FormulaRow]:
+    after, frozen = tail(shape, recipe), frozen_blocks(shape, recipe)
     if shape.record.has_attention:
-        return transformer.activation_rows(shape, recipe, batch_size, offloaded="offload-activations" in extras)
-    if shape.record.has_batch_norm:
-        return convnet.activation_rows(shape, recipe, batch_size)
-    return mlp.activation_rows(shape, recipe, batch_size)
+        offloaded = "offload-activations" in extras
+        rows = transformer.activation_rows(after, recipe, batch_size, offloaded=offloaded)
+    elif shape.record.has_batch_norm:
+        rows = convnet.activation_rows(shape, recipe, batch_size, frozen)
+    else:
+        rows = mlp.activation_rows(after, recipe, batch_size)
+    return [*rows, *frozen_block_rows(shape, recipe, batch_size)] if frozen else rows
 
 
 def _batch_data_rows(shape: ModelShape, recipe: Recipe, batch_size: int) -> list[FormulaRow]:
@@ -352,49 +359,3 @@ def _batch_data_rows(shape: ModelShape, recipe: Recipe, batch_size: int) -> list
         batch_row(Bucket.BATCH_DATA, name, inputs, TEXTBOOK),
         batch_row(Bucket.BATCH_DATA, "targets", targets, TEXTBOOK, "int64"),
     ]
-
-
-def _assumptions(shape: ModelShape, recipe: Recipe, extras: Extras) -> list[str]:
-    assumed = [
-        "The highest of five moments of a step; between them memory moves evenly.",
-        "Allocator cache, CUDA context and library workspaces are not counted.",
-    ]
-    if shape.record.has_attention:
-        assumed += _attention_assumptions(shape, recipe)
-    if shape.record.has_batch_norm:
-        assumed.append("BatchNorm's running statistics are not counted: they are buffers of a few kilobytes.")
-    if recipe.recompute == "selective" and not shape.record.has_attention:
-        assumed.append("Selective recompute drops attention scores; this network has none.")
-    if recipe.precision == "fp32":
-        assumed.append("The activation forms are for 16-bit values; in fp32 all but dropout masks count twice.")
-    if recipe.data_parallel > 1 and recipe.sharding == "none":
-        assumed.append("Data parallel: each GPU holds everything; communication buckets are not counted.")
-    elif recipe.sharded_over > 1 and recipe.sharding != "none":
-        assumed.append("Sharded: communication buffers and gradients on their way are not counted.")
-    assumed += parallel_assumptions(recipe)
-    if recipe.has_adapters:
-        assumed.append("No dropout before the adapters; the network's own weights are frozen, and have no gradient.")
-    if extras:
-        assumed.append(f"Formula only, never traced: {', '.join(sorted(extras))}.")
-    return assumed
-
-
-def _attention_assumptions(shape: ModelShape, recipe: Recipe) -> list[str]:
-    assumed = []
-    if recipe.attention == "auto":
-        assumed.append(
-            "PyTorch chooses a fused attention kernel, which drops the textbook's 5·a·S/h term; "
-            "--attention math keeps it."
-        )
-    if recipe.attention == "flash" and recipe.precision == "fp32":
-        assumed.append("Flash kernels take 16-bit values only; in fp32 PyTorch's fused kernel is efficient.")
-    if shape.record.remark:
-        assumed.append(shape.record.remark)
-    if shape.experts is not None:
-        active, total = active_parameters(shape), count_parameters(shape)
-        assumed.append(f"{active / 1e9:.1f} of {total / 1e9:.1f} billion parameters work on one token.")
-    if not shape.dropout:
-        assumed.append("The model has no dropout, so the textbook's masks are not counted.")
-    if recipe.recompute == "selective":
-        assumed.append("Selective recompute drops the attention core and rebuilds one block's at a time.")
-    return assumed

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from gpumem_tui.catalog.shapes import ModelShape
+
+Axis = Literal[
+    "weights", "precision", "recompute", "attention", "optimizer", "loss", "sample", "sharding", "state", "blocks"
+]
+"""What a change is about: of one axis only one change can be made."""
 
 ONE_MORE_FORWARD = 100 / 3
 """Per cent of a step that full recompute adds: a backward takes two forwards, so one more makes three into four."""
@@ -25,7 +31,7 @@ class Price:
         times_halved: of the sequence or the image side: the network sees less.
         offloads: kinds of state moved to host memory, whose bus then bounds the step.
         retuned: optimizers of another kind, whose hyperparameters must be found anew.
-        risk: to accuracy; 0: none published, 1: a published method with matching results, 2: rounding that can hurt.
+        risk: to accuracy; 0: none published, 1: a published method with matching results, 2: what can hurt.
         slower_percent: extra time of a step as far as arithmetic tells.
         changes: techniques in the set.
     """

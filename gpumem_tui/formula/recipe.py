@@ -46,6 +46,9 @@ BASE_QUANTIZATIONS: tuple[BaseQuantization, ...] = get_args(BaseQuantization)
 ALL_LINEAR = "all-linear"
 """Adapters at every linear layer but the output head, as PEFT calls it."""
 
+NOTHING_FROZEN, ALL_BUT_HEAD = "none", "all-but-head"
+"""What `Recipe.freeze` says besides a number of blocks."""
+
 DEFAULT_LORA_RANK = 8
 """PEFT's own (LoraConfig.r)."""
 
@@ -69,6 +72,8 @@ class Recipe:
         pipeline_parallel: GPUs over which the blocks are laid one after another, by `schedule`, and `micro_batches` of
             a step (0 for as many as there are stages); `virtual_stages`: pieces of the network that a GPU has in turn
             when interleaved.
+        freeze: which weights have no gradient: `NOTHING_FROZEN`, the first so many blocks (in digits) and all that
+            comes before them, or `ALL_BUT_HEAD`: all but the last layer.
         adapter: what is trained: every weight, or low-rank matrices beside frozen weights (LoRA), whose sum is scaled
             by a trained magnitude of each row (DoRA).
         adapter_dtype: what adapters are kept in: as `precision` keeps weights, or fp32 (PEFT's default).
@@ -92,6 +97,7 @@ class Recipe:
     schedule: Schedule = "1f1b"
     micro_batches: int = 0
     virtual_stages: int = 2
+    freeze: str = NOTHING_FROZEN
     adapter: Adapter = "none"
     lora_rank: int = DEFAULT_LORA_RANK
     lora_targets: str = ALL_LINEAR
@@ -123,6 +129,20 @@ class Recipe:
     def has_adapters(self) -> bool:
         """Whether the network's own weights are frozen, and adapters trained."""
         return self.adapter != "none"
+
+    @property
+    def has_frozen_layers(self) -> bool:
+        """Whether some of the network's own weights are frozen, and the others trained."""
+        return self.freeze != NOTHING_FROZEN
+
+    @property
+    def freeze_words(self) -> str:
+        """What is frozen in a few words; empty for nothing."""
+        if not self.has_frozen_layers:
+            return ""
+        if self.freeze == ALL_BUT_HEAD:
+            return "only the head trained"
+        return f"first {self.freeze} block{'' if self.freeze == '1' else 's'} frozen"
 
     @property
     def adapter_words(self) -> str:

@@ -16,6 +16,7 @@ _LEFT_TO_THE_PLAN = frozenset(
         "zero2",
         "lora",
         "qlora",
+        "freeze-half",
         *(key for key, technique in OPTIMIZER_TECHNIQUES.items() if not technique.is_remedy),
     }
 )

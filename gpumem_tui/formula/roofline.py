@@ -109,10 +109,12 @@ def training_flops(shape: ModelShape, recipe: Recipe) -> int | Unknown:
 
 def _times(product: Matmul, recipe: Recipe) -> int:
     """Products made for one of forward: itself, those of backward, and once more where it is recomputed."""
-    return 1 + _again(product, recipe) + (2 if product.is_trained else 1)
+    return 1 + _again(product, recipe) + product.backward
 
 
 def _again(product: Matmul, recipe: Recipe) -> bool:
+    if not product.backward:
+        return False
     return product.in_block and (recipe.recompute == "full" or (recipe.recompute == "selective" and product.heads > 0))
 
 
@@ -169,7 +171,7 @@ def _sum(
             seconds(count * _flops(*dims), count * _parts(*dims), elements)
             for dims in ((rows, columns, depth), (rows, depth, columns), (depth, columns, rows))
         )
-        gradients = backward if product.is_trained else backward[:1]  # that of the input comes first
+        gradients = backward[: product.backward]  # that of the input comes first
         total += product.times * (forward * (1 + _again(product, recipe)) + sum(gradients))
     return total
 

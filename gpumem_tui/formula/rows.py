@@ -19,6 +19,7 @@ class Moment(Enum):
     In between memory moves evenly: backward frees one block's activations and makes its gradients, block by block.
     """
 
+    FORWARD = "as forward runs through a frozen block"
     LOSS = "as the loss is computed"
     LOSS_BACKWARD = "as backward begins, with the loss's own gradients"
     LAST_BLOCK = "as backward runs through the last block"
@@ -30,6 +31,7 @@ class Moment(Enum):
 ALWAYS = frozenset(Moment)
 FORWARD_ENDS = frozenset({Moment.LOSS, Moment.LOSS_BACKWARD, Moment.LAST_BLOCK})
 """Everything that forward keeps is there: through the loss, until backward has run through the first block it meets."""
+AFTER_FORWARD = ALWAYS - {Moment.FORWARD}
 IN_A_BLOCK = frozenset({Moment.LAST_BLOCK, Moment.FIRST_BLOCK})
 
 

@@ -21,6 +21,7 @@ from gpumem_tui.formula.blocks import (
     residual_bytes,
 )
 from gpumem_tui.formula.extras import OFFLOADED_BLOCKS
+from gpumem_tui.formula.freezing import only_head, trains_head
 from gpumem_tui.formula.precision import MASK_BYTES, PRECISION_RECORDS
 from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.formula.rows import FORWARD_ENDS, IN_A_BLOCK, FormulaRow, Moment, batch_row, there
@@ -38,10 +39,13 @@ def activation_rows(shape: ModelShape, recipe: Recipe, batch_size: int, *, offlo
     """Everything the network keeps for backward short of the output head.
 
     Args:
+        shape: of frozen layers, what comes after them.
         offloaded: what the blocks keep lies in host memory, but for the block that runs and the one on its way.
     """
     blocks = min(shape.layers, OFFLOADED_BLOCKS) if offloaded else shape.layers
     outside = [_outside_row(shape, recipe, batch_size)] if shape.has_head else []
+    if not shape.layers:
+        return outside
     kept = [*block_rows(shape, recipe, batch_size, blocks), *outside]
     return [*kept, *_first_block_rows(shape, recipe, batch_size), _gradients_row(shape, recipe, batch_size)]
 
@@ -209,9 +213,11 @@ def _core_rows(
 def _outside_row(shape: ModelShape, recipe: Recipe, batch_size: int) -> FormulaRow:
     """What the embedding, the last (BERT: first) normalization and a language model's head save."""
     width = PRECISION_RECORDS[recipe.precision].compute_bytes
-    head = width if shape.record.predicts_tokens and not recipe.has_adapters else 0  # a frozen one keeps no input
-    mask = MASK_BYTES if shape.dropout > 0 else 0
+    head = width if shape.record.predicts_tokens and trains_head(shape, recipe) else 0  # a frozen one keeps no input
+    mask = MASK_BYTES if shape.dropout > 0 and not recipe.has_frozen_layers else 0
     norm = residual_bytes(recipe) + (FP32_BYTES if shape.record.is_gated else 0)
+    if only_head(recipe) or (recipe.has_frozen_layers and shape.family == "bert"):
+        norm = 0  # it is frozen, with nothing trained before it
     row = batch_row(
         Bucket.ACTIVATIONS,
         "outside the blocks",
@@ -230,5 +236,5 @@ def _token_factors(shape: ModelShape, batch_size: int, per_token: int) -> tuple[
 
 
 def _source(shape: ModelShape) -> str:
-    paper = shape.family == "gpt2" and shape.dropout > 0 and shape.ffn == 4 * shape.hidden
+    paper = not shape.record.remark and shape.dropout > 0 and shape.ffn == 4 * shape.hidden
     return PAPER if paper else ADAPTED

@@ -1,4 +1,4 @@
-"""What of a snapshot needs somebody's eye, and since when. Reads no clock: time is the snapshots' own."""
+"""The alerts of a snapshot, and since when each lasts. Reads no clock: time is the snapshots' own."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ class Alerts:
         self._time_s = 0.0
 
     def anew(self) -> Alerts:
-        """One with the same settings that has seen nothing."""
+        """New alerts with the same settings and no past."""
         return Alerts(self._settings)
 
     def update(

@@ -85,7 +85,7 @@ class InstanceHandle(MemoryHolder, Protocol):
 
     @property
     def uuid(self) -> str:
-        """Its name for ever."""
+        """Its unique name, which never changes."""
 
     @property
     def name(self) -> str:
@@ -103,7 +103,7 @@ class GpuHandle(MemoryHolder, Protocol):
         """Those that draw on it."""
 
     def sm_percents(self) -> Reading[Mapping[int, int]]:
-        """Share of the multiprocessors by pid, since this was last asked; who is not in it did nothing."""
+        """Share of the multiprocessors by pid, since the last call; a pid that is missing computed nothing."""
 
     def read(self, names: Collection[str]) -> Mapping[str, Reading[Any]]:
         """Those of the table's readings that are asked for, by name. What the vendor has not may be left out."""
@@ -167,7 +167,7 @@ class GpuBackend(Protocol):
         """
 
     def bus(self) -> frozenset[str]:
-        """The GPUs that the kernel has bound, which the library may find only at its start."""
+        """The GPUs that the kernel has bound to the driver; the library may find new ones only when it starts."""
 
 
 @dataclass(frozen=True)

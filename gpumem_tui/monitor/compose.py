@@ -8,7 +8,7 @@ from typing import Any
 from gpumem_tui.memory import Unknown, Value
 from gpumem_tui.monitor.backend import Identity, ListedProcess
 from gpumem_tui.monitor.ledger import HOLDERS, device_ledger
-from gpumem_tui.monitor.poller import InstanceRead, Raw
+from gpumem_tui.monitor.poller import InstanceRead, RawReadings
 from gpumem_tui.monitor.readings import NOT_IN_MIG, NOT_READ_YET, READINGS, Reading
 from gpumem_tui.monitor.snapshot import (
     NOT_LOOKED_UP_YET,
@@ -26,7 +26,7 @@ Hosts = Mapping[int, Reading[HostProcess]]
 """The processes behind the pids, or why they are not known."""
 
 
-def pids_of(raws: Sequence[Raw]) -> frozenset[int]:
+def pids_of(raws: Sequence[RawReadings]) -> frozenset[int]:
     """Every process that the GPUs have."""
     lists = [reading for raw in raws for reading in (raw.compute_processes, raw.graphics_processes)]
     lists += [instance.processes for raw in raws for instance in raw.instances]
@@ -34,7 +34,7 @@ def pids_of(raws: Sequence[Raw]) -> frozenset[int]:
 
 
 def gpu_reading(
-    index: int, raw: Raw, *, state: DeviceState, reason: str, age_s: float, hosts: Hosts, host: HostReading
+    index: int, raw: RawReadings, *, state: DeviceState, reason: str, age_s: float, hosts: Hosts, host: HostReading
 ) -> GpuReading:
     """A GPU that answers, or did until `age_s` ago."""
     unified = raw.identity is not None and raw.identity.integrated and isinstance(raw.memory, Unknown)
@@ -93,7 +93,7 @@ def _holders(identity: Identity | None, *, unified: bool) -> str:
     return HOLDERS
 
 
-def _processes(raw: Raw, hosts: Hosts) -> Reading[tuple[GpuProcess, ...]]:
+def _processes(raw: RawReadings, hosts: Hosts) -> Reading[tuple[GpuProcess, ...]]:
     if isinstance(raw.compute_processes, Unknown):
         return raw.compute_processes
     drawing = () if isinstance(raw.graphics_processes, Unknown) else raw.graphics_processes

@@ -1,4 +1,4 @@
-"""The driver as a whole: started, looked after, and started again when it was reloaded or came late."""
+"""The driver as a whole: started, checked, and started again when it was reloaded or loaded late."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gpumem_tui.monitor.readings import Reading
 
 @dataclass(frozen=True)
 class DriverStatus:
-    """How the driver stands.
+    """Whether the driver runs, and if not, why.
 
     Attributes:
         driver_version, cuda_version: unknown with the remedy while it does not run.

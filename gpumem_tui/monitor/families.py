@@ -35,7 +35,7 @@ class Sheet:
         self._families: dict[str, GaugeMetricFamily | CounterMetricFamily] = {}
 
     def has(self, family: Family) -> None:
-        """Name a family, though nobody may have a value of it."""
+        """Declare a family, even if no series of it follows."""
         if family.name not in self._families:
             kind = CounterMetricFamily if family.counter else GaugeMetricFamily
             self._families[family.name] = kind(f"gpumem_{family.name}", family.words, labels=("host", *family.labels))

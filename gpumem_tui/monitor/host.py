@@ -13,7 +13,7 @@ Look = Callable[[Iterable[int]], Mapping[int, Reading[HostProcess]]]
 
 
 class HostReader:
-    """What the operating system tells, for one thread.
+    """Reads what the operating system says of processes and load, for one thread.
 
     Args:
         look: finds the processes of pids; by default `processes.HostProcesses`.

@@ -1,4 +1,4 @@
-"""A device's memory as rows that sum to its total: the driver's reserve, each process, what nobody owns up to, free.
+"""A device's memory as rows that sum to its total: the driver's reserve, each process, unaccounted, free.
 
 Pure. Total, used and free stay as the driver counts them; what processes claim is fitted into used, with a note where
 the two disagree, so that a row can be trusted and a disagreement is seen.

@@ -25,7 +25,7 @@ class InstanceRead:
 
 
 @dataclass
-class Raw:
+class RawReadings:
     """What was read of one GPU, each value the newest there is. The poller's thread writes, others only read.
 
     Attributes:
@@ -63,7 +63,7 @@ class GpuPoller:
     def __init__(self, index: int, backend: GpuBackend, slow_every: int, tell: Callable[[], None]) -> None:
         self.index = index
         self.backend = backend
-        self.raw = Raw()
+        self.raw = RawReadings()
         self.absent = False
         """The driver has no GPU at this index any more."""
         self._slow_every = slow_every
@@ -98,7 +98,7 @@ class GpuPoller:
         self._stale_handle = False
         gpu = self.backend.gpu(self.index)
         if self.raw.identity is None or self.raw.identity.uuid != gpu.identity.uuid:
-            self.raw = Raw(lost=self.raw.lost)
+            self.raw = RawReadings(lost=self.raw.lost)
         self.raw.identity = gpu.identity
         self._gpu, self._pass = gpu, 0
         self._read_mig(gpu)
@@ -150,7 +150,7 @@ class GpuPoller:
         self.raw.mig = self._in_mig
 
     def _instances_vanished(self) -> bool:
-        """An instance that was there does not answer: MIG was switched off, or divided anew."""
+        """An instance that was there does not answer: MIG was switched off, or the GPU was divided again."""
         return any(isinstance(read.memory, Unknown) for read in self.raw.instances)
 
 

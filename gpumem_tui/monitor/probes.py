@@ -60,7 +60,7 @@ class Growing:
 
 @dataclass(frozen=True)
 class ProbeReport:
-    """What all probes of the machine say at one moment, for whoever prints it.
+    """What all probes of the machine say at one moment, to be printed.
 
     Attributes:
         figures: for histories and alerts.

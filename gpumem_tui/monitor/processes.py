@@ -75,7 +75,7 @@ class HostProcesses:
         self._is_contained = not known_here and _link(proc / "self/ns/pid") not in ("", _HOST_NAMESPACE)
 
     def look(self, pids: Iterable[int]) -> dict[int, Reading[HostProcess]]:
-        """The process of each pid, or why it cannot be told which one it is."""
+        """The process of each pid, or why it is not known."""
         now_s = time.monotonic()
         with self._lock:
             found = {pid: self._look(pid, now_s) for pid in dict.fromkeys(pids)}
@@ -152,7 +152,7 @@ class HostProcesses:
 
 
 class CannotSignal(Exception):
-    """The process could not be told to end; one line says why."""
+    """The process could not be signalled; one line says why."""
 
 
 def terminate(process: HostProcess) -> None:

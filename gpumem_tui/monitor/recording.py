@@ -165,7 +165,7 @@ class SnapshotRecorder:
 
 
 def began_line(began: list[Mark]) -> dict[str, Plain]:
-    """What stands in a line of the alerts that began with it."""
+    """How a recording's line names an alert that began with it."""
     return {BEGAN: [to_plain(mark) for mark in began]} if began else {}
 
 

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Generic
 
 from gpumem_tui.monitor.codec import CodecError, Plain
+from gpumem_tui.monitor.latest import LatestValue
 from gpumem_tui.monitor.marks import Mark
-from gpumem_tui.monitor.newest import Newest
 from gpumem_tui.monitor.recording import Picture, Recording
 from gpumem_tui.monitor.recording_index import RecordingIndex
 from gpumem_tui.monitor.snapshot import Snapshot
@@ -45,7 +45,7 @@ class Replay(Generic[Picture]):
         self._recording = recording
         self._speed = speed
         self._past_s = past_s
-        self._newest: Newest[Picture] = Newest()
+        self._newest: LatestValue[Picture] = LatestValue()
         self._stopped = threading.Event()
         self._wake = threading.Event()
         self._wanted_s: float | None = None

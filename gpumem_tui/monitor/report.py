@@ -99,12 +99,12 @@ def snapshot_json(
         **top.as_json(),
         "host": host.as_json(),
         "gpus": [_gpu_json(gpu, probes) for gpu in snapshot.gpus],
-        "unlisted_probes": [*_strangers(snapshot, probes), *probes.unlisted],
+        "unlisted_probes": [*_not_listed(snapshot, probes), *probes.unlisted],
         "alerts": [_alert_json(alert) for alert in alerts],
     }
 
 
-def _strangers(snapshot: Snapshot, probes: ProbeReport) -> Iterator[dict[str, Any]]:
+def _not_listed(snapshot: Snapshot, probes: ProbeReport) -> Iterator[dict[str, Any]]:
     """Of processes on a GPU whose list they are not on, as in a container with pids of its own."""
     shown = {
         (process.instance or gpu.uuid, process.pid)

@@ -1,4 +1,4 @@
-"""The GPUs that are there and that were there, as they stand at one moment."""
+"""The GPUs that are there and those that were, each with its state at one moment."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from time import monotonic
 
 from gpumem_tui.monitor.backend import Identity
 from gpumem_tui.monitor.compose import Hosts, gpu_reading, lost_reading
-from gpumem_tui.monitor.poller import GpuPoller, Raw
+from gpumem_tui.monitor.poller import GpuPoller, RawReadings
 from gpumem_tui.monitor.readings import NOT_READ_YET
 from gpumem_tui.monitor.snapshot import DeviceState, GpuReading, HostReading
 from gpumem_tui.monitor.worker import Worker
@@ -35,8 +35,8 @@ class WatchedDevice:
         """A call has not returned for long."""
         return self.worker.busy_s() >= _STUCK_AFTER_S
 
-    def standing(self) -> tuple[DeviceState, str]:
-        """How the GPU stands, and why."""
+    def state_and_reason(self) -> tuple[DeviceState, str]:
+        """Whether the GPU answers, is stale or lost, and why."""
         raw = self.poller.raw
         if raw.lost:
             return DeviceState.LOST, raw.lost
@@ -47,7 +47,7 @@ class WatchedDevice:
 
 
 def not_returned(function: str, seconds: float) -> str:
-    """What is said of a call that hangs."""
+    """The reason to show for a call that hangs."""
     return f"{function} has not returned for {seconds:.0f} s"
 
 
@@ -59,7 +59,7 @@ class _Seen:
 
 
 def have_moved(watched: Iterable[WatchedDevice]) -> bool:
-    """One GPU answers at two indices: they were numbered anew, and some still read by their old handles."""
+    """One GPU answers at two indices: GPUs were renumbered, and some are still read by their old handles."""
     uuids = [each.poller.raw.identity.uuid for each in watched if each.poller.raw.identity and not each.poller.raw.lost]
     return len(set(uuids)) < len(uuids)
 
@@ -95,14 +95,14 @@ class Roster:
         self, watched: WatchedDevice, hosts: Hosts, host: HostReading, now: float, *, runs: bool
     ) -> GpuReading:
         index, raw = watched.poller.index, watched.poller.raw
-        state, reason = watched.standing() if runs else (DeviceState.LOST, "the driver does not run")
+        state, reason = watched.state_and_reason() if runs else (DeviceState.LOST, "the driver does not run")
         identity = self._identity(index, raw, state)
         age_s = 0.0 if raw.read_at is None else now - raw.read_at
         if state is DeviceState.LOST:
             return lost_reading(index, identity, reason, age_s)
         return gpu_reading(index, raw, state=state, reason=reason, age_s=age_s, hosts=hosts, host=host)
 
-    def _identity(self, index: int, raw: Raw, state: DeviceState) -> Identity | None:
+    def _identity(self, index: int, raw: RawReadings, state: DeviceState) -> Identity | None:
         """Whose readings these are. None: of a GPU that never answered, or that answers at another index by now."""
         identity = raw.identity
         if identity is None:

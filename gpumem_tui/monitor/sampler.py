@@ -20,7 +20,7 @@ from gpumem_tui.memory import Unknown
 from gpumem_tui.monitor.compose import pids_of
 from gpumem_tui.monitor.driver import Driver
 from gpumem_tui.monitor.host import HostReader, Look
-from gpumem_tui.monitor.newest import Snapshots
+from gpumem_tui.monitor.latest import LatestSnapshot
 from gpumem_tui.monitor.poller import GpuPoller
 from gpumem_tui.monitor.roster import Roster, WatchedDevice, have_moved, not_returned
 from gpumem_tui.monitor.snapshot import HostReading, Snapshot
@@ -39,7 +39,7 @@ _HOST_STUCK_AFTER_S = 2.0
 _LONGEST_BACK_OFF_S = 10.0
 
 
-class Sampler(Snapshots):
+class Sampler(LatestSnapshot):
     """The live `snapshot.Source`.
 
     Args:
@@ -120,7 +120,7 @@ class Sampler(Snapshots):
             self._progress.wait_for(lambda: self._stopped or condition(), max(0.0, timeout_s))
 
     def _tend_driver(self) -> None:
-        """Have the driver started, started anew, or its GPUs counted, if it is time for that."""
+        """Have the driver started, restarted, or its GPUs counted, if it is time for that."""
         if not self._driver_worker.is_idle:
             return
         now = monotonic()

@@ -18,7 +18,7 @@ NOT_LOOKED_UP_YET = Unknown("not looked up yet")
 
 
 class DeviceState(Enum):
-    """How a device stands. The value is the key used in JSON."""
+    """Whether a device answers. The value is the key used in JSON."""
 
     OK = "ok"
     STALE = "stale"
@@ -187,7 +187,7 @@ class Source(Protocol):
 
     @property
     def notice(self) -> str:
-        """A few words on how it stands, for whoever shows the snapshots; empty while there is nothing to say."""
+        """A few words on the source's state, to be shown; empty while there is nothing to say."""
 
     def start(self) -> None:
         """Begin; returns at once."""

@@ -40,7 +40,7 @@ _FIGURES = {
     "step_s": Family("training_step_seconds", "Mean time of a step since the sample before", _RANK),
     "age_s": Family("training_sample_age_seconds", "Since its probe last wrote a sample", _RANK),
     "world_size": Family("training_world_size", "How many ranks its job has", _RANK),
-    "step": Family("training_steps", "Optimizer steps since the probe came in", _RANK, counter=True),
+    "step": Family("training_steps", "Optimizer steps since the probe was loaded", _RANK, counter=True),
     "retries": Family(
         "training_allocator_retries", "Times its allocator gave its cache back to satisfy a request", _RANK,
         counter=True,

@@ -8,7 +8,7 @@ from time import monotonic
 
 
 class Worker:
-    """Does one job each time it is asked, in a daemon thread: a job that hangs holds up nobody, not even the exit.
+    """Does one job each time it is asked, in a daemon thread: a job that hangs blocks nothing, not even the exit.
 
     Args:
         name: the thread's.

@@ -88,10 +88,6 @@ def configure(options: Options) -> SearchConfig:
         device = with_ranks(device, workload.command.processes, gpus, share=options.share)
     limit_bytes = options.limit_bytes or share_limit_bytes(device)
     _check_limit(limit_bytes, device.gpu.total_bytes)
-    try:
-        allocator = AllocatorSettings.from_environment()
-    except AllocatorSettingsError as error:
-        raise OptionError(str(error)) from error
     return SearchConfig(
         workload=workload,
         device=device,
@@ -103,8 +99,20 @@ def configure(options: Options) -> SearchConfig:
         ramp_step=options.ramp_step,
         timeout_s=options.timeout_s,
         target_batch=options.target_batch,
-        allocator=allocator,
+        allocator=allocator_settings(),
     )
+
+
+def allocator_settings() -> AllocatorSettings:
+    """PyTorch's, as the environment of this machine has them.
+
+    Raises:
+        OptionError: they cannot be read.
+    """
+    try:
+        return AllocatorSettings.from_environment()
+    except AllocatorSettingsError as error:
+        raise OptionError(str(error)) from error
 
 
 def limit_from(text: str, total_bytes: int) -> int:
@@ -137,12 +145,17 @@ def check_searchable(config: SearchConfig) -> None:
     if command is not None and not command.takes_batch:
         raise OptionError(f"-- COMMAND: has no {{batch}}; {command.rewriting}")
     recipe = config.workload.recipe
-    if config.workload.shape is not None and (reason := why_formula_only(recipe)):
+    if config.workload.shape is not None and (reason := why_formula_only(config.workload.shape, recipe)):
         raise OptionError(f"{reason}; `gpumem-tui predict` answers")
     if recipe.sharding != "none" and not config.device.simulated:
         raise OptionError(
             f"--sharding {recipe.sharding}: a search on a GPU of this machine runs the step of one GPU; with "
             "--gpu sim:NAME it runs one rank of several, and `gpumem-tui predict` covers sharding"
+        )
+    if recipe.tensor_parallel > 1 and not config.device.simulated:
+        raise OptionError(
+            f"--tensor-parallel {recipe.tensor_parallel}: a search on a GPU of this machine runs the step of one GPU; "
+            "--gpu sim:NAME simulates one rank of several"
         )
     check_gpus_are_used(config.workload)
 

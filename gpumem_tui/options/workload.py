@@ -16,14 +16,17 @@ from gpumem_tui.catalog.loader import (
     find_model,
     shape_from_hf_config,
 )
-from gpumem_tui.catalog.quantization import quantization_of
+from gpumem_tui.catalog.quantization import Quantization, quantization_of
 from gpumem_tui.catalog.shapes import CatalogError, ModelShape, ShapeError
 from gpumem_tui.errors import OptionError
 from gpumem_tui.formula.adapters import AdapterError, check_adapters, check_recipe
+from gpumem_tui.formula.freezing import counts_blocks
 from gpumem_tui.formula.parallel import fault
 from gpumem_tui.formula.recipe import (
+    ALL_BUT_HEAD,
     ALL_LINEAR,
     DEFAULT_LORA_RANK,
+    NOTHING_FROZEN,
     Adapter,
     AdapterDtype,
     Attention,
@@ -99,6 +102,7 @@ class WorkloadOptions:
     schedule: Schedule = "1f1b"
     micro_batches: int = 0
     virtual_stages: int = 2
+    freeze: str = NOTHING_FROZEN
     adapter: Adapter = "none"
     lora_rank: int = DEFAULT_LORA_RANK
     lora_targets: str = ALL_LINEAR
@@ -174,16 +178,27 @@ class WorkloadOptions:
             file = read_config_file(path)
             quantized = quantization_of(file.values)
             if quantized is not None and not self.dequantize:
-                raise OptionError(
-                    f"--config: the weights of {file.name} are quantized ({quantized.words}): such a base stays as it "
-                    "is, and adapters (LoRA) are trained on it; give that step as your command after -- or with "
-                    "--workload, or train all weights unquantized with --dequantize"
-                )
+                return self._quantized_spec(file, quantized, recipe, python)
             return self._shape_spec(shape_from_hf_config(file.values, file.name), recipe)
         except NoClosedFormError as error:
             return self._hugging_face_spec(file, str(error), recipe, python)
         except CatalogError as error:
             raise OptionError(f"--config: {error}") from error
+
+    def _quantized_spec(self, file: ConfigFile, quantized: Quantization, recipe: Recipe, python: str) -> WorkloadSpec:
+        """Adapters over the base as it is; of formats that transformers' quantizer is not run for, none."""
+        base = quantized.base
+        words = f"--config: the weights of {file.name} are quantized ({quantized.words})"
+        if not base or not recipe.has_adapters:
+            do = "train them with --adapter lora" if base else "give that step as your command after -- or --workload"
+            raise OptionError(
+                f"{words}: such a base stays as it is, and adapters (LoRA) are trained on it; {do}, or train all "
+                "weights unquantized with --dequantize"
+            )
+        if recipe.base_quantization not in ("none", base):
+            raise OptionError(f"--base-quantization: {words.removeprefix('--config: ')}; leave it out")
+        no_form = f"quantized by the file itself: --dequantize --base-quantization {base} has the formula, if one has"
+        return self._hugging_face_spec(file, no_form, replace(recipe, base_quantization=base), python)
 
     def _hugging_face_spec(self, file: ConfigFile, no_form: str, recipe: Recipe, python: str) -> WorkloadSpec:
         if file.model_type not in CONFIGS:
@@ -198,6 +213,10 @@ class WorkloadOptions:
             )
         if recipe.recompute == "selective":
             raise OptionError("--recompute selective: transformers has gradient checkpointing only; use full or none")
+        if recipe.has_frozen_layers and recipe.freeze != ALL_BUT_HEAD and not counts_blocks(recipe.freeze):
+            raise OptionError(
+                f"--freeze: takes {NOTHING_FROZEN}, {ALL_BUT_HEAD} or how many blocks, not {recipe.freeze}"
+            )
         try:
             check_recipe(recipe)
         except AdapterError as error:
@@ -208,6 +227,8 @@ class WorkloadOptions:
             "seq-len": seq_len, "image-size": given.get("image_size", 0), "precision": recipe.precision,
             "optimizer": recipe.optimizer, "recompute": recipe.recompute, "attention": recipe.attention,
         }  # fmt: skip
+        if recipe.has_frozen_layers:
+            options["freeze"] = recipe.freeze
         if recipe.has_adapters:
             options |= {"lora-rank": recipe.lora_rank, "lora-targets": recipe.lora_targets}
             options |= {"base-quantization": recipe.base_quantization, "adapter": recipe.adapter}

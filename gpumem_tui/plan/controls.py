@@ -14,7 +14,7 @@ from gpumem_tui.catalog.loader import gpus, models
 from gpumem_tui.catalog.shapes import ShapeError
 from gpumem_tui.errors import OptionError
 from gpumem_tui.formula.adapters import AdapterError, check_adapters
-from gpumem_tui.formula.extras import Extras, why_not
+from gpumem_tui.formula.extras import EXTRA_RECORDS, Extras, why_not
 from gpumem_tui.formula.optimizers import OPTIMIZER_RECORDS
 from gpumem_tui.formula.parallel import fault
 from gpumem_tui.formula.parameters import count_parameters
@@ -42,6 +42,7 @@ from gpumem_tui.plan.adapter_controls import (
 )
 from gpumem_tui.plan.control import Choice, Control, Number, Option, PlanError
 from gpumem_tui.plan.draft import MOST_GPUS, SHAPE_LIMITS, Draft, draft_of, has_field
+from gpumem_tui.plan.freeze_control import freeze_options, put_freeze
 from gpumem_tui.plan.plan import Plan
 from gpumem_tui.plan.steps import (
     ALIGNMENT,
@@ -71,6 +72,8 @@ def _has(draft: Draft, key: str) -> bool:
         return has_field(draft.base, key)
     if key in ADAPTER_KEYS:
         return has_adapter_control(draft, key)
+    if key == "freeze":  # under adapters all is frozen
+        return not recipe.has_adapters or recipe.has_frozen_layers
     if key == "expert_parallel" and draft.base.experts is None:
         return recipe.expert_parallel > 1
     if key in _CUTS:
@@ -152,8 +155,8 @@ def remarks(plan: Plan) -> Iterator[tuple[str, str]]:
     if recipe.sharding != "none" and recipe.gpus == 1:
         yield "sharding", "one GPU: there is nothing to shard over"
     for extra in sorted(plan.extras):
-        control = "loss" if extra == "chunked-loss" else "offload"
-        yield control, why_not(extra, shape, recipe) or "formula only: cannot be traced or searched"
+        words = why_not(extra, shape, recipe) or "formula only: cannot be traced or searched"
+        yield EXTRA_RECORDS[extra].control, words
     if recipe.sharding == "none" and recipe.gpus > recipe.model_parallel == 1:
         yield "gpus", "without sharding each GPU holds everything"
 
@@ -274,7 +277,7 @@ _CONTROLS: tuple[Control, ...] = (
            by(1), power, lambda d: d.batch_size, lambda d, v: replace(d, batch_size=v or 0)),
     _shape_number("seq_len", "sequence", _BATCH, "Tokens a sample",
                   multiple(lambda d: ALIGNMENT), power),
-    Number("target_batch", "target", _BATCH, "Samples wanted per optimizer step over all GPUs; 0 for no wish",
+    Number("target_batch", "target", _BATCH, "Samples wanted per optimizer step over all GPUs; 0 for none",
            1_000_000_000, multiple(lambda d: max(1, d.pass_samples)), power, lambda d: d.target_batch,
            lambda d, v: replace(d, target_batch=v or None), optional=True),
     _recipe_choice("precision", _TRAINING, "What weights, gradients and activations are kept in",
@@ -287,6 +290,8 @@ _CONTROLS: tuple[Control, ...] = (
     _recipe_choice("attention", _TRAINING, "The scaled-dot-product kernel", {
         "auto": "PyTorch's choice", "flash": "fused, 16-bit only", "efficient": "fused", "math": "keeps the scores",
     }, ATTENTIONS),
+    Choice("freeze", "freeze", _TRAINING, "The first blocks, which stay as they are", freeze_options,
+           lambda d: d.recipe.freeze, put_freeze),
     Choice("adapter", "adapter", _TRAINING, "What is trained", lambda d: ADAPTER_OPTIONS, lambda d: d.recipe.adapter,
            put_adapter),
     Number("lora_rank", "rank", _TRAINING, "Width between an adapter's two matrices", 1_000_000, by(1), power,
@@ -308,19 +313,19 @@ _CONTROLS: tuple[Control, ...] = (
     _recipe_choice("sharding", _HARDWARE, "What is spread over the GPUs (ZeRO)", {
         key: record.keeps for key, record in SHARDING_RECORDS.items()
     }, SHARDINGS),
-    _recipe_number("tensor_parallel", "tensor parallel", "GPUs over which every block's matrices are cut"),
-    Choice("sequence_parallel", "sequence parallel", _HARDWARE, "Cuts what tensor parallel leaves whole",
+    _recipe_number("tensor_parallel", "tensor (TP)", "Tensor parallel: GPUs over which every block's matrices are cut"),
+    Choice("sequence_parallel", "seq. (SP)", _HARDWARE, "Sequence parallel: cuts what tensor parallel leaves whole",
            lambda d: _SEQUENCE_PARALLEL, lambda d: "on" if d.recipe.sequence_parallel else "off",
            lambda d, v: replace(d, recipe=replace(d.recipe, sequence_parallel=v == "on"))),
-    _recipe_number("context_parallel", "context parallel", "GPUs over which each sequence is cut"),
-    _recipe_number("expert_parallel", "expert parallel", "GPUs over which a block's experts are spread"),
-    _recipe_number("pipeline_parallel", "pipeline stages", "GPUs over which the blocks are laid one after another"),
-    _recipe_choice("schedule", _HARDWARE, "Whose activations wait for backward in a pipeline", {
+    _recipe_number("context_parallel", "context (CP)", "Context parallel: GPUs over which each sequence is cut"),
+    _recipe_number("expert_parallel", "experts (EP)", "Expert parallel: GPUs over which a block's experts are spread"),
+    _recipe_number("pipeline_parallel", "stages (PP)", "Pipeline stages (GPUs) among which the blocks are divided"),
+    _recipe_choice("schedule", _HARDWARE, "Pipeline schedule: how many micro-batches' activations wait for backward", {
         "1f1b": "at most one micro-batch a stage", "gpipe": "every micro-batch",
         "interleaved": "1f1b, each GPU with pieces of the network",
     }, SCHEDULES),
-    _recipe_number("micro_batches", "micro-batches", "Of a pipeline's step; 0 for as many as stages", 0),
-    _recipe_number("virtual_stages", "virtual stages", "Pieces on each GPU of an interleaved pipeline", 2),
+    _recipe_number("micro_batches", "batches (PP)", "Micro-batches of a pipeline's step; 0: as many as stages", 0),
+    _recipe_number("virtual_stages", "pieces (PP)", "Pieces on each GPU of an interleaved pipeline", 2),
     Number("headroom", "headroom", _HARDWARE, "Share of the GPU that the formula leaves free", 99, by(1),
            multiple(lambda d: 5), _percent, lambda d, v: replace(d, headroom=(v or 0) / 100), least=0,
            show=_show_percent),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import cast
 
 from gpumem_tui.catalog.loader import models
@@ -30,7 +31,7 @@ class Draft:
     Attributes:
         base: the model that was picked. `changes`: fields of its shape that were set to something else.
         headroom: share of the GPU that the formula leaves free.
-        target_batch: samples wanted per optimizer step over all GPUs; None for no wish.
+        target_batch: samples wanted per optimizer step over all GPUs; None for none.
         extras: techniques that only the formula knows.
         goals: what the plan is for.
     """
@@ -84,6 +85,7 @@ def draft_of(plan: Plan) -> Draft:
     )
 
 
+@lru_cache(1024)
 def has_field(shape: ModelShape, name: str) -> bool:
     """Whether a model of this family has the field, so that it can be set."""
     try:

@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 from gpumem_tui.catalog.shapes import ModelShape
 from gpumem_tui.formula.changes import NotApplicable
-from gpumem_tui.formula.extras import LOSS_CHUNKS, OFFLOADED_BLOCKS
+from gpumem_tui.formula.extras import EXTRA_RECORDS
 from gpumem_tui.formula.optimizers import OPTIMIZER_TECHNIQUES
 from gpumem_tui.formula.parameters import count_parameters, textbook_parameters
 from gpumem_tui.formula.price import COST_ORDER
@@ -124,6 +124,14 @@ _ROWS: Mapping[str, tuple[str, str]] = MappingProxyType(
             "N · w, under quantization of what is no linear layer of a block",
             "no gradient, no state",
         ),
+        "trained parameters": ("N of what is not frozen · w", "the first blocks and the embedding are frozen"),
+        "values inside a frozen block": (
+            "S · b · (3h · w of the weights + 2 ffn · w; SwiGLU 3 ffn · w)",
+            "what PyTorch's unfused code has at once; only the peak where next to nothing is trained",
+        ),
+        "gathered inputs": ("L · 2 · S · b · h · w · (t − 1)/t", "Megatron-LM gathers them again in backward"),
+        "16-bit copy of a frozen weight": ("inputs · outputs · 2 of the largest", "only under autocast"),
+        "the first trained block's maps": ("b · its maps · w", "what comes before it is frozen and keeps none"),
         "quantized parameters": (
             "N of the blocks' linear layers · bits / 8; NF4: 4 + 32/64, doubly 4 + 8/64 + 32/(64 · 256)",
             "PEFT keeps the output head and embeddings unquantized, and in fp32 under autocast",
@@ -212,7 +220,7 @@ def _decisions(now: Answer) -> list[Explanation]:
         Explanation(
             "peak",
             "Peak of a step",
-            "at the highest of five moments: fixed + b · bytes of a sample",
+            "at the highest moment of a step: fixed + b · bytes of a sample",
             f"{prediction.moment.value}: {format_bytes(prediction.fixed_bytes)} + {plan.batch_size} · "
             f"{format_bytes(prediction.activation_bytes_per_sample)} = {format_bytes(now.peak_bytes)}",
             "sum of the rows",
@@ -269,7 +277,7 @@ def _decisions(now: Answer) -> list[Explanation]:
             "data parallel: M_fixed each; ZeRO/FSDP: M_fixed / D; model parallel: L or h / D; offloading: host memory",
             f"{gpus} GPU{'s' if gpus != 1 else ''}, sharding {plan.recipe.sharding}",
             "Rajbhandari et al. 2020, 2021; Shoeybi et al. 2019",
-            "tensor and pipeline parallelism are not modelled",
+            "cuts by tensor, sequence, context, expert and pipeline are controls of their own",
         ),
     ]
     if plan.shape.record.inputs == "tokens":
@@ -350,21 +358,17 @@ _TECHNIQUES: Mapping[str, tuple[str, str]] = MappingProxyType(
             "N · 4.13 bits frozen; gradients and state of rank · (inputs + outputs) only",
             "as LoRA, and each product unpacks its matrix: slower",
         ),
+        "freeze-half": (
+            "gradients, state and activations of what comes after the frozen half",
+            "of a network that is trained already: what is frozen learns nothing",
+        ),
         "fused-attention": ("the 5·a·S/h term becomes 4·a·S bytes", "needs a kernel for the head width and precision"),
         **{key: (technique.arithmetic, technique.caveat) for key, technique in OPTIMIZER_TECHNIQUES.items()},
         "zero1": ("optimizer state / D", "PyTorch's ZeroRedundancyOptimizer spreads whole tensors: less even"),
         "zero2": ("(gradients + optimizer state) / D", "in FSDP2: sharding without resharding after forward"),
         "zero3": ("(parameters + gradients + optimizer state) / D", "blocks are gathered while they run"),
         "more-gpus": ("(parameters + gradients + optimizer state) / 2D", "activations of a GPU do not change"),
-        "offload-optimizer": ("optimizer state: 0 on the GPU", "the host must hold the state of all its GPUs"),
-        "offload-activations": (
-            f"L → {OFFLOADED_BLOCKS} blocks' activations on the GPU",
-            "the bus must keep up: long samples hide it better",
-        ),
-        "chunked-loss": (
-            f"b·S·V · (w + 12) / {LOSS_CHUNKS}, and b·S·h·w",
-            "only where the loss is a plain cross-entropy over the vocabulary",
-        ),
+        **{extra: (record.arithmetic, record.caveat) for extra, record in EXTRA_RECORDS.items()},
         "shorter-sequence": ("S / 2: linear terms halve, unfused scores quarter", "the network sees less context"),
         "gradient-accumulation": ("b / K samples a pass, K passes", "batch norm sees the micro-batch only"),
         "smaller-batch": ("b / 2", "other gradient noise: see the learning rate"),

@@ -1,4 +1,4 @@
-"""What a plan is for: how much is trained, what a GPU costs, and what is known of batch size and learning rate."""
+"""A plan's goals: how much is trained, what a GPU costs, and what is known of batch size and learning rate."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MOST_TOKENS = 10**15
 
 @dataclass(frozen=True)
 class Goals:
-    """None of it changes what fits.
+    """How much is trained, at what price, and what is known of batch and rate. None of it changes what fits.
 
     Attributes:
         tokens: to train on, all passes over the data together; None for not said.

@@ -38,9 +38,7 @@ def batch_norm(plan: Plan) -> Judgement:
         text = f"{plan.shape.name} has no batch norm: layer norm does not look across samples."
         return Judgement("batch-norm", title, text, source)
     if plan.batch_size >= SMALLEST_NORMALIZED_BATCH:
-        text = (
-            f"A micro-batch of {plan.batch_size} gives batch norm enough samples ({SMALLEST_NORMALIZED_BATCH} or more)."
-        )
+        text = f"A micro-batch of {plan.batch_size} is enough for batch norm ({SMALLEST_NORMALIZED_BATCH} or more)."
         return Judgement("batch-norm", title, text, source)
     text = (
         f"A micro-batch of {plan.batch_size} is below {SMALLEST_NORMALIZED_BATCH}: batch norm's statistics are noisy, "

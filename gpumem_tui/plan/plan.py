@@ -18,7 +18,7 @@ class Plan:
     Attributes:
         batch_size: samples of one forward and backward on one GPU (the micro-batch).
         headroom: share of the GPU that the formula leaves free.
-        target_batch: samples wanted per optimizer step over all GPUs; None for no wish.
+        target_batch: samples wanted per optimizer step over all GPUs; None for none.
         extras: techniques that only the formula knows; a plan with any cannot be traced or searched.
         goals: what it is for; none of that changes what fits.
     """

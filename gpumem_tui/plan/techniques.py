@@ -127,7 +127,7 @@ def techniques(plan: Plan) -> Techniques:
 
 def formula_only(plan: Plan) -> bool:
     """Whether nothing but the closed form can answer the plan."""
-    return bool(plan.extras) or bool(why_formula_only(plan.recipe))
+    return bool(plan.extras) or bool(why_formula_only(plan.shape, plan.recipe))
 
 
 @dataclass(frozen=True)

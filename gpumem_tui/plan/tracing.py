@@ -85,7 +85,7 @@ def trace_key(plan: Plan) -> TraceKey | Unknown:
     """What `plan` needs a trace of, or why it cannot be traced. Unsharded, every GPU runs the step of a single one."""
     if plan.extras:
         return Unknown(f"formula only: the workload cannot run {' and '.join(sorted(plan.extras))}")
-    if reason := why_formula_only(plan.recipe):
+    if reason := why_formula_only(plan.shape, plan.recipe):
         return Unknown(reason)
     recipe = plan.recipe if plan.recipe.sharding != "none" else replace(plan.recipe, gpus=1)
     return TraceKey(plan.shape, recipe, plan.gpu.compute_capability)
@@ -197,7 +197,7 @@ class BackgroundTracer:
         self._thread: threading.Thread | None = None
 
     def want(self, plan: Plan) -> TraceState:
-        """What is known of `plan` now; if that is `Pending`, `on_change` tells the rest. Returns at once."""
+        """What is known of `plan` now; if that is `Pending`, `on_change` is called with the rest. Returns at once."""
         with self._changed:
             if self._closed:
                 return TraceFailed(plan, "the tracer is closed")

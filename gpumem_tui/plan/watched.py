@@ -24,7 +24,7 @@ def plan_of(watched: WatchedProcess, sample: ProbeSample | None, gpu: GpuReading
     expected = watched.expected
     if isinstance(expected, Unknown):
         return expected
-    kind = find_gpu(DEFAULT_GPU) if gpu is None else _kind(gpu)
+    kind = find_gpu(DEFAULT_GPU) if gpu is None else planned_gpu(gpu)
     if isinstance(kind, Unknown):
         return kind
     activation_bytes = Unknown("no step") if sample is None else sample.peak_buckets[Bucket.ACTIVATIONS]
@@ -32,8 +32,8 @@ def plan_of(watched: WatchedProcess, sample: ProbeSample | None, gpu: GpuReading
     return Plan(expected.shape, expected.recipe, kind, batch_size=max(1, samples))
 
 
-def _kind(gpu: GpuReading) -> Reading[Gpu]:
-    """A GPU as plans know it; the others' use of it is not its property."""
+def planned_gpu(gpu: GpuReading) -> Reading[Gpu]:
+    """A GPU as plans know it, or why it cannot be known; the others' use of it is not its property."""
     if isinstance(gpu.memory, Unknown):
         return gpu.memory
     if isinstance(gpu.compute_capability, Unknown):

@@ -148,7 +148,7 @@ class LookedDevice:
 
 @dataclass(frozen=True)
 class KeptPlace:
-    """What each step makes at one place and nobody has released two steps later: a leak, if memory grows by it.
+    """What each step allocates at one place and has not released two steps later: a leak, if memory grows by it.
 
     `bytes` and `allocations` are of one step: the least that any of the followed steps kept there. Parameters,
     gradients and optimizer state are left out. Texts as in `HeldPlace`.
@@ -250,7 +250,7 @@ class PostMortem:
 
 @dataclass(frozen=True)
 class UncaughtError:
-    """``.error.json``: the exception that nobody caught. `error` is its class, `source` the line as in `PostMortem`."""
+    """``.error.json``: the uncaught exception. `error` is its class, `source` the line as in `PostMortem`."""
 
     step: Count
     wall_ns: Count

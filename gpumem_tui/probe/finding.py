@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from gpumem_tui.probe.modules import Modules, search_running, sought_in
+from gpumem_tui.probe.modules import Modules, modules_and_optimizers_in, search_running
 from gpumem_tui.step.walking import gradients_of, memory_of, outermost, parameters_of, state_of
 
 _FEW_BLOCKS = 1_000_000
@@ -146,7 +146,7 @@ class Finder:
         only what its running functions reach is searched, for at most 20 ms, then for 40 and for 80.
         """
         if not self.complete and sys.getallocatedblocks() <= _FEW_BLOCKS:
-            self._add(*sought_in(gc.get_objects()))
+            self._add(*modules_and_optimizers_in(gc.get_objects()))
             self.complete = True
         elif not self.complete and self._budget_s <= _LAST_BUDGET_S:
             modules, optimizers, through = search_running(self._budget_s)
@@ -159,7 +159,7 @@ class Finder:
 
         A tenth of a second where they are two million.
         """
-        self._add(*sought_in(gc.get_objects() if objects is None else list(objects)))
+        self._add(*modules_and_optimizers_in(gc.get_objects() if objects is None else list(objects)))
         self.complete = True
         self._arrange()
 

@@ -87,7 +87,7 @@ class StepHistory:
         self._step_ends.append(len(self._events))
 
     def tag(self, number: int, bucket: Bucket) -> None:
-        """What an allocation is. The first word stands."""
+        """Say what an allocation is. Later calls for the same one change nothing."""
         allocation = self._allocations[number]
         allocation.bucket = allocation.bucket or bucket
 
@@ -119,7 +119,7 @@ class StepHistory:
         )
 
     def kept(self) -> dict[Site, list[int]]:
-        """The sizes of what a step makes at each place, and nobody has released by now; asked at the end of a step.
+        """The sizes of what a step allocated at each place and has not released; called at the end of a step.
 
         Of the steps before the last each must keep something at the same place: a buffer that is made once is no
         growth, and of several steps the one counts that keeps least. Parameters, gradients and optimizer state are
@@ -164,7 +164,7 @@ class StepHistory:
         return found, highest
 
     def _bucket(self, allocation: _Allocation) -> Bucket:
-        """What is not tagged is told by when it was made and when it went, see `untagged_bucket`.
+        """An untagged allocation's bucket follows from when it was made and released, see `untagged_bucket`.
 
         What was there before the step is unexplained. What was made before forward, and was still there when it began,
         is batch data.

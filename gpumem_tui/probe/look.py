@@ -31,7 +31,7 @@ _STEPS = 3
 """The first is the one that is looked at. What it and the second leave behind is told by the end of the third."""
 _MOST_FOLLOWED = 200_000
 """Allocations and releases of a step, up to which the steps after it are followed too: reading them takes seconds."""
-_COMPILED = "code compiled by torch.compile would be compiled anew to be followed"
+_COMPILED = "code compiled by torch.compile would be recompiled to be followed"
 
 
 class Look:
@@ -101,7 +101,7 @@ class Look:
             self._recorder = self._operators(roots, follows)
         if not follows:
             reason = _COMPILED if compiled else "no module holds what is trained"
-            more = f"{reason}; only backward is told from the rest" if compiled else reason
+            more = f"{reason}; of the phases only backward is known" if compiled else reason
             for what, why in (("module", reason), ("phases", more)):
                 self._recorder.unavailable.setdefault(what, why)
         if compiled:

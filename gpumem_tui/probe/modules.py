@@ -113,7 +113,7 @@ def _restore(ours: Any, before: Any) -> None:
         nn.Module.__setstate__ = before  # type: ignore[method-assign]
 
 
-def sought_in(objects: list[Any]) -> tuple[list[nn.Module], list[torch.optim.Optimizer]]:
+def modules_and_optimizers_in(objects: list[Any]) -> tuple[list[nn.Module], list[torch.optim.Optimizer]]:
     """The modules and optimizers among objects."""
     modules, optimizers = instances_of(nn.Module, objects), instances_of(torch.optim.Optimizer, objects)
     return modules, [optimizer for optimizer in optimizers if "param_groups" in optimizer.__dict__]
@@ -122,8 +122,8 @@ def sought_in(objects: list[Any]) -> tuple[list[nn.Module], list[torch.optim.Opt
 def search_running(budget_s: float) -> tuple[list[nn.Module], list[torch.optim.Optimizer], bool]:
     """What can be reached from the functions that run in any thread and from the main program's globals.
 
-    Much faster than `sought_in(gc.get_objects())` where a program has millions of objects. Nothing that belongs to the
-    program is called: references are followed as the garbage collector follows them.
+    Much faster than `modules_and_optimizers_in(gc.get_objects())` where a program has millions of objects. Nothing that
+    belongs to the program is called: references are followed as the garbage collector follows them.
 
     Args:
         budget_s: the search ends after this time, whether it is through or not.
@@ -140,7 +140,7 @@ def search_running(budget_s: float) -> tuple[list[nn.Module], list[torch.optim.O
         if time.perf_counter() > deadline:
             return modules, optimizers, False
         chunk, queue = queue[:_CHUNK], queue[_CHUNK:]
-        more_modules, more_optimizers = sought_in(chunk)
+        more_modules, more_optimizers = modules_and_optimizers_in(chunk)
         modules += more_modules
         optimizers += more_optimizers
         new = {id(thing): thing for thing in gc.get_referents(*_entered(chunk)) if id(thing) not in seen}

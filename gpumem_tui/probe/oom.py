@@ -48,7 +48,7 @@ class LastState:
 
 
 class BlackBox:
-    """Writes down every time memory runs out, and the error that ends the process; the last one stands.
+    """Records every time memory runs out, and the error that ends the process; the last one is kept.
 
     CUDA's allocator tells when it gives up, before the error is raised and while everything is still held. An error
     that ends the process without that (host memory, another allocator, a version of torch that does not tell) is seen
@@ -93,7 +93,7 @@ class BlackBox:
         atexit.register(self._at_exit)
 
     def _at_exit(self) -> None:
-        """The interpreter remembers what nobody caught before it calls `sys.excepthook`, whosever that is by now."""
+        """The interpreter keeps an uncaught error before it calls `sys.excepthook`, which may have been replaced."""
         error = getattr(sys, "last_value", None)
         if isinstance(error, BaseException) and id(error) != self._uncaught and not _is_interactive():
             self.process_failed(error, error.__traceback__)
@@ -238,7 +238,7 @@ def _document(
 
 
 def _document_of_message(state: LastState, text: str) -> PostMortem:
-    """Of an error that nobody saw coming, what its message says: "Tried to allocate 2.00 GiB. GPU 0 has a total…"."""
+    """Of an error without a record, what its message says: "Tried to allocate 2.00 GiB. GPU 0 has a total…"."""
     device = re.search(r"GPU (\d+)", text)
     return _document(
         state,

@@ -231,7 +231,7 @@ def decode_record(slot: bytes) -> Record:
 
 
 def slot_offset(sequence: int) -> int:
-    """Where in the ring the record of a sequence number (from 1) stands."""
+    """The offset in the ring of the record with a sequence number (from 1)."""
     return HEADER_BYTES + (sequence - 1) % SLOT_COUNT * SLOT_BYTES
 
 

@@ -1,4 +1,4 @@
-"""One host over ssh: a thread that reads its lines, says how it stands, and connects again after a while.
+"""One host over ssh: a thread that reads its lines, knows its state, and connects again after a while.
 
 Bounded whatever the host does: a line, what ssh says, how many lines are taken in a second. Nothing is written there;
 what is called is the user's own ssh with the user's own configuration, so agent, jump hosts and ControlMaster work.
@@ -15,14 +15,14 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from gpumem_tui.monitor.newest import Newest
+from gpumem_tui.monitor.latest import LatestValue
 from gpumem_tui.monitor.snapshot import HostProcess, Snapshot
 from gpumem_tui.remote.decode import HostReport, NoReading, OtherSchema, decoded
 from gpumem_tui.remote.explain import explained
 from gpumem_tui.remote.hosts import RemoteHost
 from gpumem_tui.remote.signals import RemoteSignal, send_signal
 from gpumem_tui.remote.ssh import SshOptions
-from gpumem_tui.remote.ssh_process import LastWords, end_process, exit_code
+from gpumem_tui.remote.ssh_process import StderrTail, end_process, exit_code
 from gpumem_tui.remote.status import HostStatus, Phase
 from gpumem_tui.text import shortened
 
@@ -58,8 +58,8 @@ class Connection:
 
     def __init__(self, host: RemoteHost, options: SshOptions) -> None:
         self.host = host
-        self._options = options
-        self._status: Newest[HostStatus] = Newest()
+        self.ssh = options
+        self._status: LatestValue[HostStatus] = LatestValue()
         self._status.put(HostStatus(host))
         self._stopped = threading.Event()
         self._again = threading.Event()
@@ -68,7 +68,7 @@ class Connection:
 
     @property
     def status(self) -> HostStatus:
-        """How it stands now."""
+        """The connection's state now."""
         assert self._status.value is not None
         return self._status.value
 
@@ -110,7 +110,7 @@ class Connection:
         Raises:
             NotSignalled: one line says why.
         """
-        send_signal(self.host, self._options, process, signal)
+        send_signal(self.host, self.ssh, process, signal)
 
     def connect_now(self) -> None:
         """Do not wait any longer before the next try."""
@@ -144,18 +144,18 @@ class Connection:
         """Connect and read to the end: why it ended, whether a person has to see to it, whether it had answered."""
         try:
             process = subprocess.Popen(
-                self._options.command(self.host), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                self.ssh.command(self.host), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE, bufsize=0, start_new_session=True,
             )  # fmt: skip
         except OSError as error:
-            return f"{shlex.split(self._options.ssh)[0]} cannot be started: {error.strerror}", True, False
+            return f"{shlex.split(self.ssh.ssh)[0]} cannot be started: {error.strerror}", True, False
         self._process = process
         if self._stopped.is_set():
             end_process(process, 0.0)
-        reading = _Reading(process, self._options.interval_s, self._take)
+        reading = _Reading(process, self.ssh.interval_s, self._take)
         try:
             reading.to_the_end(self._stopped)
-            problem, is_refused = explained(exit_code(process), reading.errors, self.host, self._options)
+            problem, is_refused = explained(exit_code(process), reading.errors, self.host, self.ssh)
         except _Broken as broken:
             problem, is_refused = str(broken), False
         finally:
@@ -183,7 +183,7 @@ class _Reading:
     """
 
     def __init__(self, process: subprocess.Popen[bytes], interval_s: float, take: Callable[[HostReport, str], None]):
-        self._said = LastWords()
+        self._said = StderrTail()
         self.answered = False
         self._process = process
         self._take = take
@@ -214,18 +214,18 @@ class _Reading:
             selector.register(error, selectors.EVENT_READ)
             while not stopped.is_set():
                 ready = [key.fd for key, _ in selector.select(_POLL_S)]
-                if error in ready and not self._hear(os.read(error, _CHUNK)):
+                if error in ready and not self._read_stderr(os.read(error, _CHUNK)):
                     selector.unregister(error)
                 if out in ready:
                     data = os.read(out, _CHUNK)
                     if not data:
-                        self._said.take_rest(selector, error, self._process, self._hear)
+                        self._said.take_rest(selector, error, self._process, self._read_stderr)
                         return
                     heard_s = time.monotonic()
                     self._read(data)
                 self._check_silence(time.monotonic() - heard_s)
 
-    def _hear(self, data: bytes) -> bool:
+    def _read_stderr(self, data: bytes) -> bool:
         """Keep the last lines of stderr; False at its end."""
         self._complained += len(data)
         if self._complained > _MOST_ERRORS:

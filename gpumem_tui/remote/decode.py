@@ -206,7 +206,7 @@ def _alert(body: AlertLine) -> Alert:
 
 
 def _probes(body: ReadingLine) -> Iterator[tuple[tuple[str, int], Mapping[str, Any]]]:
-    """What probes say, of the processes that stand in a GPU's list."""
+    """What probes say of the processes on a GPU's list."""
     for gpu in body.gpus:
         devices: list[GpuLine | InstanceLine] = [gpu, *gpu.instances]
         for device in devices:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gpumem_tui.remote.hosts import RemoteHost
+from gpumem_tui.remote.source import ANYWHERE, installed_from
 from gpumem_tui.remote.ssh import OFFERS, PROGRAM, SshOptions
 from gpumem_tui.text import shortened
 
 _SSH_FAILED = 255
 _NOT_FOUND = 127
 _NOT_EXECUTABLE = 126
-_NOISE = ("Warning: Permanently added", "Connection to ", "Killed by signal", "debug1:", "Pseudo-terminal")
+_NOISE = ("Warning: Permanently added", "hint: ", "Connection to ", "Killed by signal", "debug1:", "Pseudo-terminal")
 
 
 def explained(code: int | None, errors: Sequence[str], host: RemoteHost, options: SshOptions) -> tuple[str, bool]:
@@ -37,7 +38,7 @@ def explained(code: int | None, errors: Sequence[str], host: RemoteHost, options
     if code == _NOT_EXECUTABLE:
         return f"{command} cannot be executed there: {last}", True
     if code == _SSH_FAILED:
-        return shortened(last.removeprefix("ssh: "), 160) or "ssh failed without a word", False
+        return shortened(last.removeprefix("ssh: "), 160) or "ssh failed and printed no reason", False
     if code is None or code < 0:
         return "ssh was ended" if code else "the connection was closed", False
     if "No such option" in said or "No such command" in said or "invalid choice" in said:
@@ -50,6 +51,8 @@ def _not_found(command: str, last: str, options: SshOptions) -> str:
         return f"{command} is not in its PATH: install it there, or say where with --remote-command"
     if last.startswith(OFFERS):
         runner = shortened(last.removeprefix(OFFERS), 30)
-        run = f"{runner} run" if runner.endswith("pipx") else runner
-        return f"has no {PROGRAM}, but {runner}: --remote-command '{run} {PROGRAM}' has it fetched there and run"
+        run = f"{runner} run --spec" if runner.endswith("pipx") else f"{runner} --from"
+        source = installed_from()
+        where = f", {ANYWHERE} being its wheel there" if source == ANYWHERE else " has it fetched"
+        return f"has no {PROGRAM}, but {runner}: --remote-command '{run} {source} {PROGRAM}'{where}"
     return f"{command} is not in its PATH nor in ~/.local/bin: install it there, or say where with --remote-command"

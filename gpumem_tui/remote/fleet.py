@@ -17,7 +17,7 @@ class WatchedHost(Source, Protocol):
 
     @property
     def status(self) -> HostStatus:
-        """How it stands."""
+        """The host's state."""
 
     def unsubscribe(self, tell: Callable[[], None]) -> None:
         """Have it called no more."""
@@ -32,7 +32,7 @@ class WatchedHosts(Protocol):
 
     @property
     def statuses(self) -> tuple[HostStatus, ...]:
-        """How each host stands."""
+        """Each host's state."""
 
     def subscribe(self, tell: Callable[[], None]) -> None:
         """Have this called whenever a status changes, from another thread; it must not wait."""
@@ -56,7 +56,7 @@ class Fleet:
 
     @property
     def statuses(self) -> tuple[HostStatus, ...]:
-        """How each host stands now."""
+        """Each host's state now."""
         return tuple(each.status for each in self.connections.values())
 
     def start(self) -> None:

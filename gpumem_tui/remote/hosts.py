@@ -59,10 +59,22 @@ def hosts_of(
     words += slurm_nodes(slurm_job) if slurm_job else []
     names = list(dict.fromkeys(name for word in words for name in expanded(word)))
     if not names:
-        raise OptionError(f"{file}: no host stands in it" if file is not None else "no host is named")
+        raise OptionError(f"{file}: it names no host" if file is not None else "no host is named")
     if len(names) > MOST_HOSTS:
         raise OptionError(f"{len(names)} hosts: at most {MOST_HOSTS} can be watched at once")
     return tuple(map(parse_host, names))
+
+
+def one_host(written: str, groups: Mapping[str, Sequence[str]] | None = None) -> RemoteHost:
+    """The one host that is meant where only one can be.
+
+    Raises:
+        OptionError: it is none, or several.
+    """
+    found = hosts_of((written,), groups=groups)
+    if len(found) > 1:
+        raise OptionError(f"--host {written}: is {len(found)} hosts; name one of them")
+    return found[0]
 
 
 def parse_host(word: str) -> RemoteHost:

@@ -14,13 +14,13 @@ from typing import Any
 from gpumem_tui.remote.explain import explained
 from gpumem_tui.remote.hosts import RemoteHost
 from gpumem_tui.remote.ssh import SshOptions
-from gpumem_tui.remote.ssh_process import LastWords, end_process, exit_code
+from gpumem_tui.remote.ssh_process import StderrTail, end_process, exit_code
 
 ALIVE_S = 15.0
 """How often a line goes there at least: without any for `PATIENCE_S` the program there ends."""
 PATIENCE_S = 300.0
 KEEP_ALIVE = ("-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=4")
-"""A connection that is cut without a word is noticed within a minute (ssh_config(5))."""
+"""A connection that is cut silently is noticed within a minute (ssh_config(5))."""
 _CHUNK = 1 << 20
 _LONGEST_LINE = 1 << 28
 """Bytes: a trace has hundreds of thousands of events."""
@@ -56,7 +56,7 @@ class Link:
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._out_fd, selectors.EVENT_READ)
         self._selector.register(self._error_fd, selectors.EVENT_READ)
-        self._said = LastWords()
+        self._said = StderrTail()
         self._buffer = bytearray()
         self._searched = 0
         self._sent_s = time.monotonic()

@@ -35,7 +35,7 @@ class HostsPicture:
 
 
 class HostsRecorder:
-    """Appends how hosts stand to a new file.
+    """Appends the hosts' states to a new file.
 
     Raises:
         RecordingError: the file exists already or cannot be made.
@@ -149,7 +149,7 @@ def _report(body: Mapping[str, Any]) -> HostReport:
 
 
 class RecordedHosts:
-    """Records how hosts stand, once an interval, in a thread of its own.
+    """Records the hosts' states, once an interval, in a thread of its own.
 
     Args:
         statuses: how they stand now.

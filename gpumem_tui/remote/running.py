@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import json
 import os
-import shlex
 import shutil
 import signal
 import subprocess
@@ -11,13 +11,18 @@ from collections.abc import Sequence
 from contextlib import suppress
 from types import FrameType
 
+import msgspec
+
 from gpumem_tui import __version__
+from gpumem_tui.errors import OptionError
 from gpumem_tui.remote.explain import explained
 from gpumem_tui.remote.hosts import RemoteHost
 from gpumem_tui.remote.link import ALIVE_S, KEEP_ALIVE, LinkLost
 from gpumem_tui.remote.ssh import SshOptions
 from gpumem_tui.text import shortened
 
+COMMAND = "run-for-viewer"
+"""The program's command on the host."""
 _FIRST_ANSWER_S = 60.0
 _WORDS = {signal.SIGINT: b"interrupt\n", signal.SIGTERM: b"terminate\n"}
 _VERSION = "gpumem-tui, version "
@@ -60,9 +65,32 @@ def remote_words(
     Args:
         terminal: the command has a terminal there, which ours is the screen and the keyboard of.
     """
-    there = shlex.join(["run", "--leashed", *(["--remote-directory", directory] if directory else []), "--", *command])
+    there = f"{COMMAND} {written_command(directory, command)}"
     ours = ("-tt", "-o", "LogLevel=ERROR") if terminal else ()
     return options.words(host, options.program(there), *ours, *KEEP_ALIVE)
+
+
+def written_command(directory: str, command: Sequence[str]) -> str:
+    """A command as one word of digits and letters: quotes, backslashes, exclamation marks and line breaks mean
+    something else to each of the shells that a login there may have.
+
+    >>> read_command(written_command("", ["echo", "it's!"]))
+    ('', ('echo', "it's!"))
+    """
+    return json.dumps([directory, *command]).encode().hex()
+
+
+def read_command(written: str) -> tuple[str, tuple[str, ...]]:
+    """Directory and command, of what `written_command` made.
+
+    Raises:
+        OptionError: something else made it.
+    """
+    try:
+        directory, *command = msgspec.json.decode(bytes.fromhex(written), type=list[str])
+    except ValueError as error:
+        raise OptionError(f"{COMMAND}: it is for another gpumem-tui to call: {error}") from error
+    return directory, tuple(command)
 
 
 def become(words: Sequence[str]) -> None:

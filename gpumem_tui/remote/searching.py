@@ -33,16 +33,17 @@ _MOST_BANNER = 64 << 10
 class RemoteSearch:
     """Searches on one host; `search` takes the place of `search.runner.search`.
 
-    Args:
+    Attributes:
+        ssh: how the host is reached.
         directory: where the trials run there; empty for the login's home.
         asked: what was typed: paths in it are the host's.
     """
 
     def __init__(self, host: RemoteHost, options: SshOptions, directory: str, asked: Options) -> None:
         self.host = host
-        self._ssh = options
-        self._directory = directory
-        self._asked = asked
+        self.ssh = options
+        self.directory = directory
+        self.asked = asked
         self._link: Link | None = None
 
     def configure(self) -> Configured:
@@ -54,8 +55,8 @@ class RemoteSearch:
         """
         if self._link is not None:
             self._link.end()
-        self._link = link = Link(self.host, self._ssh, self._ssh.program(COMMAND))
-        link.send("configure", version=__version__, directory=self._directory, options=asdict(self._asked))
+        self._link = link = Link(self.host, self.ssh, self.ssh.program(COMMAND))
+        link.send("configure", version=__version__, directory=self.directory, options=asdict(self.asked))
         deadline_s, banner, said = time.monotonic() + _FIRST_ANSWER_S, 0, ""
         while time.monotonic() < deadline_s:
             line = link.receive(_POLL_S)

@@ -18,7 +18,7 @@ _POLL_S = 0.5
 _END_S = 1.0
 
 
-class LastWords:
+class StderrTail:
     """The last lines of a process's stderr, bounded whatever it writes."""
 
     def __init__(self) -> None:

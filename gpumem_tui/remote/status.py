@@ -1,4 +1,4 @@
-"""How one host stands at one moment, and what is worked out of its last reading, once."""
+"""One host's state at one moment, and what follows from its last reading, computed once."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _WORST_FIRST = (Severity.CRITICAL, Severity.WARNING, Severity.NOTE)
 
 
 class Phase(Enum):
-    """How a connection stands."""
+    """State of a connection."""
 
     CONNECTING = "connecting"
     LIVE = "live"

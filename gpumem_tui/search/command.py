@@ -249,15 +249,15 @@ class CommandProcess:
             yield event
 
     def _stuck(self, timeout_s: float) -> str:
-        """No step was made in time: where the program stands, as far as it answers."""
+        """No step was made in time: the source line that the program is at, as far as it answers."""
         place = self._place()
-        at = f"; it stands at {place}" if place else ""
+        at = f"; it is at {place}" if place else ""
         steps = max((member.steps for member in self._members.values()), default=0)
         which = "no optimizer step" if steps < 1 else f"no optimizer step after number {steps}"
         return f"{which} within {timeout_s:g} s{at}; --timeout waits longer"
 
     def _place(self) -> str:
-        """``file:line`` of the user's where a Python process stands, of one that has imported torch if any has."""
+        """``file:line`` in the user's code that a Python process is at, of one that has imported torch if any has."""
         files = {int(path.name.removeprefix(STACK_FILE)): path for path in self._directory.glob(f"{STACK_FILE}*")}
         for pid in files:
             with suppress(ProcessLookupError, PermissionError):
@@ -275,7 +275,7 @@ class CommandProcess:
         return ""
 
     def _without_outcome(self, code: int | None) -> Failed:
-        """The command ended and told nothing."""
+        """The command ended without reporting an outcome."""
         last = f": {self._output.last}" if self._output.last else ""
         if code == _NOT_FOUND and not self._members:
             return Failed("workload", f"{self._output.last or f'{self._name}: not found'}; check the command")

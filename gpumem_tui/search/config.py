@@ -48,7 +48,7 @@ class SearchConfig:
         limit_bytes: cap on what the allocator may reserve; None for the whole device.
         ramp_step: a ramp's step; None for one that suits the prediction.
         timeout_s: a trial silent for longer than this hangs.
-        target_batch: samples wanted per optimizer step over all GPUs; None for no wish. No trial depends on it.
+        target_batch: samples wanted per optimizer step over all GPUs; None for none. No trial depends on it.
         change: to be made to a command while it is traced, as `TraceRequest` has it.
     """
 

@@ -32,7 +32,7 @@ class CommandLog:
             print(f"gpumem-tui: {SIDE_EFFECTS}", file=sys.stderr)
 
     def show(self, event: CommandOutput | TraceStarted) -> None:
-        """A line that the command printed, or that it is run anew."""
+        """Show a line that the command printed, or that it is being run again."""
         if self._quiet:
             return
         _progress("")
@@ -242,6 +242,6 @@ class _Plain:
 
 
 def _progress(line: str) -> None:
-    """One line on stderr that the next one overwrites; nothing if nobody watches."""
+    """One line on stderr that the next one overwrites; nothing where stderr is no terminal."""
     if sys.stderr.isatty():
         print(f"\r\x1b[K{line}", end="", file=sys.stderr, flush=True)

@@ -65,7 +65,7 @@ class ForkServer:
     @property
     def pid(self) -> int:
         """The child's process id; the interpreter's own until there is one."""
-        self._hear(0)
+        self._read_messages(0)
         return self._child or self._process.pid
 
     def fork(self, descriptors: tuple[int, int, int], environment: Mapping[str, str]) -> None:
@@ -90,7 +90,7 @@ class ForkServer:
     def code(self, timeout_s: float = 0.0) -> int | None:
         """The exit code of the child, or of the interpreter if that ended first; None while both run."""
         if self._code is None:
-            self._hear(timeout_s)
+            self._read_messages(timeout_s)
         if self._code is None:
             self._code = self._process.poll()
         return self._code
@@ -104,7 +104,7 @@ class ForkServer:
 
     def end_child(self) -> bool:
         """Kill the child and everything it started. True if another child can be forked."""
-        self._hear(0)
+        self._read_messages(0)
         if self._child is None:
             return False  # it imports torch, and hears of nothing before it is done
         with suppress(ProcessLookupError):
@@ -122,7 +122,7 @@ class ForkServer:
         self._control.close()
         self._output.close()
 
-    def _hear(self, timeout_s: float) -> None:
+    def _read_messages(self, timeout_s: float) -> None:
         """Take in what the fork server has said, until the child's end, for so long at most."""
         self._control.settimeout(timeout_s)
         with suppress(BlockingIOError, TimeoutError, ConnectionResetError):

@@ -1,4 +1,4 @@
-"""The two predictions that stand beside a measurement: the closed form and the traced step. No torch here."""
+"""The two predictions that a measurement is compared with: the closed form and the traced step. No torch here."""
 
 from __future__ import annotations
 

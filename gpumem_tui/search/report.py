@@ -48,6 +48,7 @@ def workload_line(workload: WorkloadSpec, parameters: int = 0) -> str:
         size = f"sequence length {model.seq_len:,}" if model.seq_len else ""
         how = (
             recipe.adapter_words,
+            recipe.freeze_words,
             recipe.precision,
             recipe.optimizer,
             f"recompute {recipe.recompute}",
@@ -65,6 +66,7 @@ def workload_line(workload: WorkloadSpec, parameters: int = 0) -> str:
     if shape.image_size:
         parts.append(f"{shape.image_size} px")
     parts += [recipe.adapter_words] * recipe.has_adapters
+    parts += [recipe.freeze_words] * recipe.has_frozen_layers
     parts += [recipe.precision, recipe.optimizer, f"recompute {recipe.recompute}", f"attention {recipe.attention}"]
     if recipe.sharding != "none" or recipe.gpus > 1:
         parts.append(f"sharding {recipe.sharding} over {recipe.sharded_over} GPUs")
@@ -84,16 +86,15 @@ def device_line(device: Device, limit_bytes: int | None = None) -> str:
 def predicted_line(prediction: Prediction) -> str:
     """Both predicted largest batches, with the same headroom, and what the trace says of the whole device."""
     formula, traced = prediction.formula, prediction.traced
-    of_one = " of one GPU" if formula.workload.recipe.gpus > 1 else ""
-    said = f"predicted largest batch{of_one}: formula {_value(formula.max_batch_size)}, traced "
+    said = f"predicted largest batch{' of one GPU' if formula.workload.recipe.gpus > 1 else ''}: "
+    figures = f"formula {_value(formula.max_batch_size)}, traced "
     if isinstance(traced, Unknown):
-        return said + _value(traced)
+        return f"{said}{figures}{_value(traced)}"
     whole = _value(traced.max_batch_size) + up_to(traced.max_batch_size, traced.may_fit_batch_size)
     if not formula.headroom or isinstance(formula.max_batch_size, Unknown):
-        return said + whole
-    return (
-        f"{said}{_value(prediction.with_headroom)} with {100 * formula.headroom:g} % left free; traced without: {whole}"
-    )
+        return f"{said}{figures}{whole}"
+    free = f"with {100 * formula.headroom:g} % left free"
+    return f"{said}{free} {figures}{_value(prediction.with_headroom)}; with none free traced {whole}"
 
 
 def gap_line(prediction: Prediction) -> str:

@@ -75,7 +75,7 @@ def search(config: SearchConfig, control: Control | None = None) -> Iterator[Sea
         while (size := strategy.next_size(verdict.tried(results), settings)) is not None:
             yield from _trial(size, config, control, results)
             settings = replace(settings, floor=verdict.floor(results))
-            if verdict.hopeless(results) or (grows is False and results[-1].outcome == "fit"):
+            if verdict.always_raises(results) or (grows is False and results[-1].outcome == "fit"):
                 break
             if levelled := _levelled(traced, results):
                 break

@@ -1,4 +1,4 @@
-"""What a command finds on its standard input: a terminal at which nobody types, or what was piped into this program."""
+"""A command's standard input: a terminal without input, or what was piped into this program."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ def concluded(results: Sequence[TrialDone], where: str, grows: bool | None, *, l
         levelled: from some size on it does no longer, though by the trace it should.
     """
     last = results[-1]
-    if hopeless(results):
+    if always_raises(results):
         return failed(results, f"the step fails at batch size {last.batch_size}: {last.detail}")
     fit, failing = _bracket(results)
     if fit >= MAX_BATCH_SIZE and grows:
@@ -143,7 +143,7 @@ def _raised(result: TrialDone) -> bool:
     return result.outcome == "error" and result.buckets is not None
 
 
-def hopeless(results: Sequence[TrialDone]) -> bool:
+def always_raises(results: Sequence[TrialDone]) -> bool:
     """The step itself raises at two sizes and runs at none: that is no matter of size."""
     raising = {result.batch_size for result in results if _raised(result)}
     return len(raising) > 1 and all(result.outcome != "fit" for result in results)

@@ -1,4 +1,4 @@
-"""Who may come in: whoever knows the token, from a page of this machine's own address.
+"""Access control: requests with the token, from a page of this machine's own address.
 
 A server on loopback is reached by every user of the machine, and by every web page that one of them opens: the page's
 script may ask it directly (then ``Origin`` names the page's site), or have its own host name point to 127.0.0.1 (DNS

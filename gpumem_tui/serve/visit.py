@@ -1,4 +1,4 @@
-"""A visitor's process, spoken to in textual-serve's packets. All that is used of textual-serve's insides stands here.
+"""A visitor's process, spoken to in textual-serve's packets. All use of textual-serve's internals is here.
 
 Written for textual-serve 1.1 (checked on 1.1.3), which `pyproject.toml` asks for. `AppService._open_app_process` starts
 the process by a shell and leaves it in the server's process group; `_process` and `_stdin` are what it sets, and

@@ -70,7 +70,7 @@ class Answers:
 
     @cached_property
     def _device(self) -> torch.device:
-        """Torch knows the type only once it is registered."""
+        """The device, made once its type is registered with torch."""
         return torch.device(self._device_type, 0)
 
     def key(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Key | None:

@@ -38,7 +38,7 @@ _weight_cache: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
 
 class CacheObserver(Protocol):
-    """Told when the cached casts are dropped."""
+    """Called when the cached casts are dropped."""
 
     def clearing(self) -> None: ...
     def cleared(self) -> None: ...

@@ -44,7 +44,7 @@ class Backend:
     # What torch itself asks of a backend.
 
     def init(self) -> None:
-        """There is nothing to initialize."""
+        """Nothing to do: there is no driver to initialize."""
 
     def is_initialized(self) -> bool:
         return True
@@ -215,7 +215,7 @@ class Backend:
             self._gpu.streams.switch(stream.stream_id)
 
     def set_device(self, device: object) -> None:
-        """Only the first one exists."""
+        """Check that it is the first device: there is one only."""
 
     def device(self, device: object) -> AbstractContextManager[None]:
         return nullcontext()

@@ -104,7 +104,7 @@ OF_TENSORS: dict[str, _Follow] = {
 
 
 def among_equals(collective: Callable[..., Any], follow: _Follow) -> Callable[..., Any]:
-    """The collective, whose results are those of ranks that are all like this one."""
+    """The collective with the results that it has if all ranks hold what this one does."""
     bind = inspect.signature(collective).bind
 
     @functools.wraps(collective)

@@ -1,4 +1,4 @@
-"""A program's own functions that backward calls: what they raise is told before it ends the process.
+"""A program's own functions that backward calls: what they raise is reported before it ends the process.
 
 An exception that leaves one of the autograd engine's threads ends the process (see `Storages.raise_if_full`), so it
 never reaches the line that called ``backward()``.

@@ -112,7 +112,7 @@ class Repeats:
         self._clearing = self._recorder.position
 
     def cleared(self) -> None:
-        """It has."""
+        """Autocast has forgotten its copies of weights."""
         self._clearings.append((self._clearing, self._recorder.position))
         for allocation in self._cached:
             self._gpu.mode.free(*allocation)

@@ -1,4 +1,4 @@
-"""DistributedDataParallel and FSDP1 of which only rank 0 exists: it waits for nobody, and asks nobody for state."""
+"""DistributedDataParallel and FSDP1 with rank 0 alone: it waits for no other rank, and asks none for state."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class _Communication:
 
 
 def replicate_alone() -> None:
-    """From now on a DistributedDataParallel waits for nobody."""
+    """From now on a DistributedDataParallel waits for no other rank."""
     ddp: Any = DistributedDataParallel
     construct = original(ddp, "__init__")
 

@@ -1,4 +1,4 @@
-"""What a timeline asks of an allocator beyond allocations and releases on one stream. Standard library only."""
+"""A timeline's requests to an allocator beyond those on one stream. Standard library only."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from gpumem_tui.simulator import convolution, recurrent, sorting
+from gpumem_tui.simulator import convolution, packed, recurrent, sorting
 from gpumem_tui.simulator.profile import Profile
 from gpumem_tui.simulator.rules import NOT_EXAMINED, Buffer, Computed, GivenBack, Taken, sizes
 
@@ -62,9 +62,12 @@ MATRIX_PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "do
 _CUBLASLT_DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 _WITHOUT = MATRIX_PRODUCTS.union(
-    (_VIEWS_AND_COPIES + _A_THREAD_AN_ELEMENT + _ONE_KERNEL_THAT_WRITES_ITS_RESULTS).split()
+    (_VIEWS_AND_COPIES + _A_THREAD_AN_ELEMENT + _ONE_KERNEL_THAT_WRITES_ITS_RESULTS).split(), packed.WITHOUT
 )
 """Operators examined in aten/src/ATen/native/cuda and found to take none, besides views and what is pointwise."""
+
+_SETTLED = {**sorting.SETTLED, packed.GEMM: packed.unpacks}
+"""Operators of which not all is known, and whether it is for some arguments."""
 
 _WITHOUT_FAMILIES = ("_foreach_", "_fused_adam", "_fused_sgd", "_fused_adagrad")
 """Multi-tensor kernels: what they work on is passed by value (MultiTensorApply.cuh)."""
@@ -79,7 +82,7 @@ their result and no more."""
 
 def is_assumed(func: torch._ops.OpOverload[..., Any], args: Sequence[Any], compute_capability: tuple[int, int]) -> bool:
     """Whether what an operator takes on this architecture is not known, so that counting none is an assumption."""
-    settled = sorting.SETTLED.get(func._opname)
+    settled = _SETTLED.get(func._opname)
     if settled is not None and settled(args):
         return False
     return _is_assumed(func, compute_capability)
@@ -327,6 +330,7 @@ _SCRATCH: dict[str, Callable[[Sequence[Any], Profile], Sequence[Taken]]] = {
     **dict.fromkeys(("amax", "amin", "all", "any"), _extremum),
     "linalg_vector_norm": _norm,
     "_foreach_norm": _foreach_norm,
+    packed.GEMM: packed.product,
     "_cudnn_rnn": recurrent.scratch,
     "_cudnn_rnn_backward": recurrent.backward_scratch,
 }

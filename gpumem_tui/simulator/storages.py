@@ -82,7 +82,7 @@ class Storages:
         return (0, None) if self._full is not None else (recorder.allocate_again(source), block)
 
     def free(self, number: int, block: Block | None) -> None:
-        """Release an allocation that no storage stands for."""
+        """Release an allocation that belongs to no storage."""
         if block is not None:
             self._gpu.allocator.free(block)
         if number:

@@ -263,7 +263,7 @@ class TimelineRecorder:
         self._marks.append(Mark(len(self._events), step, phase))
 
     def tag(self, number: int, bucket: Bucket) -> None:
-        """State what an allocation is. The first statement stands."""
+        """Say what an allocation is. Later calls for the same one change nothing."""
         self._tags.setdefault(number, bucket)
 
     def came_from_host(self, number: int) -> None:

@@ -47,6 +47,8 @@ def rank_zero_of(ranks: int) -> Iterator[None]:
 
 def world_of(recipe: Recipe) -> AbstractContextManager[None]:
     """The world that the recipe's step lives in: of its ranks where they share what they hold, else none."""
+    if recipe.tensor_parallel > 1:
+        return rank_zero_of(recipe.tensor_parallel)
     return nullcontext() if recipe.sharding == "none" else rank_zero_of(recipe.gpus)
 
 
@@ -92,7 +94,7 @@ def _fake_group(
 
 
 def _rendezvous(url: str, rank: int = -1, world_size: int = -1, **_: object) -> Iterator[tuple[Any, int, int]]:
-    """Where ranks meet: this one is alone.
+    """The rendezvous of ranks: this one is alone.
 
     Raises:
         ValueError: neither the call nor the environment says how many ranks there are.

@@ -70,7 +70,7 @@ class Differing:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What the two have in common, and what they have not.
+    """What two runs have in common, and where they differ.
 
     Attributes:
         file_events, traced_events: how many events of each side were compared, from where they first agree.
@@ -189,7 +189,7 @@ def _common(file: Sequence[Key], traced: Sequence[Key], at: int, traced_at: int)
 
 
 class _Walk:
-    """Goes through both sides together."""
+    """One pass over both runs together."""
 
     def __init__(
         self, file: Sequence[AllocationRequest], traced: Sequence[AllocationRequest], at: int, traced_at: int

@@ -132,7 +132,7 @@ def analyse(snapshot: MemorySnapshot, device: int, progress: Progress = lambda s
 
 
 class _Course:
-    """Goes through all events once."""
+    """One pass over all events."""
 
     def __init__(
         self, state: BlockState, history: EventHistory, places: Places, rules: Rules, progress: Progress
@@ -170,7 +170,7 @@ class _Course:
         self._progress(1.0)
 
     def _do(self) -> None:
-        """The next event, and what it changes of the categories."""
+        """Apply the next event, and update the categories."""
         state, address = self.state, self._history.addresses[self.state.event + 1]
         action = self._history.actions[state.event + 1]
         if action > model.FREE_COMPLETED:

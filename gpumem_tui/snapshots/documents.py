@@ -1,4 +1,4 @@
-"""What stands in a snapshot besides its events, validated; and snapshots as JSON."""
+"""What a snapshot contains besides its events, validated; and snapshots as JSON."""
 
 from __future__ import annotations
 

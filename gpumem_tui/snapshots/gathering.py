@@ -1,4 +1,4 @@
-"""What becomes of a snapshot's events and stacks while its pickle is read: columns and numbers."""
+"""Turns a snapshot's events and stacks into columns and numbers while its pickle is read."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _GET_SHORT = b"h"[0]
 
 
 class Broken(Exception):
-    """What is wrong with a file."""
+    """A file that is not a valid snapshot; one line says why."""
 
 
 class Frames:

@@ -1,4 +1,4 @@
-"""A memory snapshot in little space: events as columns, each stack and each frame once."""
+"""A memory snapshot stored compactly: events as columns, each stack and each frame once."""
 
 from __future__ import annotations
 

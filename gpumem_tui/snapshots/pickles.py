@@ -324,7 +324,7 @@ class SnapshotUnpickler:
             raise Broken("a dictionary has more keys than any in a snapshot")
 
     def _refuse(self) -> NoReturn:
-        """Whatever leads to a class or a function: nothing of it is looked for, let alone called."""
+        """Refuse what refers to a class or a function: it is neither looked up nor called."""
         code, stack = self._data[self._at - 1], self._stack
         name = "a Python object"
         if code == _GLOBAL:

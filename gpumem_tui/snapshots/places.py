@@ -1,4 +1,4 @@
-"""What a stack says of an allocation: the program's own line, and in which part of training it was made."""
+"""An allocation's stack: the program's own line in it, and the part of training it was made in."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Places:
         return frames[0].function if frames else ""
 
     def category(self, held: HeldBlock) -> str:
-        """As the file names it, else what its stack tells."""
+        """As the file names it, else as its stack suggests."""
         if held.category:
             return _TITLES.get(held.category, held.category)
         if held.stack == NO_STACK:

@@ -158,7 +158,7 @@ def _device_lines(analysis: Analysis) -> Iterator[str]:
         yield f"\nout of memory at event {oom.event:,}, {oom.line}"
         yield from (f"  {line}" for line in oom.explanation())
         yield from _pin_lines(oom)
-    yield from _part_lines(f"the peak by category (told by {analysis.categories_from})", analysis.by_category)
+    yield from _part_lines(f"the peak by category (from {analysis.categories_from})", analysis.by_category)
     yield from _part_lines("the peak by source line", analysis.by_line)
     yield from _stack_lines(analysis)
     yield from _segment_lines(analysis)

@@ -53,7 +53,7 @@ class MemoryState:
 
 
 class Rules:
-    """How the allocator of a snapshot was set."""
+    """The settings of a snapshot's allocator."""
 
     def __init__(self, snapshot: MemorySnapshot) -> None:
         self.settings = settings_of(snapshot)
@@ -77,7 +77,7 @@ class Rules:
 
 
 def settings_of(snapshot: MemorySnapshot) -> AllocatorSettings:
-    """What the allocator was told; the defaults where the file does not say or says what this cannot read."""
+    """The allocator's settings; the defaults where the file has none or has some that cannot be read here."""
     found = snapshot.settings
     text = found.get("PYTORCH_CUDA_ALLOC_CONF")
     try:
@@ -115,7 +115,7 @@ class BlockState:
         self._large = sorted(address for address, block in held.items() if block.size_bytes > SMALL_REQUEST_BYTES)
 
     def step(self) -> int:
-        """Do the next event; returns its action."""
+        """Apply the next event; returns its action."""
         history = self._history
         self.event += 1
         event = self.event

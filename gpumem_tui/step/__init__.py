@@ -1,4 +1,4 @@
-"""Where in a training step memory is taken: the step's phase, and the place in the program.
+"""What a training step is: its phases, what a program holds, and the place of each allocation in the program.
 
 Imports nothing of ours and nothing beyond the standard library, and is Python 3.9: a user's training process speaks it.
 """
@@ -13,7 +13,7 @@ CPU = -1
 
 
 class Phase(str, Enum):
-    """Where a training run is. `BATCH` is everything from the start of a step to the model's first forward."""
+    """Phase of a training run. `BATCH` is everything from the start of a step to the model's first forward."""
 
     BUILD = "build"
     BATCH = "batch"

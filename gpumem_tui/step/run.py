@@ -1,4 +1,4 @@
-"""A training run on one device, real or simulated alike: build, then step after step, with every phase told."""
+"""A training run on one device, real or simulated: build, then step after step, each phase reported."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class MemorySample:
 
 
 class Recorder(Protocol):
-    """What writes down a run."""
+    """Records a run."""
 
     def mark(self, step: int, phase: Phase) -> None: ...
     def tag(self, bucket: Bucket, tensors: Iterable[torch.Tensor]) -> None: ...
@@ -107,7 +107,7 @@ class StepRun:
         self._sample(Phase.BATCH)
 
     def tag_gradients(self) -> None:
-        """Name the gradients there are; before the optimizer drops them, or when the run ended early."""
+        """Tag the gradients; before the optimizer drops them, or when the run ended early."""
         parameters = self._model.parameters() if self._model is not None else ()
         self._tag(Bucket.GRADIENTS, gradients_of(parameters))
 

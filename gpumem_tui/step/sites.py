@@ -83,7 +83,7 @@ class RunningModules:
 
     @property
     def is_any(self) -> bool:
-        """Whether one is running."""
+        """Whether a module is running."""
         return bool(self._running)
 
     @property

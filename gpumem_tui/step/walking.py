@@ -118,7 +118,7 @@ def host_memory_of(tensor: torch.Tensor) -> list[torch.UntypedStorage]:
 
 
 def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    """What an optimizer trains."""
+    """The parameters that an optimizer updates."""
     return [parameter for group in optimizer.param_groups for parameter in tensors_in(group["params"])]
 
 
@@ -152,12 +152,12 @@ def _attributes(thing: object) -> dict[str, Any]:
 
 
 def instances_of(kind: type[T], things: list[Any]) -> list[T]:
-    """Those of one kind, by their type: `isinstance` would run code of lazy objects, which load what they stand for."""
+    """The objects of a kind, by their type: `isinstance` would make lazy objects load what they stand for."""
     wanted = {one for one in set(map(type, things)) if issubclass(one, kind)}
     return list(compress(things, map(wanted.__contains__, map(type, things))))
 
 
 def outermost(modules: list[nn.Module]) -> list[nn.Module]:
-    """Those that are no part of another one."""
+    """The modules that are no part of another one."""
     parts = {id(part) for module in modules for part in module._modules.values()}
     return [module for module in modules if id(module) not in parts]

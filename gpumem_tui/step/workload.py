@@ -19,7 +19,7 @@ class Workload(Protocol):
 
     @property
     def name(self) -> str:
-        """What a person calls it."""
+        """Its name on screens and in messages."""
         ...
 
     def build(self, device: torch.device) -> tuple[nn.Module, torch.optim.Optimizer | None]:

@@ -1,4 +1,4 @@
-"""Which failures mean that the GPU is full. Many libraries say so in their own words."""
+"""Which errors mean that the GPU's memory ran out. Many libraries raise errors of their own for it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What crosses between the search (parent) and a trial (child): one JSON object a line, typed and versioned.
+"""Messages between the search (parent) and a trial (child): one JSON object a line, typed and versioned.
 
 Plain dataclasses rather than msgspec structs, because the child may run in a user's own interpreter that has torch and
 nothing of ours; the parent validates every line with msgspec.
@@ -91,7 +91,7 @@ class Ready:
 
     @classmethod
     def of(cls, torch_version: str, profile: Profile) -> Ready:
-        """What the simulator assumes, told."""
+        """The simulator's assumptions, as notes."""
         return cls(torch_version, profile.name, profile.context_bytes, profile.context_source, profile.context_range)
 
 
@@ -299,12 +299,12 @@ _BY_NAME: dict[str, type[ChildEvent]] = {
 
 
 class EventError(ValueError):
-    """A line that is not an event of this schema."""
+    """A line that is not an event of this schema's version."""
 
 
 @dataclass(frozen=True)
 class _Head:
-    """What tells how to read a line."""
+    """The part of a line that says how to read the rest."""
 
     event: str
     schema: int | None = None
@@ -336,7 +336,7 @@ def decode_request(line: bytes) -> Request:
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """What is made within is never looked at by the garbage collector: a trace is a million tuples without a cycle, and
+    """Exclude what is made within from garbage collection: a trace is a million tuples without a cycle, and
     to go through them again and again takes longer than to replay them.
     """
     was_enabled = gc.isenabled()

@@ -8,6 +8,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from time import monotonic
 from types import FrameType
@@ -35,8 +36,11 @@ from gpumem_tui.tui.kit.textual_internals import TerminalDriver
 from gpumem_tui.tui.kit.theme import PALETTE, THEME, THEMES
 
 if TYPE_CHECKING:
+    from gpumem_tui.catalog.shapes import Gpu
     from gpumem_tui.plan.measured import MeasuredRate
     from gpumem_tui.plan.plan import Plan
+    from gpumem_tui.remote.ssh import SshOptions
+    from gpumem_tui.tui.hosts.screen import HostsScreen
     from gpumem_tui.tui.monitor.screen import MonitorScreen
     from gpumem_tui.tui.plan.screen import PlanScreen
     from gpumem_tui.tui.search.screen import SearchScreen
@@ -202,6 +206,32 @@ class GpuMemApp(ActingApp[int]):
         """Plan for what a watched process trains."""
         if "plan" in self._makers:
             self.run_worker(self._plan(message.plan), group="show", exclusive=True)
+
+    def on_hosts_screen_search_wanted(self, message: HostsScreen.SearchWanted) -> None:
+        """Search on another machine."""
+        if "search" in self._makers:
+            self.run_worker(self._search_on(message.host, message.ssh), group="show", exclusive=True)
+
+    async def _search_on(self, host: str, ssh: SshOptions) -> None:
+        from gpumem_tui.tui.search.screen import SearchScreen
+
+        await self._show("search")
+        screen = self._made.get("search")
+        if isinstance(screen, SearchScreen) and not screen.search_on(host, ssh):
+            self.notify("another search is running: cancel it first", title="Search", severity="warning")
+
+    def on_hosts_screen_plan_wanted(self, message: HostsScreen.PlanWanted) -> None:
+        """Plan for a GPU of another machine."""
+        if "plan" in self._makers:
+            self.run_worker(self._plan_for(message.gpu), group="show", exclusive=True)
+
+    async def _plan_for(self, gpu: Gpu) -> None:
+        from gpumem_tui.tui.plan.screen import PlanScreen
+
+        await self._show("plan")
+        screen = self._made.get("plan")
+        if isinstance(screen, PlanScreen):
+            screen.load(replace(screen.state.plan, gpu=gpu))
 
     async def _plan(self, plan: Plan) -> None:
         from gpumem_tui.tui.plan.screen import PlanScreen

@@ -1,4 +1,4 @@
-"""Old files of processes that have ended. They are kept for a while: after a crash they tell what there was.
+"""Removes files of processes that ended. They are kept for a while, as after a crash they say what there was.
 
 A probe does not remove its own: viewers show how its process ended. The next `run`, `watch` or Monitor does.
 """
@@ -26,7 +26,7 @@ _OF_A_PROCESS = re.compile(r"\.?(\d{1,10})-(\d{1,19})\.")
 
 
 def clean(processes: tuple[ProbedProcess, ...], now_s: float | None = None, directory: Path | None = None) -> int:
-    """Remove our own files of processes that ended: as they should, an hour later; otherwise, a week later.
+    """Remove this user's files of processes that ended: an hour after a normal end, a week after any other.
 
     Of more than twenty that ended, the last twenty are kept at most. Files of processes that were attached to and never
     published (the probe that was sent, an answer that came too late) go an hour after those ended.
@@ -74,7 +74,7 @@ def _keep_s(process: ProbedProcess) -> float:
 
 
 def _last_heard_s(process: ProbedProcess) -> float:
-    """When it was last heard of, in seconds since the epoch."""
+    """When its probe last wrote, in seconds since the epoch."""
     newest = max((sample.record.wall_ns for sample in process.samples), default=process.process.started_ns)
     return newest / 1e9
 

@@ -68,7 +68,7 @@ class Collector:
                 WatchedProcess(
                     process,
                     placed,
-                    hosts[process.pid] if process.pid is not None else Unknown(process.standing),
+                    hosts[process.pid] if process.pid is not None else Unknown(process.state_words),
                     self._expected(process),
                     self._case(process),
                     self._watcher.history(process) if process.key == followed else (),
@@ -82,9 +82,9 @@ class Collector:
         return Published(tuple(watched), found.refused, probe_figures(found.processes, candidates))
 
     def _expected(self, process: ProbedProcess) -> Reading[Expected]:
-        """Derived anew when the document or the bytes change, which is seldom."""
+        """Derived again when the document or the bytes change, which is seldom."""
         if not process.is_running:
-            return Unknown(process.standing)
+            return Unknown(process.state_words)
         found = fixed_bytes(process)
         try:
             version = (process.files.model.stat().st_mtime_ns, found)
@@ -98,7 +98,7 @@ class Collector:
     def _growing(
         self, process: ProbedProcess, placed: Sequence[Placed], gpus: Sequence[GpuReading]
     ) -> tuple[Growth, ...]:
-        """Looked at anew every few seconds: a process's history is long."""
+        """Computed again every few seconds only: a process's history is long."""
         if not process.is_running:
             return ()
         looked_s, found = self._growth.get(process.key, (-math.inf, ()))

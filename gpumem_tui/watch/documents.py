@@ -119,7 +119,7 @@ class _OutOfBounds(Exception):
 
 
 def _nothing(value: Any) -> None:
-    """Any value will do."""
+    """Accept any value."""
 
 
 @cache

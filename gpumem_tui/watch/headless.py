@@ -125,7 +125,7 @@ class _Growing:
 
 class _Json:
     def begun(self, process: ProbedProcess) -> None:
-        """The samples say it all."""
+        """Nothing happens: samples have been printed."""
 
     def samples(self, process: ProbedProcess) -> None:
         for sample in process.samples:

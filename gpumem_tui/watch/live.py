@@ -32,7 +32,7 @@ class LiveProbes:
 
     @property
     def is_reading(self) -> bool:
-        """What was asked for is still to come."""
+        """Whether a reading that was asked for is still under way."""
         return self._asked.is_set() or self._is_collecting
 
     def ask(self, gpus: Sequence[GpuReading], followed: Key | None) -> None:

@@ -169,7 +169,7 @@ def case_lines(case: Case, now_s: float | None = None) -> list[str]:
     """The case for a person."""
     found = case.post_mortem
     when = ago((time.time() if now_s is None else now_s) - found.wall_ns / 1e9)
-    lines = [f"{case.process.title} {fate(case)} in step {found.step + 1:,}, {when}{_ending(case)}"]
+    lines = [f"{case.process.title} {what_happened(case)} in step {found.step + 1:,}, {when}{_ending(case)}"]
     lines += request_lines(found)
     lines += ["", *_ledger_lines(case)]
     lines += fragmentation_lines(found)
@@ -177,7 +177,7 @@ def case_lines(case: Case, now_s: float | None = None) -> list[str]:
     return [printable(line) for line in lines]
 
 
-def fate(case: Case) -> str:
+def what_happened(case: Case) -> str:
     """What happened to it, as its title goes on."""
     if case.process.state is ProcessState.KILLED_FOR_MEMORY:
         return "was killed by the kernel as host memory ran out"

@@ -106,7 +106,7 @@ class Published:
 
     @cached_property
     def by_key(self) -> Mapping[Key, WatchedProcess]:
-        """All by what names them for ever."""
+        """All processes by a key that never changes."""
         return {watched.process.key: watched for watched in self.processes}
 
     @cached_property
@@ -134,7 +134,7 @@ class ProbeSource(Protocol):
 
     @property
     def is_reading(self) -> bool:
-        """What was asked for is still to come."""
+        """Whether a reading that was asked for is still under way."""
 
     def ask(self, gpus: Sequence[GpuReading], followed: Key | None) -> None:
         """Read again. `followed`: the process whose history is wanted too."""
@@ -152,11 +152,11 @@ class ProbeSource(Protocol):
 
 def _out_of_memory(watched: WatchedProcess) -> RanOutOfMemory:
     assert watched.case is not None
-    from gpumem_tui.watch.postmortem import fate  # imported already, with what made the case
+    from gpumem_tui.watch.postmortem import what_happened  # imported already, with what made the case
 
     found = watched.case.post_mortem
     asked = "" if found.requested_bytes is None else f" asking for {format_bytes(found.requested_bytes)}"
     where = f" at {found.source}" if found.source else ""
     who, bracket, command = watched.process.title.partition(" (")
-    message = f"{who} {fate(watched.case)}{asked}{where}{bracket}{command}"
+    message = f"{who} {what_happened(watched.case)}{asked}{where}{bracket}{command}"
     return RanOutOfMemory(found.device_uuid, found.wall_ns / 1e9, message)

@@ -78,7 +78,7 @@ class Watcher:
         self._hosts: dict[tuple[int, int], hosts.Host] | None = None
 
     def follow(self, pid: int) -> None:
-        """Also look where the probe of this process publishes, wherever its environment says that is."""
+        """Also look in the folder where this process's environment has its probe publish."""
         host = hosts.find(pid, self._proc)
         if host is not None:
             self._followed.add(host.files.directory)
@@ -255,7 +255,7 @@ def _follow(ring: _Ring, host: hosts.Host | None) -> None:
 
 
 def _end(ring: _Ring, header: Header) -> End:
-    """How a process that is gone ended. That is for ever: its name will never be another's."""
+    """How a process that is gone ended; remembered, as its key is never used again."""
     seen: Exit | None = None
     error = post_mortem = None
     try:
@@ -367,7 +367,7 @@ def _newest(ring: _Ring, last: int | None = None) -> tuple[ProbeSample, ...]:
 
 
 def _problem(header: Header, state: ProcessState, samples: tuple[ProbeSample, ...], age_s: Reading[float]) -> str:
-    """What a user should know about how far to trust the samples; one line, empty if nothing."""
+    """A warning about how far to trust the samples; one line, empty if there is none."""
     if header.switched_off:
         return f"the probe switched itself off: {header.switched_off}"
     record = samples[0].record if samples else None

@@ -28,7 +28,7 @@ def device_name(device: int) -> str:
 
 
 class ProcessState(Enum):
-    """How a process stands, or ended. The value is the key used in JSON."""
+    """A process's state, or how it ended. The value is the key used in JSON."""
 
     RUNNING = "running"
     ENDED = "ended"
@@ -229,17 +229,17 @@ class ProbedProcess:
 
     @property
     def step(self) -> int:
-        """Optimizer steps since the probe came in."""
+        """Optimizer steps since the probe was loaded."""
         return max(self.steps, self.samples[0].record.step if self.samples else 0)
 
     @property
     def has_ended_well(self) -> bool:
-        """Whether it has ended as somebody wanted it."""
+        """Whether it ended normally or on request."""
         return self.state in WELL_ENDED
 
     @property
-    def standing(self) -> str:
-        """How it stands or ended, in a few words."""
+    def state_words(self) -> str:
+        """Its state, or how it ended, in a few words."""
         return self.state.value if self.end is None else self.end.phrase
 
 

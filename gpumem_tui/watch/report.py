@@ -97,7 +97,7 @@ def probe_report(published: Published) -> ProbeReport:
 
 
 def ended_json(process: ProbedProcess) -> dict[str, Any]:
-    """A process that publishes no more, and how it ended; what of that was not seen is null."""
+    """A process that has ended, and how; what was not seen of that is null."""
     end = process.end
     return {
         "event": "ended",
@@ -106,7 +106,7 @@ def ended_json(process: ProbedProcess) -> dict[str, Any]:
         "rank": process.process.rank,
         "step": process.step,
         "state": process.state.value,
-        "how": process.standing,
+        "how": process.state_words,
         "time_s": None if end is None else end.time_s,
         "exit_code": None if end is None else end.exit_code,
         "signal": None if end is None else end.signal or None,
@@ -199,7 +199,7 @@ _LEAVE_AWAY = ("other", "reserved", "s/step", "allocated", "rank")
 
 
 def header_line(columns: Sequence[str] = tuple(_WIDTHS)) -> str:
-    """The heads of the columns of `sample_line`."""
+    """The column headings of `sample_line`."""
     return " ".join(name.rjust(_WIDTHS[name]) for name in columns)
 
 
@@ -237,14 +237,14 @@ def sample_line(process: ProbedProcess, sample: ProbeSample, columns: Sequence[s
 
 
 def process_line(process: ProbedProcess, now_s: float | None = None) -> str:
-    """Who publishes, by what way in, and how it stands."""
+    """A process that publishes, how its probe was loaded, and its state."""
     who = process.process
     of = "" if who.world_size is None else f" of {who.world_size}"
     rank = "" if who.rank is None else f", rank {who.rank}{of}"
     begun = ago((time.time() if now_s is None else now_s) - who.started_ns / 1e9)
     line = f"{process.title.replace(f', rank {who.rank}', rank, 1)}, torch {who.torch}, by {who.entry} {begun}"
     if not process.is_running:
-        line += f": {process.standing}; its last step was {process.step:,}"
+        line += f": {process.state_words}; its last step was {process.step:,}"
     elif isinstance(process.age_s, Unknown):
         line += f": {process.age_s.reason}"
     return printable(f"{line} ({process.problem})" if process.problem else line)

@@ -20,7 +20,7 @@ _POLL_S = 0.1
 
 
 class NoAnswer(Exception):
-    """The look did not come about; one line says why."""
+    """The look was not made; one line says why."""
 
 
 def request_look(process: ProbedProcess) -> int:
@@ -99,7 +99,7 @@ def _stage(process: ProbedProcess, number: int) -> str:
 
 
 def _last_number(folder: Folder, name: str) -> int:
-    """The number of the last request; 0 if there was none that can be read."""
+    """The number of the last request; 0 if there is none that can be read."""
     try:
         return decode_request(folder.read(name, MAX_REQUEST_BYTES)).number
     except (FileNotFoundError, WireError):

@@ -52,7 +52,7 @@ class Derived:
 
 
 def derive(trained: Trained) -> Reading[Derived]:
-    """The shape of what a process trains, or why it cannot be told."""
+    """The shape of what a process trains, or why it is not known."""
     if not trained.models:
         return Unknown("the probe found no module")
     sizes = {model: sum(map(_values, model.parameters)) for model in trained.models}

@@ -27,7 +27,7 @@ _SET_PARENT_DEATH_SIGNAL = 1
 """``PR_SET_PDEATHSIG`` (man 2 prctl)."""
 
 
-class Deaths:
+class ProcessEnds:
     """Notes how a command's process, and those below it that publish, end. For one thread at a time.
 
     Args:
@@ -133,7 +133,7 @@ class Supervised:
         except BaseException:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
             raise
-        self._deaths = Deaths(self._process.pid, directory)
+        self._deaths = ProcessEnds(self._process.pid, directory)
 
     @property
     def pid(self) -> int:
@@ -169,7 +169,7 @@ def is_below(pid: int, root: int) -> bool:
 
 
 def bound_to_us() -> Callable[[], None]:
-    """What a child calls before it becomes the command, so that it ends with the thread that started it."""
+    """A call for the child to make before it becomes the command, so that it ends with the thread that started it."""
     prctl, parent = ctypes.CDLL(None).prctl, os.getpid()
 
     def bind() -> None:

@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from gpumem_tui.probe.documents import Exit
-from gpumem_tui.watch.supervising import Deaths, bound_to_us
+from gpumem_tui.watch.supervising import ProcessEnds, bound_to_us
 
 _LOOK_S = 0.1
 _DEATHS_S = 1.0
@@ -54,7 +54,7 @@ class TerminalCommand:
             self._process = subprocess.Popen(
                 command, env=own, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True, preexec_fn=prepare
             )
-            self._deaths = Deaths(self._process.pid, directory)
+            self._deaths = ProcessEnds(self._process.pid, directory)
         except BaseException:
             os.close(self._ours)
             raise
@@ -108,7 +108,7 @@ class TerminalCommand:
             os.write(self._ours, typed)
 
     def resize(self, columns: int, rows: int) -> None:
-        """Its terminal has another size; it is told by SIGWINCH."""
+        """Set its terminal's size, which it learns by SIGWINCH."""
         size = struct.pack("HHHH", max(1, rows), max(1, columns), 0, 0)
         with suppress(OSError):
             fcntl.ioctl(self._ours, termios.TIOCSWINSZ, size)
@@ -131,7 +131,7 @@ class TerminalCommand:
                 os.killpg(self._process.pid, number)
 
     def _read(self, timeout_s: float, output: Callable[[bytes], None]) -> bool:
-        """Read what there is; False once nobody holds the other end any more."""
+        """Read what there is; False once the other end is closed."""
         if not select.select([self._ours], [], [], timeout_s)[0]:
             return True
         try:

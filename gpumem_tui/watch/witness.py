@@ -1,5 +1,6 @@
-"""Sees a process end that is not a child of ours: its exit status, what it held last, and whether the kernel killed it
-because memory ran out.
+"""Watches for the end of a process that is not a child of ours.
+
+Notes its exit status, what it held last, and whether the kernel killed it because memory ran out.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ class Witness:
         self._resident_bytes = host_memory.resident_bytes(self._pid) or self._resident_bytes
 
     def has_ended(self) -> bool:
-        """Whether it has ended, as far as that can be told from here."""
+        """Whether it has ended, as far as that is visible from here."""
         if self._descriptor is None:
             return not Path(f"/proc/{self._pid}").exists()
         poll = select.poll()
@@ -105,7 +106,7 @@ class Witness:
             self._descriptor = None
 
     def _count(self) -> int | None:
-        """Kills of its control group, whosever memory ran out; of the whole machine where the group does not say."""
+        """Processes of its control group that the kernel killed; of the whole machine where the group does not say."""
         found = None if self._group is None else self._group.oom_kills()
         return host_memory.machine_oom_kills() if found is None else found
 
@@ -130,7 +131,7 @@ class Witness:
 
 
 def unseen(pid: int, start_ticks: int, log: Path = kernel_log.KERNEL_LOG) -> Exit | None:
-    """How a process ended that nobody followed: only if the kernel's log still tells."""
+    """How a process ended that was not followed, if the kernel's log still says so."""
     killed = kernel_log.kill_of(pid, _started_s(start_ticks), log)
     if killed is None:
         return None

@@ -58,7 +58,11 @@ class Command:
     @property
     def text(self) -> str:
         """The command as it would be typed."""
-        return " ".join(_quoted(word) for word in self.words)
+        return _typed(self.words)
+
+    def text_at(self, batch_size: int, accumulation: int = 1) -> str:
+        """The command as it would be typed to train at one batch size."""
+        return _typed(self.filled(batch_size, accumulation))
 
     @property
     def takes_batch(self) -> bool:
@@ -126,6 +130,10 @@ def _count(words: tuple[str, ...], option: str) -> int:
             least = given.partition(":")[0]
             return max(1, int(least)) if least.isdecimal() else 1
     return 1
+
+
+def _typed(words: tuple[str, ...]) -> str:
+    return " ".join(_quoted(word) for word in words)
 
 
 def _quoted(word: str) -> str:

@@ -25,10 +25,10 @@ def typed(error: BaseException) -> str:
 
 def located(error: BaseException) -> str:
     """Type, message and place of an error, and what to do where that is plain."""
-    return f"{typed(error)} ({where(error)}){_mend(error)}"
+    return f"{typed(error)} ({where(error)}){_remedy(error)}"
 
 
-def _mend(error: BaseException) -> str:
+def _remedy(error: BaseException) -> str:
     """What to do where the program does not use the device that it is given."""
     return "; put model and batch on the `device` that is given" if _TWO_DEVICES in str(error) else ""
 

@@ -28,13 +28,16 @@ from gpumem_tui.formula.recipe import (
     ALL_LINEAR,
     ATTENTIONS,
     BASE_QUANTIZATIONS,
+    NOTHING_FROZEN,
     OPTIMIZERS,
     PRECISIONS,
     RECOMPUTES,
     Attention,
 )
 from gpumem_tui.step.workload import WorkloadError
-from gpumem_tui.workload.adapters import adapt
+from gpumem_tui.workload.adapters import adapt, trained
+from gpumem_tui.workload.four_bit import four_bit_settings, pack_base
+from gpumem_tui.workload.freezing import freeze_transformers
 from gpumem_tui.workload.models.attention import KERNELS
 from gpumem_tui.workload.optimizers import optimizer_of
 from gpumem_tui.workload.quantized import materialize
@@ -71,16 +74,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     asked = _parsed(arguments)
     transformers = _transformers()
     with _or_one_line(f"transformers {transformers.__version__} cannot read {asked.config}"):
-        config = _config(transformers, asked)
+        config, packed_as = _config(transformers, asked)
     kind = _class(transformers, config)
     record = PRECISION_RECORDS[asked.precision]
     device = torch.device("cuda")
     with _or_one_line(f"{kind.__name__} cannot be built"):
         model = _build(kind, config, record, torch.device("meta") if asked.lora_rank else device)
     if asked.lora_rank:
-        model = _adapted(model, asked, device)
+        settings = four_bit_settings(transformers, asked.base_quantization, record, packed_as)
+        model = _adapted(model, asked, device, settings)
     if asked.recompute == "full":
         _recompute(model)
+    if asked.freeze != NOTHING_FROZEN:
+        freeze_transformers(model, asked.freeze)
     optimizer = optimizer_of(asked.optimizer, model)
     with _or_one_line(f"{kind.__name__} cannot be trained on a batch as it is made here"):
         make_batch = batches(model, asked.seq_len)
@@ -110,6 +116,7 @@ def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--optimizer", choices=OPTIMIZERS, default="adamw")
     parser.add_argument("--recompute", choices=RECOMPUTES, default="none")
     parser.add_argument("--attention", choices=ATTENTIONS, default="auto")
+    parser.add_argument("--freeze", default=NOTHING_FROZEN)
     parser.add_argument("--lora-rank", type=int, default=0)
     parser.add_argument("--lora-targets", default=ALL_LINEAR)
     parser.add_argument("--adapter", choices=ADAPTERS, default="lora")
@@ -129,15 +136,19 @@ def _transformers() -> Any:
         ) from error
 
 
-def _config(transformers: Any, asked: argparse.Namespace) -> Any:
-    """The configuration, as the transformers here reads it."""
+def _config(transformers: Any, asked: argparse.Namespace) -> tuple[Any, object]:
+    """The configuration, as the transformers here reads it, and what it says of how its weights are quantized.
+
+    `options` asks whether they are to be trained unquantized.
+    """
     config = transformers.AutoConfig.from_pretrained(asked.config)
-    if hasattr(config, "quantization_config"):  # `options` asks whether the weights are to be trained unquantized
+    quantization = getattr(config, "quantization_config", None)
+    if hasattr(config, "quantization_config"):
         del config.quantization_config
     config.use_cache = False
     if asked.image_size:
         config.image_size = asked.image_size
-    return config
+    return config, quantization
 
 
 def _class(transformers: Any, config: Any) -> Any:
@@ -184,19 +195,29 @@ def _uninitialized() -> AbstractContextManager[object]:
     return nullcontext()
 
 
-def _adapted(model: Any, asked: argparse.Namespace, device: torch.device) -> Any:
+def _adapted(model: Any, asked: argparse.Namespace, device: torch.device, settings: Any | None) -> Any:
     """A model that was made on ``meta``, with adapters, on the device: all of it frozen and, if asked, quantized.
 
-    By PEFT where it is there and the base is not quantized. Else by our own.
+    By PEFT where it is there and the base is not quantized, or by bitsandbytes. Else by our own.
+
+    Args:
+        settings: of bitsandbytes; None where the base is not quantized by it.
     """
     head = model.get_output_embeddings()
     linear = [name for name, layer in model.named_modules() if isinstance(layer, nn.Linear) and layer is not head]
     adapted = chosen(linear, asked.lora_targets)
-    if asked.base_quantization == "none" and (peft := _peft()) is not None:
+    if (asked.base_quantization == "none" or settings is not None) and (peft := _peft()) is not None:
+        dtype = model.dtype
+        if settings is not None:
+            pack_base(model, settings, device)
         materialize(model, device)
         wanted = peft.LoraConfig(r=asked.lora_rank, target_modules=adapted, use_dora=asked.adapter == "dora")
         wide = asked.adapter_dtype == "fp32"
-        return peft.get_peft_model(model, wanted, autocast_adapter_dtype=wide).base_model.model.train()
+        made = peft.get_peft_model(model, wanted, autocast_adapter_dtype=wide)
+        if not wide:  # beside packed weights PEFT makes them in fp32 all the same
+            for adapter in trained(made):
+                adapter.data = adapter.data.to(dtype)
+        return made.base_model.model.train()
     with torch.device("meta"):
         adapt(
             model,

@@ -177,13 +177,15 @@ def _unpacked_shape(codes: Tensor, scales: Tensor, shape: Sequence[int], dtype: 
 
 @torch.no_grad()
 def materialize(model: nn.Module, device: torch.device) -> None:
-    """Give a model that was made on ``meta`` memory and values; parameters that are shared stay so.
+    """Give a model what of it was made on ``meta`` memory and values; parameters that are shared stay so.
 
     Small weights, normalizations that do nothing, any packed weights, zeros in buffers.
     """
     made: dict[Tensor, nn.Parameter] = {}
     for module in model.modules():
         for name, parameter in list(module.named_parameters(recurse=False)):
+            if not parameter.is_meta:
+                continue
             if parameter not in made:
                 empty = torch.empty_like(parameter, device=device)
                 made[parameter] = nn.Parameter(empty, requires_grad=parameter.requires_grad)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import cast
 
 import torch
@@ -17,11 +17,13 @@ from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.formula.sharding import has_own_precision
 from gpumem_tui.step.workload import WorkloadError
 from gpumem_tui.workload.adapters import adapt_blocks
+from gpumem_tui.workload.freezing import freeze_layers
 from gpumem_tui.workload.models import build_model
 from gpumem_tui.workload.models.recompute import check_recompute
 from gpumem_tui.workload.optimizers import optimizer_factory, optimizer_of
 from gpumem_tui.workload.quantized import materialize
 from gpumem_tui.workload.sharded import build_sharded
+from gpumem_tui.workload.tensor_parallel import cut_model
 
 _INITIAL_LOSS_SCALE = 2.0**10
 """Below GradScaler's own 2**16: a first step whose gradients overflow is skipped, and the optimizer would
@@ -37,7 +39,7 @@ class CatalogWorkload:
 
     def __init__(self, shape: ModelShape, recipe: Recipe) -> None:
         check_recompute(shape, recipe)
-        if reason := why_formula_only(recipe):
+        if reason := why_formula_only(shape, recipe):
             raise WorkloadError(reason)
         self.name = shape.name
         self.shape = shape
@@ -54,8 +56,15 @@ class CatalogWorkload:
         if self._precision.scales_loss:
             self._scaler = torch.amp.GradScaler(device.type, init_scale=_INITIAL_LOSS_SCALE)
         with _default_dtype(self._dtype):
+            if self.recipe.tensor_parallel > 1:
+                self._check_world(f"--tensor-parallel {self.recipe.tensor_parallel}", self.recipe.tensor_parallel)
+                with torch.device("meta"):
+                    model = self._model()
+                cut_model(model, self.shape, self.recipe, device)
+                model.to_empty(device=device)
+                return model, optimizer_of(self.recipe.optimizer, model)
             if self.recipe.sharding != "none":
-                self._check_world()
+                self._check_world(f"--sharding {self.recipe.sharding}", self.recipe.gpus)
                 return build_sharded(self._model, optimizer_factory(self.recipe.optimizer), self.recipe, device)
             if self.recipe.has_adapters:
                 with torch.device("meta"):
@@ -70,14 +79,15 @@ class CatalogWorkload:
         model = build_model(self.shape, self.recipe)
         if self.recipe.has_adapters:
             adapt_blocks(model, self.shape, self.recipe)
+        freeze_layers(model, self.shape, self.recipe)
         return model
 
-    def _check_world(self) -> None:
+    def _check_world(self, option: str, wanted: int) -> None:
         ranks = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
-        if ranks != self.recipe.gpus:
+        if ranks != wanted:
             raise WorkloadError(
-                f"--sharding {self.recipe.sharding}: this process is one of {ranks} ranks, not of {self.recipe.gpus}; "
-                "a search with --gpu sim:NAME and `predict` trace sharding"
+                f"{option}: this process is one of {ranks} ranks, not of {wanted}; a search with --gpu sim:NAME and "
+                "`predict` trace it"
             )
 
     def make_batch(self, batch_size: int, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -107,6 +117,25 @@ class CatalogWorkload:
         inputs, targets = cast("tuple[Tensor, Tensor]", batch)
         name = "" if has_own_precision(self.recipe) else self._precision.autocast
         autocast: torch.dtype | None = getattr(torch, name) if name else None
+        with self._loss_on_parts():
+            self._step(model, optimizer, inputs, targets, autocast)
+
+    def _loss_on_parts(self) -> AbstractContextManager[None]:
+        """Of a vocabulary that is cut: forward and backward of the loss then run on its parts."""
+        if self.recipe.tensor_parallel == 1:
+            return nullcontext()
+        from torch.distributed.tensor.parallel import loss_parallel
+
+        return cast("AbstractContextManager[None]", loss_parallel())
+
+    def _step(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        inputs: Tensor,
+        targets: Tensor,
+        autocast: torch.dtype | None,
+    ) -> None:
         with torch.autocast(inputs.device.type, dtype=autocast, enabled=autocast is not None):
             logits = model(inputs)
             # In fp32 at every precision: autocast does it unasked, loops for 16-bit weights write it out.

@@ -68,7 +68,7 @@ def test_a_mistake_in_them_is_named(text: str, said: str) -> None:
 def test_a_file_without_a_host(program: Program, tmp_path: Path) -> None:
     empty = tmp_path / "hosts"
     empty.write_text("# nobody yet\n")
-    assert "no host stands in it" in program("--hosts", str(empty)).err
+    assert "it names no host" in program("--hosts", str(empty)).err
 
 
 def test_signals_where_the_settings_forbid_them(program: Program, tmp_path: Path) -> None:

@@ -119,7 +119,7 @@ def test_a_command_that_hangs_says_where_it_stands(project: Project) -> None:
     )
     done = project.predict("python", "train.py", options=("--timeout", "15"))
     assert done.code == 2
-    assert "no optimizer step within 15 s; it stands at train.py:8; --timeout waits longer" in done.complaint
+    assert "no optimizer step within 15 s; it is at train.py:8; --timeout waits longer" in done.complaint
     assert _left_over(project) == []
 
 

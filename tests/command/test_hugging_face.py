@@ -182,6 +182,62 @@ class TestOptions:
         assert again.parameters == kept.parameters
 
 
+NF4 = {
+    "quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4",
+    "bnb_4bit_compute_dtype": "bfloat16",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("doubly", [False, True])
+def test_a_base_of_4_bits_is_packed_by_bitsandbytes(tmp_path: Path, doubly: bool) -> None:
+    for library in ("peft", "bitsandbytes", "accelerate"):
+        pytest.importorskip(library)
+    path = tmp_path / "config.json"
+    values = {"model_type": "llama", **OWN_CONFIGS["qwen3"], "architectures": ["LlamaForCausalLM"]}
+    path.write_text(json.dumps({**values, "quantization_config": {**NF4, "bnb_4bit_use_double_quant": doubly}}))
+    hidden, inner, words, layers, rank = 128, 512, 500, 2, 8
+    attention = [(64, hidden), (32, hidden), (32, hidden), (hidden, 64)]
+    matrices = [*attention, (inner, hidden), (inner, hidden), (hidden, inner)] * layers
+    adapters = sum(rank * (outputs + inputs) for outputs, inputs in matrices)
+    blocks = sum(outputs * inputs for outputs, inputs in matrices) // 64
+    tables = len(matrices) * (BLOCK + (1024 + BLOCK if doubly else 0))
+    scales = blocks + 4 * len(matrices) if doubly else 4 * blocks
+    rest = 2 * (2 * words * hidden + (2 * layers + 1) * hidden)
+
+    packed = traced(WorkloadOptions(config=str(path), adapter="lora", precision="bf16"), 32).at(32)
+    ours = WorkloadOptions(
+        config=str(path), dequantize=True, adapter="lora", precision="bf16",
+        base_quantization="nf4-dq" if doubly else "nf4",
+    )  # fmt: skip
+    by_ours = traced(ours, 32).at(32)
+
+    counted = 32 * blocks + scales + tables + rest + 2 * adapters
+    held = packed.breakdown[Bucket.PARAMETERS]
+    assert counted <= held <= counted + BLOCK * (5 * len(matrices) + 10), "what the allocator rounds up to"
+    assert packed.peak_allocated_bytes == pytest.approx(by_ours.peak_allocated_bytes, rel=0.05)
+
+
+def test_frozen_layers_have_no_state(tmp_path: Path) -> None:
+    path = written(tmp_path, "olmo2", num_hidden_layers=4)
+    state = [
+        traced(WorkloadOptions(config=path, freeze=freeze)).at(2).breakdown[Bucket.OPTIMIZER]
+        for freeze in ("none", "2", "3", "4")
+    ]
+    block = state[1] - state[2]
+    assert state[2] - state[3] == block > 0
+    assert state[0] - state[1] == pytest.approx(2 * block + 8 * 1000 * 64, rel=0.01), "two blocks and the embedding"
+
+
+def test_what_transformers_builds_and_cannot_be_frozen_so_is_one_line(tmp_path: Path) -> None:
+    for name, freeze, says in (
+        ("t5", "1", "T5ForConditionalGeneration has not one list of blocks but these: encoder.block, decoder.block"),
+        ("opt", "3", "OPTForCausalLM has 2 blocks, in model.decoder.layers; freeze 1 to 2"),
+        ("qwen2", "all-but-head", "nothing of Qwen2ForCausalLM is left to train"),
+    ):
+        with pytest.raises(Unusable, match=f"--freeze {freeze}: {says}"):
+            traced(WorkloadOptions(config=written(tmp_path, name), freeze=freeze))
+
+
 def test_the_command_line_takes_a_path_as_a_model(tmp_path: Path, counts: dict[str, tuple[int, int]]) -> None:
     folder = Path(written(tmp_path, "qwen3_moe")).parent
     options = ("--model", str(folder), "--gpu", "sim:t4-16gb", "--batch-size", "4")

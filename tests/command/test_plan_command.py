@@ -123,7 +123,7 @@ def test_without_what_ifs_the_command_runs_once(project: Project) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--no-trace", "--", "python", "train.py"), "--no-trace: nothing but a trace knows a command"),
+        (("--no-trace", "--", "python", "train.py"), "--no-trace: a command has no closed form"),
         (("--extra", "chunked-loss", "--", "python", "train.py"), "--extra chunked-loss: is for models of the catalog"),
         (("--what-if", "sgd"), "--what-if: is about a command"),
         (("--what-if", "sgd", "--no-what-if", "--", "python", "train.py"), "give only one of them"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from gpumem_tui.catalog.loader import find_model
@@ -105,6 +107,7 @@ def test_full_training_is_as_it_was() -> None:
         ("gpt2", Recipe(base_quantization="nf4"), "--base-quantization: weights that are trained cannot be quantized"),
         ("gpt2", Recipe(lora_rank=16), "--lora-rank: all weights are trained, without adapters; add --adapter lora"),
         ("gpt2", Recipe(lora_targets="qkv"), "--lora-targets: all weights are trained, without adapters"),
+        ("gpt2", replace(lora(), freeze="2"), "--freeze: adapters freeze every weight already; take --adapter none"),
         ("gpt2", lora(rank=0), "--lora-rank: must be at least 1"),
     ],
 )

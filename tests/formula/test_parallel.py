@@ -158,9 +158,22 @@ def test_a_convolutional_network_is_not_cut() -> None:
 
 
 def test_what_only_the_formula_answers_says_so() -> None:
-    assert "--tensor-parallel 2: formula only" in why_formula_only(recipe(tensor_parallel=2))
-    assert "DeepSpeed" in why_formula_only(recipe(sharding="deepspeed-zero2", gpus=8))
-    assert not why_formula_only(recipe(sharding="fsdp2", gpus=8))
+    cut = recipe(tensor_parallel=2)
+    for name in ("bert-base", "vit-b-16", "mixtral-8x7b", "qwen3-30b-a3b"):
+        assert f"{name} is not" in why_formula_only(find_model(name), cut)
+    assert "not together with --sharding zero1" in why_formula_only(LLAMA, replace(cut, sharding="zero1", gpus=4))
+    assert "adafactor does not update parts" in why_formula_only(LLAMA, replace(cut, optimizer="adafactor"))
+    assert "the loss scaling of amp-fp16" in why_formula_only(LLAMA, replace(cut, precision="amp-fp16"))
+    assert "--pipeline-parallel 2: formula only" in why_formula_only(LLAMA, recipe(pipeline_parallel=2))
+    assert "DeepSpeed" in why_formula_only(LLAMA, recipe(sharding="deepspeed-zero2", gpus=8))
+    assert not why_formula_only(LLAMA, recipe(sharding="fsdp2", gpus=8))
+    assert not why_formula_only(LLAMA, cut)
+
+
+def test_what_pytorch_gathers_along_the_sequence_stays() -> None:
+    rows = {row.name: row for row in terms(LLAMA, recipe(tensor_parallel=4, sequence_parallel=True), 2)}
+    assert rows["gathered inputs"].size_bytes == (2 * LLAMA.layers + 1) * 2 * 2048 * 4096 * 2 * 3 // 4
+    assert "gathered inputs" not in {row.name for row in terms(LLAMA, recipe(tensor_parallel=4), 2)}
 
 
 class TestExpertParallel:

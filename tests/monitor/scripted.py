@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from gpumem_tui.monitor.newest import Snapshots
+from gpumem_tui.monitor.latest import LatestSnapshot
 from gpumem_tui.monitor.snapshot import Snapshot
 
 
-class Scripted(Snapshots):
+class Scripted(LatestSnapshot):
     """Stands still until another snapshot is shown."""
 
     def __init__(self, snapshot: Snapshot | None = None) -> None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +17,7 @@ from gpumem_tui.monitor.grafana import dashboard
 from gpumem_tui.monitor.metrics import metrics
 from tests.monitor.training import machine_that_trains
 
+PROMTOOL = shutil.which("promtool")
 _METRIC = re.compile(r"\bgpumem_\w+")
 _SELECTOR = re.compile(r"(gpumem_\w+)\{([^}]*)\}")
 _GROUPED = re.compile(r"\b(?:by|on)\s*\(([^)]*)\)")
@@ -75,3 +79,16 @@ def test_panels_do_not_overlap_and_fill_the_width() -> None:
         cells |= own
     assert len(cells) == 24 * (max(y for _, y in cells) + 1)
     assert len({panel["id"] for panel in panels}) == len(panels)
+
+
+@pytest.mark.skipif(PROMTOOL is None, reason="promtool is not installed here: Debian's package prometheus has it")
+def test_prometheus_itself_takes_every_query(tmp_path: Path) -> None:
+    rules = []
+    for number, (_, target) in enumerate(QUERIES):
+        query = target["expr"].replace("$__rate_interval", "1m")
+        rules.append({"record": f"query_{number}", "expr": re.sub(r"\$\w+", ".*", query)})
+    path = tmp_path / "rules.yml"
+    path.write_text(json.dumps({"groups": [{"name": "dashboard", "rules": rules}]}))
+    done = subprocess.run([str(PROMTOOL), "check", "rules", path], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert f"{len(QUERIES)} rules found" in done.stdout

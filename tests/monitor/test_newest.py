@@ -5,17 +5,17 @@ from __future__ import annotations
 import threading
 from time import monotonic
 
-from gpumem_tui.monitor.newest import Newest
+from gpumem_tui.monitor.latest import LatestValue
 
 
 def test_there_is_nothing_before_the_first() -> None:
-    newest: Newest[str] = Newest()
+    newest: LatestValue[str] = LatestValue()
     assert newest.value is None
     assert newest.wait(None, 0.01) is None
 
 
 def test_the_newest_replaces_the_one_before() -> None:
-    newest: Newest[str] = Newest()
+    newest: LatestValue[str] = LatestValue()
     newest.put("first")
     newest.put("second")
     assert newest.value == "second"
@@ -24,14 +24,14 @@ def test_the_newest_replaces_the_one_before() -> None:
 
 
 def test_who_waits_gets_the_next_one() -> None:
-    newest: Newest[str] = Newest()
+    newest: LatestValue[str] = LatestValue()
     newest.put("first")
     threading.Timer(0.05, newest.put, ["second"]).start()
     assert newest.wait("first", 10) == "second"
 
 
 def test_at_the_end_nobody_waits_on() -> None:
-    newest: Newest[str] = Newest()
+    newest: LatestValue[str] = LatestValue()
     newest.put("last")
     threading.Timer(0.05, newest.end).start()
     began_s = monotonic()
@@ -42,7 +42,7 @@ def test_at_the_end_nobody_waits_on() -> None:
 
 
 def test_everyone_who_subscribed_is_told_once_the_value_is_there() -> None:
-    newest: Newest[str] = Newest()
+    newest: LatestValue[str] = LatestValue()
     seen: list[tuple[str, str | None]] = []
     newest.put("unheard")
     newest.subscribe(lambda: seen.append(("one", newest.value)))
@@ -53,7 +53,7 @@ def test_everyone_who_subscribed_is_told_once_the_value_is_there() -> None:
 
 
 def test_who_is_told_no_more() -> None:
-    newest: Newest[int] = Newest()
+    newest: LatestValue[int] = LatestValue()
     one: list[int | None] = []
     other: list[int | None] = []
 

@@ -89,7 +89,7 @@ class TestJson:
         assert "--sharding zero3" in body["combination"]["command"]
         assert body["fits"] is False
 
-    @settings(max_examples=settings.default.max_examples // 4)
+    @settings(max_examples=settings().max_examples // 4)
     @given(plans())
     def test_any_plan_can_be_written(self, plan: Plan) -> None:
         body = plan_json(plan, UNTRACED)

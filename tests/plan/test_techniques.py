@@ -23,7 +23,7 @@ from gpumem_tui.plan.plan import Plan
 from gpumem_tui.plan.techniques import Combination, Technique, cheapest_combination, techniques
 from tests.plan.plans import GPT2, LLAMA_ON_FOUR, plans
 
-FEWER = settings(max_examples=settings.default.max_examples // 4)
+FEWER = settings(max_examples=settings().max_examples // 4)
 """For what compares hundreds of sets each time."""
 
 

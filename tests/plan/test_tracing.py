@@ -217,8 +217,8 @@ def test_a_trace_that_failed_is_tried_again_when_asked_to(session: Session) -> N
 def test_a_batch_size_that_the_trace_cannot_answer_fails_and_the_next_one_does_not(session: Session) -> None:
     shrinking = replace(TRACED.trace, slopes=(-1, *TRACED.trace.slopes[1:]))
     session.traces.result = lambda: replace(TRACED, trace=shrinking)
-    hopeless = replace(GPT2, batch_size=2 * shrinking.constants[0])
-    session.tracer.want(hopeless)
+    always_raises = replace(GPT2, batch_size=2 * shrinking.constants[0])
+    session.tracer.want(always_raises)
     state = session.next()
     assert isinstance(state, TraceFailed)
     assert "less than none" in state.reason
@@ -300,14 +300,14 @@ def test_one_batch_size_that_fails_does_not_speak_for_the_others(uneven: Session
     uneven.next()
     traces = uneven.traces
     works, traces.result = traces.result, killed
-    hopeless = replace(GPT2, batch_size=1_000)
-    uneven.tracer.want(hopeless)
+    always_raises = replace(GPT2, batch_size=1_000)
+    uneven.tracer.want(always_raises)
     assert isinstance(uneven.next(), TraceFailed)
     traces.result = works
     uneven.tracer.want(replace(GPT2, batch_size=9))
     assert isinstance(uneven.next(), TraceReady)
-    assert isinstance(uneven.tracer.want(hopeless), TraceFailed)
-    assert uneven.tracer.again(hopeless) == Pending(hopeless)
+    assert isinstance(uneven.tracer.want(always_raises), TraceFailed)
+    assert uneven.tracer.again(always_raises) == Pending(always_raises)
     assert isinstance(uneven.next(), TraceReady)
 
 

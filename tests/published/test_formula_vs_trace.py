@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from gpumem_tui.catalog.families import FAMILIES
 from gpumem_tui.catalog.loader import find_model
 from gpumem_tui.catalog.shapes import Experts, ModelShape
 from gpumem_tui.formula.recipe import Precision, Recipe
@@ -18,10 +19,16 @@ SMALL = {
     "moe": replace(
         find_model("qwen3-30b-a3b"), layers=3, hidden=512, vocab=5000, seq_len=512, experts=Experts(16, active=4)
     ),
+    "bert": replace(find_model("bert-base"), layers=2),
     "vit": replace(find_model("vit-b-32"), layers=6),
     "resnet": find_model("resnet-18"),
+    "mlp": find_model("mlp"),
 }
 PLACES = ("rtx-3060-12gb", "a100-40gb", "h100-80gb")
+
+
+def test_every_family_is_held_against_its_trace() -> None:
+    assert SMALL.keys() == FAMILIES.keys()
 
 
 @pytest.mark.parametrize("precision", ["amp-bf16", pytest.param("fp32", marks=pytest.mark.slow)])

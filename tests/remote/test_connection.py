@@ -10,9 +10,11 @@ import pytest
 
 from gpumem_tui.memory import MIB
 from gpumem_tui.remote import connection as module
+from gpumem_tui.remote import explain
 from gpumem_tui.remote.connection import Connection
 from gpumem_tui.remote.fleet import Fleet
 from gpumem_tui.remote.hosts import parse_host
+from gpumem_tui.remote.source import ANYWHERE, installed_from
 from gpumem_tui.remote.status import HostStatus, Phase
 from tests.remote.standins import DENIED, STAYS, UNKNOWN_KEY, Ssh, line_of, reading
 from tests.waiting import wait_until
@@ -67,8 +69,6 @@ def decoded_second() -> object:
         ("echo 'WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED!' >&2; exit 255", "its host key has changed"),
         ("echo 'ssh: connect to host a port 22: Connection refused' >&2; exit 255", "connect to host a port 22: Conn"),
         ("echo 'sh: 1: gpumem-tui: not found' >&2; exit 127", "gpumem-tui is not in its PATH"),
-        ("echo 'gpumem-tui is offered by: uvx' >&2; exit 127", "--remote-command 'uvx gpumem-tui' has it fetched"),
-        ("echo 'gpumem-tui is offered by: ~/.local/bin/pipx' >&2; exit 127", "'~/.local/bin/pipx run gpumem-tui'"),
         ("echo 'gpumem-tui: settings.toml:1: unknown key' >&2; exit 2", "settings.toml:1: unknown key"),
         ("echo 'gpumem-tui: No such option: --json' >&2; exit 2", "its gpumem-tui is of another version"),
         ("exit 3", "gpumem-tui ended with code 3"),
@@ -83,6 +83,39 @@ def test_one_line_says_why_a_host_is_away(ssh: Ssh, connect: Connect, script: st
     assert said in status.problem
     assert "\n" not in status.problem
     assert status.report is None
+
+
+@pytest.mark.parametrize(
+    ("runner", "source", "said"),
+    [
+        ("uvx", "WHEEL", "but uvx: --remote-command 'uvx --from WHEEL gpumem-tui', WHEEL being its wheel there"),
+        ("uvx", "git+https://h/p@ab12", "'uvx --from git+https://h/p@ab12 gpumem-tui' has it fetched"),
+        ("~/.local/bin/pipx", "WHEEL", "'~/.local/bin/pipx run --spec WHEEL gpumem-tui'"),
+    ],
+)
+def test_what_could_run_it_there_is_offered_with_where_it_came_from_here(
+    ssh: Ssh, connect: Connect, monkeypatch: pytest.MonkeyPatch, runner: str, source: str, said: str
+) -> None:
+    monkeypatch.setattr(explain, "installed_from", lambda: source)
+    ssh.host("a", f"echo 'gpumem-tui is offered by: {runner}' >&2; exit 127")
+    assert said in becomes(connect("a"), Phase.AWAY).problem
+
+
+def test_where_it_came_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    record = tmp_path / "some_tool-1.0.dist-info"
+    record.mkdir()
+    (record / "METADATA").write_text("Metadata-Version: 2.1\nName: some-tool\nVersion: 1.0\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    origins = {
+        '{"url": "https://h/p.git", "vcs_info": {"vcs": "git", "commit_id": "ab12"}}': "git+https://h/p.git@ab12",
+        '{"url": "https://h/p.whl", "archive_info": {}}': "https://h/p.whl",
+        '{"url": "file:///home/me/p", "dir_info": {}}': ANYWHERE,
+    }
+    assert installed_from.__wrapped__("some-tool") == "some-tool==1.0"
+    for origin, requirement in origins.items():
+        (record / "direct_url.json").write_text(origin)
+        assert installed_from.__wrapped__("some-tool") == requirement
+    assert installed_from.__wrapped__("no-such-tool-here") == ANYWHERE
 
 
 def test_a_greeting_before_the_readings_is_passed_over_and_named(ssh: Ssh, connect: Connect) -> None:

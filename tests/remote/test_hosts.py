@@ -63,7 +63,7 @@ def test_file_and_groups_each_host_once(tmp_path: Path) -> None:
 def test_no_host_at_all_and_no_file(tmp_path: Path) -> None:
     empty = tmp_path / "hosts"
     empty.write_text("# nobody\n")
-    with pytest.raises(OptionError, match="no host stands in it"):
+    with pytest.raises(OptionError, match="it names no host"):
         hosts_of([], file=empty)
     with pytest.raises(OptionError, match="cannot be read: No such file"):
         hosts_of([], file=tmp_path / "none")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import signal
 import subprocess
@@ -15,6 +16,7 @@ import pytest
 from gpumem_tui import __version__
 from gpumem_tui.exit_codes import EXIT_BAD_INPUT, EXIT_FAILED
 from tests.remote.standins import DENIED, UNKNOWN_KEY, Ssh
+from tests.remote.test_ssh import SHELLS
 from tests.waiting import wait_until, wait_until_gone
 
 THERE = f"{shlex.quote(sys.executable)} -m gpumem_tui"
@@ -61,10 +63,20 @@ def box(tmp_path: Path) -> Iterator[Box]:
 def test_output_and_exit_code_come_here(box: Box, tmp_path: Path) -> None:
     (tmp_path / "a b").mkdir()
     script = "echo out; echo err >&2; pwd; cat; printf '%s\\n' \"$@\"; exit 7"
-    code, out, err = box.run("sh", "-c", script, "sh", "{batch}", "it's", "$HOME", directory="~/a b")
+    code, out, err = box.run("sh", "-c", script, "sh", "{batch}", "it's!", "$HOME", "\\\\", directory="~/a b")
     assert code == 7
-    assert out.splitlines() == ["out", str(tmp_path / "a b"), "{batch}", "it's", "$HOME"]
+    assert out.splitlines() == ["out", str(tmp_path / "a b"), "{batch}", "it's!", "$HOME", "\\\\"]
     assert "err" in err.splitlines()
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_every_login_shell_leaves_the_command_as_it_is(box: Box, shell: str) -> None:
+    box.ssh.host("box", f'exec {shell} -c "$1"')
+    words = ["it's", "x!y", "!!", "two\\\\", "\\'", "{batch}", "*", "~", "", '"é"', "line\nbreak", "=ls", "%1", "^a"]
+    script = "import json, sys; print(json.dumps(sys.argv[1:]))"
+    code, out, err = box.run(sys.executable, "-c", script, *words)
+    assert code == 0, err
+    assert json.loads(out) == words
 
 
 def test_what_cannot_be_run_there(box: Box) -> None:

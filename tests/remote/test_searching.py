@@ -141,7 +141,7 @@ def test_a_connection_lost_before_the_first_trial_is_one_line(ssh: Ssh) -> None:
     script = (ssh.folder / "box").read_text()
     (ssh.folder / "box").write_text(script.replace("search;;", "search; exit 255;;"))
     remote = there(ssh)
-    with pytest.raises(Unusable, match="box: ssh failed without a word") as caught:
+    with pytest.raises(Unusable, match="box: ssh failed and printed no reason") as caught:
         list(remote.search(remote.configure().config))
     assert caught.value.exit_code == EXIT_FAILED
 

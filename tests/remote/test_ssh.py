@@ -13,7 +13,10 @@ from gpumem_tui.remote.hosts import parse_host
 from gpumem_tui.remote.ssh import SshOptions
 from tests.waiting import DEADLINE_S
 
-SHELLS = [name for name in ("sh", "bash", "zsh", "fish", "csh", "tcsh") if shutil.which(name)]
+SHELLS = [
+    pytest.param(name, marks=pytest.mark.skipif(shutil.which(name) is None, reason=f"{name} is not installed here"))
+    for name in ("sh", "bash", "dash", "ksh", "mksh", "zsh", "fish", "csh", "tcsh")
+]
 """As the user's login shell there: each takes the words of the command line in its own way."""
 
 

@@ -12,10 +12,11 @@ import torch
 from gpumem_tui.catalog.loader import find_gpu, find_model
 from gpumem_tui.catalog.shapes import ModelShape
 from gpumem_tui.formula.recipe import Recipe
-from gpumem_tui.memory import Bucket
+from gpumem_tui.memory import ALLOCATED_BUCKETS, Bucket
 from gpumem_tui.simulator.allocator import CachingAllocator
 from gpumem_tui.simulator.device import SimulatedGpu, simulate
 from gpumem_tui.simulator.profile import profile_for
+from gpumem_tui.simulator.timeline import Timeline, rounded
 from gpumem_tui.step import Phase
 from gpumem_tui.step.phases import watch_phases
 from gpumem_tui.workload.standard import CatalogWorkload
@@ -74,6 +75,29 @@ def trained(
                 gpu.tag(Bucket.BATCH_DATA, batch)
                 workload.train_step(model, optimizer, batch)
     return gpu
+
+
+def held(timeline: Timeline, bucket: Bucket) -> tuple[int, int]:
+    """The most bytes that lay in a bucket at once, and how many allocations these were."""
+    index = ALLOCATED_BUCKETS.index(bucket)
+    live = count = 0
+    most = (0, 0)
+    for number in timeline.events:
+        if timeline.buckets[abs(number) - 1] == index:
+            sign = 1 if number > 0 else -1
+            live, count = live + sign * timeline.sizes[abs(number) - 1], count + sign
+            most = max(most, (live, count))
+    return most
+
+
+def most_held(timeline: Timeline) -> int:
+    """The most bytes of all buckets at once."""
+    live = most = 0
+    for number in timeline.events:
+        size = rounded(timeline.sizes[abs(number) - 1])
+        live += size if number > 0 else -size
+        most = max(most, live)
+    return most
 
 
 @contextmanager

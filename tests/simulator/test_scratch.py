@@ -12,6 +12,7 @@ from torch import nn
 from gpumem_tui.catalog.loader import find_gpu
 from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.memory import KIB, MIB
+from gpumem_tui.simulator import packed
 from gpumem_tui.simulator.device import SimulatedGpu, simulate
 from gpumem_tui.simulator.profile import profile_for
 from gpumem_tui.simulator.rules import NOT_EXAMINED, Computed, GivenBack, radix_sort, sizes
@@ -53,6 +54,18 @@ def test_efficient_backward_multiplies_in_full_size_only_in_fp32() -> None:
     single, half = _heads(2, 12, 1024, 64, torch.float32), _heads(2, 12, 1024, 64, torch.float16)
     assert taken(EFFICIENT, *[single] * 4) == [single.numel() * 4, 2 * 12 * 1024 * 4]
     assert taken(EFFICIENT, *[half] * 4) == [2 * 12 * 1024 * 4]
+
+
+@pytest.mark.parametrize(("rows", "unpacked"), [(1536, False), (1537, True)])
+def test_a_packed_product_of_many_rows_unpacks_its_weight_and_its_scales(rows: int, unpacked: bool) -> None:
+    x = torch.empty(rows, 128, dtype=torch.bfloat16, device="meta")
+    codes, scales = torch.empty(256 * 64, 1, device="meta"), torch.empty(512, device="meta")
+    single = (x, codes, [256, 128], scales, 64, "nf4")
+    doubly = (x, codes, [256, 128], torch.empty(2, device="meta"), 64, "nf4", None, scales)
+
+    assert packed.unpacks(single) == unpacked, "else the kernel is the architecture's, which is owned up to"
+    assert packed.product(single, A100) == [2 * 256 * 128] * unpacked
+    assert packed.product(doubly, A100) == [4 * 512, 4 * 512, 2 * 256 * 128] * unpacked
 
 
 @pytest.mark.parametrize(

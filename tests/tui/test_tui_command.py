@@ -32,7 +32,7 @@ from gpumem_tui.tui.search.panels import VerdictPanel
 from gpumem_tui.tui.search.screen import SearchScreen
 from gpumem_tui.tui.search.state import Stage
 from gpumem_tui.tui.search.trial_log import TrialLog
-from gpumem_tui.tui.search.verdict import verdict_view
+from gpumem_tui.tui.search.verdict import command_found, verdict_view
 from gpumem_tui.tui.search.workload import strategy_lines, workload_lines, workload_summary
 from tests.tui import command_scene, scene
 from tests.tui.pictures import SIZES, Compare, stands_still, until
@@ -174,6 +174,22 @@ async def test_the_output_can_have_the_whole_screen() -> None:
         await stands_still(pilot)
         assert screen.query_one("#panels").display
         assert {"zoom", "trials"} <= keys(pilot)
+
+
+async def test_the_command_with_the_size_found_can_be_copied() -> None:
+    words = ("python", "train.py", "--name", "my run", "--batch", "{batch}", "--micro-batches", "{accumulation}")
+    config = replace(command_scene.CONFIG, workload=WorkloadOptions(command=words).spec(), target_batch=100)
+    assert command_found(scene.folded(config, command_scene.running())) == ""
+    found = scene.folded(config, command_scene.found())
+    assert command_found(found) == "python train.py --name 'my run' --batch 40 --micro-batches 3"
+    async with command_scene.app(scene.scripted(command_scene.running())).run_test(size=SIZES["120x40"]) as pilot:
+        await until(pilot, lambda: screen_of(pilot).state.running is not None)
+        assert "copy" not in keys(pilot)
+    async with command_scene.app(scene.scripted(command_scene.found())).run_test(size=SIZES["120x40"]) as pilot:
+        await until(pilot, lambda: screen_of(pilot).state.stage is Stage.FOUND)
+        await until(pilot, lambda: "copy" in keys(pilot))
+        await pilot.press("y")
+        assert pilot.app.clipboard == "python3 train.py --batch-size 40"
 
 
 async def test_other_workloads_have_no_such_pane() -> None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from textual.pilot import Pilot
+from textual.widgets import Input, Static
 
 from gpumem_tui.memory import GIB, Unknown
 from gpumem_tui.monitor.snapshot import DeviceState, HostProcess
+from gpumem_tui.options.workload import WorkloadOptions
+from gpumem_tui.plan.plan import Plan
 from gpumem_tui.remote.decode import HostReport
 from gpumem_tui.remote.fleet import Fleet
 from gpumem_tui.remote.hosts import parse_host
@@ -18,17 +21,22 @@ from gpumem_tui.remote.processes import jobs
 from gpumem_tui.remote.signals import NotSignalled
 from gpumem_tui.remote.status import HostStatus, Phase
 from gpumem_tui.settings import Settings
-from gpumem_tui.tui.app import GpuMemApp
+from gpumem_tui.tui.app import SCREENS, GpuMemApp, ScreenName
 from gpumem_tui.tui.hosts.making import hosts_screen
 from gpumem_tui.tui.hosts.one import HostMonitor
 from gpumem_tui.tui.hosts.rows import chosen_rows, hosts_header, hosts_heading, hosts_rows, processes_rows
 from gpumem_tui.tui.hosts.screen import HostsScreen
-from gpumem_tui.tui.hosts.state import HostsSort, HostsState, listed_processes
+from gpumem_tui.tui.hosts.state import HostsSort, HostsState, gpu_to_plan_for, listed_processes
 from gpumem_tui.tui.kit.figures import said, span_width
+from gpumem_tui.tui.kit.main_screen import MainScreen
 from gpumem_tui.tui.kit.row_list import RowList
+from gpumem_tui.tui.plan.screen import PlanScreen
 from gpumem_tui.tui.process.dialogs import ConfirmScreen
+from gpumem_tui.tui.search.form import EditScreen
+from gpumem_tui.tui.search.screen import SearchScreen
 from tests.monitor.snapshots import gpu, machine, memory, process
 from tests.remote.standins import UNKNOWN_KEY, Ssh, reading
+from tests.tui import scene
 from tests.tui.pictures import until
 
 # What is drawn
@@ -170,8 +178,12 @@ def fleet(ssh: Ssh) -> Iterator[Fleet]:
     fleet.stop()
 
 
-def app(fleet: Fleet, *, allow_signals: bool = False) -> GpuMemApp:
-    return GpuMemApp({"monitor": lambda: hosts_screen(fleet, Settings(), allow_signals=allow_signals)}, "monitor")
+def app(fleet: Fleet, *, allow_signals: bool = False, **others: Callable[[], MainScreen]) -> GpuMemApp:
+    screens: dict[ScreenName, Callable[[], MainScreen]] = {
+        "monitor": lambda: hosts_screen(fleet, Settings(), allow_signals=allow_signals)
+    }
+    screens |= {name: others[name] for name in SCREENS if name in others}
+    return GpuMemApp(screens, "monitor")
 
 
 def screen_of(pilot: Pilot[int]) -> HostsScreen:
@@ -287,6 +299,53 @@ async def test_a_process_of_a_host_is_ended_after_a_question(fleet: Fleet, monke
         await pilot.press("y")
         await until(pilot, lambda: sent[1:] == [(4000, "KILL")])
         await until(pilot, lambda: any("another process by now" in note.message for note in pilot.app._notifications))
+
+
+async def test_a_search_on_the_host_under_the_cursor(fleet: Fleet, ssh: Ssh) -> None:
+    def search() -> MainScreen:
+        return SearchScreen(scene.config(), WorkloadOptions(), search_function=scene.missing_torch)
+
+    async with app(fleet, search=search).run_test(size=(120, 40)) as pilot:
+        await answered(pilot)
+        await pilot.press("down", "e")
+        await until(pilot, lambda: isinstance(pilot.app.screen, EditScreen))
+        await until(pilot, lambda: pilot.app.screen.query_one("#host", Input).value == "b")
+        ssh.host("b", "echo 'gpumem-tui is offered by: uvx' >&2; exit 127")
+        await pilot.press("ctrl+s")
+        said_there = pilot.app.screen.query_one("#host-error", Static)
+        await until(pilot, lambda: "but uvx: --remote-command" in str(said_there.render()))
+
+
+async def test_a_plan_for_the_emptiest_gpu_of_a_host(fleet: Fleet) -> None:
+    config = scene.config(gpu="t4-16gb")
+
+    def plan() -> MainScreen:
+        shape = config.workload.shape
+        assert shape is not None
+        return PlanScreen(Plan(shape, config.workload.recipe, config.device.gpu))
+
+    async with app(fleet, plan=plan).run_test(size=(120, 40)) as pilot:
+        await answered(pilot)
+        await pilot.press("o")
+        await until(pilot, lambda: isinstance(pilot.app.screen, PlanScreen))
+        screen = pilot.app.screen
+        assert isinstance(screen, PlanScreen)
+        await until(pilot, lambda: screen.state.plan.gpu.name.startswith("a: GPU "))
+        assert screen.state.plan.gpu.title == gpu(0).name
+        assert screen.state.plan.shape == config.workload.shape
+
+
+def test_which_gpu_is_planned_for() -> None:
+    for host, index in (("a", 0), ("b", 0)):
+        found = gpu_to_plan_for(STATE, host, None)
+        assert not isinstance(found, Unknown)
+        assert found.name == f"{host}: GPU {index}"
+    full = next(each for each in listed_processes(STATE) if (each.host_name, each.gpu.index) == ("a", 1))
+    of_process = gpu_to_plan_for(STATE, "a", full)
+    assert not isinstance(of_process, Unknown)
+    assert of_process.name == "a: GPU 1"
+    nothing = gpu_to_plan_for(STATE, "no such host", None)
+    assert isinstance(nothing, Unknown)
 
 
 async def test_a_tiny_terminal_says_what_it_needs(fleet: Fleet) -> None:

@@ -84,7 +84,7 @@ def test_what_may_fit_is_neither_green_nor_red() -> None:
     )
     shown = header_row(answer(GPT2), known, "", "12:00", 80)
     assert "? may fit  12:00" in shown.text
-    largest = next(line for line in said(fact_rows(answer(GPT2), known, ROOMY)) if line.startswith("largest a GPU"))
+    largest = next(line for line in said(fact_rows(answer(GPT2), known, ROOMY)) if line.startswith("largest batch"))
     assert re.search(r"\d traced, formula ≈\d+, 10 % free$", largest)
 
 

@@ -359,10 +359,10 @@ CUTS = (
 
 
 async def test_the_form_has_every_option_of_the_command_line() -> None:
-    """`kind` stands for what the command line tells from which of the options is given; output is no search's, and what
-    runs on another machine is not edited."""
+    """`kind` stands for what the command line tells from which of the options is given; output is no search's, and how
+    other machines are reached is the program's."""
     options = {option.opts[0] for option in search_command.params} - {"--json", "--plain", "--quiet"}
-    options -= {"--host", "--remote-directory", "--remote-command"}
+    options -= {"--remote-command"}
     options -= {"--" + name.replace("_", "-") for name in CUTS}  # only the formula answers those
     assert {field.option for field in FIELDS} == options | {"", "-- COMMAND"}
 

@@ -230,7 +230,10 @@ def test_a_verified_result_says_so_in_words() -> None:
     assert "Largest batch 40" in view.headline
     assert view.room == "Batch 36 leaves the headroom of 10 % free, too: 8.00 GiB, by trace"
     summary, gap = view.details
-    assert summary == "3 trials, 1 out of memory · predicted: formula 43, traced 36 with 10% free; traced without 40"
+    assert (
+        summary
+        == "3 trials, 1 out of memory · predicted: with 10% free formula 43, traced 36; with none free traced 40"
+    )
     assert gap.startswith("The formula counts ")
     assert "at batch 36, the traced step " in gap
 

@@ -93,7 +93,7 @@ def test_every_end_has_its_words(
     exit_: Exit | None, error: dict[str, Any] | None, state: ProcessState, phrase: str, tmp_path: Path
 ) -> None:
     process = of(tmp_path / "probes", exit_, error)
-    assert (process.state, process.standing, process.step) == (state, phrase, 3)
+    assert (process.state, process.state_words, process.step) == (state, phrase, 3)
 
 
 def test_what_is_no_end_is_a_problem(tmp_path: Path) -> None:
@@ -228,8 +228,8 @@ def test_a_process_that_the_kernel_kills_for_memory(tmp_path: Path) -> None:
             blind.close()
             [process] = watcher.processes()
             assert process.state is ProcessState.KILLED_FOR_MEMORY
-            assert "killed by the kernel as host memory ran out: " in process.standing
-            assert process.standing.endswith("limit 64.0 MiB (its control group)")
+            assert "killed by the kernel as host memory ran out: " in process.state_words
+            assert process.state_words.endswith("limit 64.0 MiB (its control group)")
     finally:
         wait_until(lambda: not (group / "cgroup.procs").read_text())
         group.rmdir()

@@ -144,7 +144,7 @@ def test_a_process_that_ends_while_it_is_watched(folder: Path) -> None:
         os.waitid(os.P_PID, program.pid, os.WEXITED | os.WNOWAIT)  # a zombie has ended
         [process] = watcher.processes()
         assert (process.state, process.pid, process.step) == (ProcessState.KILLED, None, 1)
-        assert process.standing == "killed (SIGKILL)"
+        assert process.state_words == "killed (SIGKILL)"
 
 
 def test_last_words_within_one_tick_of_the_clock_are_heard(folder: Path) -> None:
@@ -158,7 +158,7 @@ def test_last_words_within_one_tick_of_the_clock_are_heard(folder: Path) -> None
         os.utime(ring.path, ns=(changed.st_atime_ns, changed.st_mtime_ns))
         program.kill()
         os.waitid(os.P_PID, program.pid, os.WEXITED | os.WNOWAIT)
-        assert watcher.processes()[0].standing == "killed (SIGKILL) at the interpreter's exit"
+        assert watcher.processes()[0].state_words == "killed (SIGKILL) at the interpreter's exit"
 
 
 def test_a_pid_that_is_used_again_is_not_the_process(folder: Path) -> None:

@@ -13,6 +13,8 @@ _KEYS = (
     ("f", "only the processes of that host"),
     ("/", "filter by host, gpu3, pid, user or command; esc clears"),
     ("s  < >", "sort by memory, host, rank, SM% or user; r: the other way"),
+    ("e", "search on that host: the form, with its name in it"),
+    ("o", "plan for the GPU of that process, or for the emptiest of that host"),
     ("c", "try the hosts that are away at once"),
     ("1 2 3", "hosts, Search, Plan"),
     ("ctrl+p", "all commands by name, and the themes"),

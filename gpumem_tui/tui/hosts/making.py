@@ -60,4 +60,4 @@ def host_search(there: RemoteSearch, found: Configured, options: WorkloadOptions
     from gpumem_tui.tui.search.screen import SearchScreen
 
     notice = f"{device_line(found.config.device)}, in {found.directory}"
-    return SearchScreen(found.config, options, notice, autostart=True, search_function=there.search)
+    return SearchScreen(found.config, options, notice, autostart=True, there=there)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class HostSource:
-    """A connection as a source that outlives whoever looks at it: to stop it is for the owner of the connection."""
+    """A connection as a source of snapshots. It outlives the screens on it: its owner stops it."""
 
     def __init__(self, connection: WatchedHost) -> None:
         self._connection = connection
@@ -49,7 +49,7 @@ class HostSource:
         self._connection.subscribe(tell)
 
     def stop(self) -> None:
-        """The connection goes on; who looked at it is told no more."""
+        """Call the subscribers no more; the connection goes on."""
         for tell in self._told:
             self._connection.unsubscribe(tell)
         self._told.clear()
@@ -63,7 +63,7 @@ class HostAlerts(Alerts):
         self._connection = connection
 
     def anew(self) -> HostAlerts:
-        """It remembers nothing itself."""
+        """Itself, as it has no state."""
         return self
 
     def update(

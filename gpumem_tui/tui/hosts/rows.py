@@ -60,7 +60,7 @@ def _name_width(state: HostsState, width: int) -> int:
 
 
 def hosts_heading(state: HostsState, width: int) -> Row:
-    """The heads of the columns of the hosts."""
+    """The column headings of the hosts."""
     name = _name_width(state, width)
     bar = f" {'':<{_BAR}}" if width >= _BAR_FROM else ""
     text = f"  {fit('HOST', name)} {'GPUS':>4}{bar} {'USED/TOTAL GiB':>15} {'FREE':>7} {'UTIL':>5} {'AGE':>5}  STATE"
@@ -93,7 +93,7 @@ def _host_row(state: HostsState, status: HostStatus, width: int, *, is_open: boo
     name = fit(status.host.name, _name_width(state, width))
     mark = "▾" if is_open else "▸" if status.gpus else " "
     if status.report is None:  # no figures: their place is for why
-        text, said = standing(state, status)
+        text, said = host_state(state, status)
         room = max(0, width - len(name) - 3)
         return ListRow(((f"{mark} ", MUTED), (name, MUTED), (f" {fit(text, room)}", said)), status.host.name)
     numbers = _numbers(status.memory, mean_utilization(status.gpus), width, is_live=is_live)
@@ -103,7 +103,7 @@ def _host_row(state: HostsState, status: HostStatus, width: int, *, is_open: boo
     spans += [(f" {len(status.gpus):>4}", style), *numbers]
     spans += [(f" {seen:>5}  ", "bold $warning" if seen and seen_s is not None else MUTED)]
     room = width - sum(len(text) for text, _ in spans)
-    text, said = standing(state, status)
+    text, said = host_state(state, status)
     return ListRow((*spans, (fit(text, max(0, room)), said)), status.host.name)
 
 
@@ -119,7 +119,7 @@ def _numbers(memory: MemorySum, busy_percent: float | None, width: int, *, is_li
     return spans
 
 
-def standing(state: HostsState, status: HostStatus) -> Span:
+def host_state(state: HostsState, status: HostStatus) -> Span:
     """What is the matter with a host, in one line and its style."""
     if status.phase is Phase.AWAY:
         left_s = 0.0 if status.retry_s is None else max(0.0, status.retry_s - state.now_s)
@@ -213,20 +213,20 @@ def _cells(columns: Iterable[_Column], each: RemoteProcess | None = None, marked
 
 
 def _job_text(job: JobRanks) -> str:
-    """A job in one line: how many of its ranks are seen, the fullest, the spread between them, the one that lags."""
+    """A job in one line: how many of its ranks are seen, the one that lags, the fullest, the spread between them."""
     hosts = len({each.host_name for each in job.ranks})
     facts = [f"{len(job.ranks)} of {job.world_size} ranks on {_count(hosts, 'host')}"]
     fullest, behind = job.fullest, job.behind
+    if behind is not None:
+        facts.append(f"rank {behind[0].count('rank')} lags {_count(behind[1], 'step')}")
     if fullest is not None:
         peak = _bytes(fullest.count("peak_allocated_bytes"))
         facts.append(f"fullest rank {fullest.count('rank')}: {peak} GiB, spread {_bytes(job.spread_bytes)}")
-    if behind is not None:
-        facts.append(f"rank {behind[0].count('rank')} lags {_count(behind[1], 'step')}")
     return " · ".join([*facts, job.command])
 
 
 def processes_heading(state: HostsState, listed: list[RemoteProcess], width: int) -> Row:
-    """The heads of the columns of the processes; the one that they are sorted by has a mark."""
+    """The column headings of the processes; the one that they are sorted by has a mark."""
     mark = "▾" if (state.sort in (HostsSort.MEMORY, HostsSort.SM)) != state.reverse else "▴"
     columns = _columns(state, width, probed=any(each.probe for each in listed))
     text = _cells(columns, None, state.sort.value, mark)
@@ -282,11 +282,11 @@ def processes_title(state: HostsState, listed: list[RemoteProcess]) -> str:
 
 
 def chosen_rows(state: HostsState, name: str, width: int) -> list[Row]:
-    """The host under the cursor in full: how it stands, however long that is to say."""
+    """The host under the cursor in full: its state, in as many lines as that takes."""
     status = next((each for each in state.statuses if each.host.name == name), None)
     if status is None:
         return [[]]
-    text, style = standing(state, status)
+    text, style = host_state(state, status)
     lines = textwrap.wrap(text, max(8, width - len(name) - 2))[:_CHOSEN_LINES] or [""]
     blank = " " * len(name)
     return [[(f"{blank if number else name}  ", "bold"), (line, style)] for number, line in enumerate(lines)]

@@ -12,13 +12,17 @@ from textual import on
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.events import Resize
+from textual.message import Message
 
+from gpumem_tui.catalog.shapes import Gpu
+from gpumem_tui.memory import Unknown
 from gpumem_tui.monitor.history import History
 from gpumem_tui.monitor.recording_file import when
 from gpumem_tui.monitor.snapshot import HostProcess, Snapshot
 from gpumem_tui.remote.connection import Connection
 from gpumem_tui.remote.fleet import WatchedHost, WatchedHosts
 from gpumem_tui.remote.processes import RemoteProcess
+from gpumem_tui.remote.ssh import SshOptions
 from gpumem_tui.remote.status import HostStatus, Phase
 from gpumem_tui.tui.hosts.help import hosts_help
 from gpumem_tui.tui.hosts.rows import (
@@ -30,7 +34,7 @@ from gpumem_tui.tui.hosts.rows import (
     processes_rows,
     processes_title,
 )
-from gpumem_tui.tui.hosts.state import HostsSort, HostsState, listed_processes
+from gpumem_tui.tui.hosts.state import HostsSort, HostsState, gpu_to_plan_for, listed_processes
 from gpumem_tui.tui.kit.acts import Act, permitted, refused
 from gpumem_tui.tui.kit.background import in_daemon_thread, setter_for
 from gpumem_tui.tui.kit.figures import MUTED, clock
@@ -82,6 +86,8 @@ class HostsScreen(ReplayKeys):
         Binding("f", "only", "this host", tooltip="Only the processes of this host, or of all"),
         Binding("s", "sort(1)", "sort", tooltip="Sort the processes by the next column"),
         Binding("slash", "filter", "filter", key_display="/", tooltip="List only the processes that match"),
+        Binding("e", "search", "search", tooltip="Search the largest batch that fits on this host"),
+        Binding("o", "plan", "plan", tooltip="Plan for the GPU of the process, or for the emptiest of this host"),
         Binding("c", "connect", "connect now", tooltip="Try the hosts that are away at once"),
         Binding("T", "end('terminate')", "terminate", tooltip="Ask the process to end (SIGTERM)"),
         Binding("K", "end('kill')", "kill", tooltip="End the process at once (SIGKILL)"),
@@ -95,6 +101,21 @@ class HostsScreen(ReplayKeys):
         Binding("escape", "unfilter", show=False),
         *REPLAY_BINDINGS,
     ]
+
+    class SearchWanted(Message):
+        """The user wants to search on a host, which is reached by `ssh`."""
+
+        def __init__(self, host: str, ssh: SshOptions) -> None:
+            super().__init__()
+            self.host = host
+            self.ssh = ssh
+
+    class PlanWanted(Message):
+        """The user wants to plan for a GPU of a host."""
+
+        def __init__(self, gpu: Gpu) -> None:
+            super().__init__()
+            self.gpu = gpu
 
     def __init__(
         self,
@@ -123,7 +144,7 @@ class HostsScreen(ReplayKeys):
         return self._state
 
     def compose_parts(self) -> ComposeResult:
-        """Header, hosts, processes, keys; and what stands there instead."""
+        """Header, hosts, processes, keys; and what is shown in their place."""
         yield Lines(id="hosts-header")
         yield Lines(id="hosts-heading")
         yield self._hosts
@@ -161,7 +182,7 @@ class HostsScreen(ReplayKeys):
             await asyncio.sleep(_SHORTEST_S)
 
     def _look(self) -> None:
-        """Take in how all hosts stand; the past of those whose Monitor has been opened goes on behind it."""
+        """Take in all hosts' states, and the history of those whose Monitor has been opened."""
         if self.has_jumped():
             self._histories.clear()  # of another time
         statuses = self._fleet.statuses
@@ -219,6 +240,8 @@ class HostsScreen(ReplayKeys):
         """Ending is offered only where it can be done; what is past cannot be connected to."""
         if action == "end":
             return self._allow_signals and permitted(self, Act.END) and self._processes.has_focus
+        if action == "search":
+            return self.replay is None and permitted(self, Act.SEARCH)
         return self.replay is None if action == "connect" else super().check_action(action, parameters)
 
     def action_end(self, ending: Ending) -> None:
@@ -286,6 +309,20 @@ class HostsScreen(ReplayKeys):
     def action_connect(self) -> None:
         """Try the hosts that are away at once."""
         self._fleet.connect_now()
+
+    def action_search(self) -> None:
+        """The trials run there."""
+        connection = self._fleet.connections.get(self.chosen)
+        if isinstance(connection, Connection) and not refused(self, Act.SEARCH):
+            self.post_message(self.SearchWanted(connection.host.name, connection.ssh))
+
+    def action_plan(self) -> None:
+        """For a GPU of the host, from what the host says of it."""
+        gpu = gpu_to_plan_for(self._state, self.chosen, self.chosen_process)
+        if isinstance(gpu, Unknown):
+            self.notify(f"no plan: {gpu.reason}", title=self.chosen, severity="warning")
+        else:
+            self.post_message(self.PlanWanted(gpu))
 
     def action_other(self) -> None:
         """From the hosts to the processes, and back."""

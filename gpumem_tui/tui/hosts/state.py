@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
+from gpumem_tui.catalog.shapes import Gpu
 from gpumem_tui.memory import Unknown
 from gpumem_tui.monitor.readings import Reading
+from gpumem_tui.plan.watched import planned_gpu
 from gpumem_tui.remote.processes import RemoteProcess, job_of
 from gpumem_tui.remote.status import HostStatus
 
@@ -40,6 +42,19 @@ class HostsState:
     reverse: bool = False
     filter: str = ""
     only: str = ""
+
+
+def gpu_to_plan_for(state: HostsState, host: str, process: RemoteProcess | None) -> Reading[Gpu]:
+    """The GPU of the process, or for None the one of the host that has most free; or why there is none."""
+    if process is not None:
+        found = process.gpu
+    else:
+        gpus = next((status.gpus for status in state.statuses if status.host.name == host), ())
+        if not gpus:
+            return Unknown("no GPU of it is known")
+        found = max(gpus, key=lambda gpu: -1 if isinstance(gpu.memory, Unknown) else gpu.memory.free_bytes)
+    gpu = planned_gpu(found)
+    return gpu if isinstance(gpu, Unknown) else replace(gpu, name=f"{host}: GPU {gpu.name}")
 
 
 def listed_processes(state: HostsState) -> list[RemoteProcess]:

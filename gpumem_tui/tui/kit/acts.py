@@ -1,4 +1,4 @@
-"""What reaches out of the program, and the one place where it is refused: one that only watches does none of it."""
+"""Acts on the machine, such as ending a process, and the one place that refuses them in a read-only program."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def permitted(node: DOMNode, act: Act) -> bool:
 
 
 def refused(node: DOMNode, act: Act) -> bool:
-    """To be asked right before acting: True, once the user has been told so, if the program does not do this."""
+    """Called right before acting: True, after a notice to the user, if the program does not do this."""
     if permitted(node, act):
         return False
     node.app.notify(refusal(act), severity="warning")
@@ -49,5 +49,5 @@ def refused(node: DOMNode, act: Act) -> bool:
 
 
 def refusal(act: Act) -> str:
-    """What the user is told."""
+    """The notice to the user."""
     return f"read-only: {act.value}"

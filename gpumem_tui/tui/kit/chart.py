@@ -56,7 +56,7 @@ def stacked(edges: Iterable[tuple[float, Band]], top: float, rows: int) -> Stack
 def area_rows(
     stacks: Iterable[Stack], rows: int, top: str, *, middle: str = "", bottom: str = "0", width: int = LABEL_WIDTH
 ) -> list[Row]:
-    """Columns side by side, with what the highest, the middle and the lowest row stand for in `width` cells."""
+    """Columns side by side, with the values of the highest, the middle and the lowest row in `width` cells."""
     labels = [""] * rows
     labels[0], labels[-1] = top, bottom
     if middle:
@@ -111,7 +111,7 @@ def _area_cell(stack: Stack, row: int) -> Span:
 
 @dataclass(frozen=True)
 class TimeAxis:
-    """Which moment each column of a chart stands for.
+    """Which moment each column of a chart shows.
 
     Attributes:
         start_s: where the first column begins, in seconds since the epoch; step_s: how long each is.

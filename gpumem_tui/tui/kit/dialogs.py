@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from textual import on
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical, VerticalScroll
 from textual.content import Content
-from textual.screen import ModalScreen
+from textual.screen import ModalScreen, Screen
 from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option as ListOption
 
@@ -34,7 +34,7 @@ class PickScreen(ModalScreen[str | None]):
 
     CSS_PATH = "dialogs.tcss"
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape", "dismiss(None)", "leave as it was"),
+        Binding("escape", "dismiss(None)", "cancel"),
         Binding("up", "move(-1)", show=False, priority=True),
         Binding("down", "move(1)", show=False, priority=True),
         Binding("pageup", "move(-10)", show=False, priority=True),
@@ -216,9 +216,8 @@ class TextScreen(ModalScreen[None]):
         return bool(self._plain) if action in ("copy", "write") else True
 
     def action_copy(self) -> None:
-        """To the terminal's clipboard (OSC 52), over SSH too where the terminal allows it."""
-        self.app.copy_to_clipboard(self._plain)
-        self.notify("copied to the clipboard, if the terminal lets programs do that")
+        """To the clipboard."""
+        copy_to_clipboard(self, self._plain)
 
     def action_write(self) -> None:
         """To a file in the folder that the program was started in; never over one that is there."""
@@ -245,6 +244,13 @@ class HelpScreen(TextScreen):
 
     def __init__(self, lines: Sequence[Row]) -> None:
         super().__init__("Help", lines)
+
+
+def copy_to_clipboard(screen: Screen[Any], text: str) -> None:
+    """To the terminal's clipboard (OSC 52), over SSH too where the terminal allows it; and say what was copied."""
+    screen.app.copy_to_clipboard(text)
+    what = text if "\n" not in text else f"{text.count(chr(10))} lines"
+    screen.notify(f"copied, if the terminal lets programs do that: {what}", markup=False)
 
 
 def help_heading(text: str) -> Row:

@@ -1,4 +1,4 @@
-"""Numbers as the panels write them, short and of a known width; and the lines that they stand in."""
+"""Numbers as the panels write them, short and of a known width; and lines of styled text."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def fit_right(text: str, width: int) -> str:
 
 
 def ruled(left: list[Span], right: list[Span], width: int) -> list[Span]:
-    """A heading: a thin line between what stands left and what stands right."""
+    """A heading: a thin line between its left and its right text."""
     gap = width - span_width(left) - span_width(right)
     if gap < 3:
         return [*left, (" " * max(0, gap), ""), *right]

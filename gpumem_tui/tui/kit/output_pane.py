@@ -78,7 +78,7 @@ class Printed:
         self._keep(PrintedLine(_cut(text)))
 
     def show_unfinished(self, text: str) -> None:
-        """What stands on the command's line that has not ended yet; empty for nothing."""
+        """Show the command's unfinished line; empty for none."""
         self._unfinished = _cut(text)
 
     @property
@@ -119,7 +119,7 @@ class OutputPane(ScrollView, can_focus=True):
         return "\n".join(text for text, _ in self._rows)
 
     def show(self, printed: Printed) -> None:
-        """Add what has been printed since, or begin anew with the lines of another search."""
+        """Add what has been printed since, or start over with the lines of another search."""
         if printed is not self._printed:
             self._printed = printed
             self._follows = True
@@ -132,14 +132,14 @@ class OutputPane(ScrollView, can_focus=True):
             self._add(lines)
 
     def on_resize(self, event: Resize) -> None:
-        """Wrap anew."""
+        """Wrap the lines to the new width."""
         follows = self._follows  # the clearing scrolls
         self._clear()
         self._follows = follows
         self.show(self._printed)
 
     def watch_scroll_y(self, old_value: float, new_value: float) -> None:
-        """Whoever scrolls up wants to read."""
+        """Scrolling up stops following the output."""
         super().watch_scroll_y(old_value, new_value)
         self._follows = self.is_vertical_scroll_end
 

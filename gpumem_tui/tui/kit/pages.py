@@ -1,4 +1,4 @@
-"""A report over the Monitor: one page or several, scrolled with the arrow keys."""
+"""A report shown over the Monitor: one page or several, scrolled with the arrow keys."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class PagesScreen(ModalScreen[None]):
                     self._turn_to(index)
 
     def show(self, report: Report) -> None:
-        """Later figures."""
+        """Show newer figures."""
         self._report = report
         if self.is_mounted:
             self._draw()

@@ -53,11 +53,11 @@ class RowList(ScrollView, can_focus=True):
 
         @property
         def control(self) -> RowList:
-            """The list that says it."""
+            """The list that sent the message."""
             return self.rows
 
     class Moved(OfRow):
-        """The cursor stands on another row."""
+        """The cursor has moved to another row."""
 
     class Chosen(OfRow):
         """Enter was pressed, or the row under the cursor was clicked twice."""
@@ -164,7 +164,7 @@ class RowList(ScrollView, can_focus=True):
         self.refresh()
 
     def on_blur(self) -> None:
-        """And hides where they do not."""
+        """The cursor hides when the keys go elsewhere."""
         self.refresh()
 
     def render_line(self, y: int) -> Strip:
@@ -223,7 +223,7 @@ class RowList(ScrollView, can_focus=True):
             self.scroll_to_region(Region(0, here, 1, end - here), animate=False, force=True)
 
     def _places(self) -> list[int]:
-        """The lines that the cursor can stand on."""
+        """The lines that the cursor can be on."""
         return [index for index, key in enumerate(self._keys) if key]
 
     def _place_of(self, key: str) -> int:

@@ -91,7 +91,7 @@ class TerminalDriver(LinuxDriver):
             return b""
 
     def write(self, data: str) -> None:
-        """Draw; nothing on a terminal that is gone: nobody empties its queue, and a full one holds up the end."""
+        """Draw; nothing on a terminal that is gone: its queue would fill up and block the exit."""
         if self._writer_thread is None or self._writer_thread.is_alive():
             super().write(data)
 
@@ -182,7 +182,7 @@ class KeysInOrder(App[Result]):
             await self._look()
 
     async def on_key_done(self, message: KeyDone) -> None:
-        """Once more behind what the key's action has posted; then the next key."""
+        """Wait again behind what the key's action has posted; then the next key."""
         if message.key is not self._acting:
             return  # given up: it came late
         if message.round == _ROUNDS or not self._send(KeyDone(message.key, message.round + 1)):
@@ -196,12 +196,12 @@ class KeysInOrder(App[Result]):
             await self._next_key()
 
     def _send(self, note: KeyDone) -> bool:
-        """Send a note on its way from whoever gets the keys now."""
+        """Send a note from the widget that has the focus now."""
         self._carrier = self.focused or self.screen
         return self._carrier.post_message(note)
 
     async def _look(self) -> None:
-        """Go on without a note that is lost."""
+        """Continue when a note was lost."""
         if not self._carrier.is_attached or monotonic() - self._acting_since_s > _LONGEST_S:
             await self._next_key()
 

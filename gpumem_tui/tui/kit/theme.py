@@ -1,4 +1,4 @@
-"""The program's own themes: quiet grounds on which only numbers, marks and verdicts stand out."""
+"""The program's own themes: quiet backgrounds on which numbers, marks and verdicts stand out."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ class Entry:
 
     @property
     def host(self) -> HostProcess | None:
-        """The process as the operating system knows it, if it can be told."""
+        """The process as the operating system knows it, if that is known."""
         return None if isinstance(self.process.host, Unknown) else self.process.host
 
     @property
@@ -111,7 +111,7 @@ def offering(state: MonitorState) -> tuple[object, ...]:
 
 
 def _everywhere(state: MonitorState) -> Iterator[Entry]:
-    """Those that ended lately, those that the driver lists, and those that only their probe tells of."""
+    """Processes that ended lately, those that the driver lists, and those known by their probe alone."""
     yield from _ended(state)
     listed: set[tuple[str, int]] = set()
     for gpu in state.gpus:
@@ -208,7 +208,7 @@ def _sorted(listed: list[Entry], state: MonitorState) -> list[Entry]:
 
 
 def has_ended_well(entry: Entry) -> bool:
-    """Whether a process that has ended did so as somebody wanted it."""
+    """Whether a process ended normally or on request."""
     return entry.watched is not None and entry.watched.process.has_ended_well
 
 

@@ -73,7 +73,7 @@ class Feed:
         return True
 
     def restart(self, past: Sequence[Snapshot], step_s: float) -> None:
-        """Forget what was seen: the source shows another moment now.
+        """Forget past snapshots: the source shows another moment now.
 
         Args:
             past: snapshots from before it, `step_s` apart.

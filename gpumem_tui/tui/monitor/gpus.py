@@ -134,7 +134,7 @@ def _window(state: MonitorState, most: int) -> tuple[Sequence[GpuReading], int]:
 
 
 def _list_heading(state: MonitorState, width: int, shown: Sequence[GpuReading], first: int) -> Row:
-    """Over the columns of a line; the rest is a rule."""
+    """The headings above the columns; the rest of the line is a rule."""
     roomy = width >= _ROOMY
     name = _marker_width(state) + _name_width(width) + 1
     columns = f"{'used/total GiB':>15}{'util':>6}{'power':>6}{'temp':>6}" if roomy else f"{'GiB':>11}{'util':>5}"

@@ -11,7 +11,7 @@ from gpumem_tui.tui.kit.glyphs import BUCKET_LOOKS
 _KEYS = (
     ("↑ ↓", "choose a process; page up, page down, home and end too"),
     ("enter", "its details; of one that ran out of memory, what filled the device"),
-    ("l", "look into its next step: of what the peak consists, by module and by line"),
+    ("l", "look into its next step: what the peak consists of, by module and by line"),
     ("a", "attach: put a probe into a Python process; asks first"),
     ("h", "history of the process, or of the GPU again"),
     ("p", "processes with a probe: as at their peak, or as now"),
@@ -37,7 +37,7 @@ _COLUMNS = (
     ("CPU%", "of one core"),
     ("HOST MEM", "GiB resident in the machine's memory"),
     ("PEAK", "with a probe: the most ever allocated at once"),
-    ("STEP", "with a probe: optimizer steps since it came in"),
+    ("STEP", "with a probe: optimizer steps since it was loaded"),
     ("STEP TIME", "with a probe: the mean of the last steps"),
     ("RETRIES", "with a probe: how often the allocator had to give its cache back"),
     ("–", "unknown, never 0: details say why"),

@@ -153,7 +153,7 @@ class ChartSpan:
         return self._shown_s
 
     def step(self, step: int) -> None:
-        """Choose a shorter or a longer one than is shown."""
+        """Choose a shorter or a longer span than is shown."""
         at = self._spans_s.index(self._shown_s) + step
         self._chosen_s = self._spans_s[max(0, min(at, len(self._spans_s) - 1))]
 
@@ -217,7 +217,7 @@ class HistoryChart(Lines, can_focus=True):
             self._point(self._axis.time_at(offset.x))
 
     def on_leave(self, event: Leave) -> None:
-        """No mouse, no cursor."""
+        """The cursor goes with the mouse."""
         self._point(None)
 
     def on_focus(self, event: Focus) -> None:

@@ -35,7 +35,7 @@ _ATTACH_S = 60.0
 
 PROCESS_BINDINGS: list[BindingType] = [
     Binding("enter", "details", "details", key_display="enter", tooltip="All that is known of the process"),
-    Binding("l", "look", "look", tooltip="Of what the peak of its next step consists"),
+    Binding("l", "look", "look", tooltip="What its next step's peak consists of"),
     Binding("a", "attach", "attach", tooltip="Put a probe into this Python process"),
     Binding("R", "ranks", "ranks", tooltip="The ranks of its job side by side"),
     Binding("o", "plan", "plan", tooltip="Plan with its model on its GPU"),
@@ -233,7 +233,7 @@ class ProcessActions(ReplayKeys):
             if left_off.wait(_POLL_S):
                 raise NoAnswer("left off")
 
-        effect = "Its next step is recorded and takes longer. If you leave off, it is recorded all the same."
+        effect = "Its next step is recorded and takes longer. If you cancel, it is recorded all the same."
         waiting = WaitingScreen("A look into the next step", process.title, effect)
 
         def ask() -> LookAnswer:
@@ -283,7 +283,7 @@ class ProcessActions(ReplayKeys):
         from gpumem_tui.attach.target import Refused
         from gpumem_tui.tui.process.dialogs import WaitingScreen
 
-        effect = "It is told to start the probe when its main thread is next in Python. To leave off changes nothing."
+        effect = "It is told to start the probe when its main thread is next in Python. To cancel changes nothing."
         waiting = WaitingScreen("Attaching", target.host.title, effect)
         await self.app.push_screen(waiting)
         try:

@@ -1,4 +1,4 @@
-"""All that is known of one process on one device."""
+"""Everything known of one process on one device."""
 
 from __future__ import annotations
 

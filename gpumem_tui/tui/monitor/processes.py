@@ -226,7 +226,7 @@ def _ended_cell(entry: Entry, now_s: float) -> str:
     asked = "" if asked_bytes is None else f", {format_bytes(asked_bytes)} asked for"
     mark = "✓" if has_ended_well(entry) else "✗"
     step = f", step {watched.process.step:,}" if watched.process.step else ""
-    told = f"{watched.process.standing} · {age(now_s - watched.ended_s)} ago{asked}{step}"
+    told = f"{watched.process.state_words} · {age(now_s - watched.ended_s)} ago{asked}{step}"
     return f" {mark} {told}: {' '.join(watched.process.process.command)}"
 
 
@@ -245,7 +245,7 @@ def _style(column: _Column, entry: Entry) -> str:
 
 
 def _tail(state: MonitorState, listed: int) -> Iterator[Span]:
-    """What stands below the processes."""
+    """The line below the processes."""
     unknown = [gpu for gpu in state.gpus if isinstance(gpu.processes, Unknown) and not gpu.instances]
     for gpu in unknown:
         if isinstance(gpu.processes, Unknown):

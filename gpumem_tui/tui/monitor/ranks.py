@@ -88,7 +88,7 @@ def _fitting(room: int) -> list[_Column]:
 
 
 def _lead(rank: str, pid: str, device: str, step: str, pace: str, *, roomy: bool) -> str:
-    """What stands left of the figures."""
+    """The cells left of the figures."""
     if roomy:
         return f"{rank:>6}{pid:>9}  {fit(device, 7)}{step:>8}{pace:>10}"
     return f"{rank:>6}  {fit(device, 7)}{step:>8}"

@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from gpumem_tui.monitor.replay import Replay
     from gpumem_tui.watch.published import ProbeSource
 
+_WRITTEN_S = 0.1
+"""After the first snapshot: by then it is on the terminal. To ask probes much is imported, which would hold it up."""
 _SHORTEST_S = 0.05
 """Between two looks at what is new: a recording may be played a thousand times as fast."""
 _PATIENCE_S = 1.0
@@ -129,7 +131,7 @@ class MonitorScreen(ProcessActions):
     # What is on it
 
     def compose_parts(self) -> ComposeResult:
-        """Header, alerts, GPUs, history, processes, filter, footer; and what stands there instead."""
+        """Header, alerts, GPUs, history, processes, filter, footer; and what is shown in their place."""
         yield Lines(id="header")
         yield Lines(id="alerts", classes="-gone")
         yield GpuPanel()
@@ -175,7 +177,7 @@ class MonitorScreen(ProcessActions):
             return False
         if is_first:
             self._waiting.stop()
-            self.call_after_refresh(self.look)  # probes are asked once the first snapshot is drawn
+            self.set_timer(_WRITTEN_S, self.look)  # now probes are asked
         if self._bell and self.feed.rings:
             self.app.bell()
         assert self.feed.latest is not None

@@ -152,15 +152,15 @@ def gpu_list_rows(state: CommandPlanState, gpus: Sequence[GpuRow], width: int) -
 
 
 def _gpu(state: CommandPlanState, found: GpuRow, name: int) -> ListRow:
-    largest = f"{found.largest:,}" if isinstance(found.largest, int) else "–"
     about = "" if found.is_exact else "~"
+    largest = f"{about}{found.largest:,}" if isinstance(found.largest, int) else "–"
     style = "bold $primary" if found.gpu == state.gpu else ""
     return row(
         _MARKS[found.fit],
         (fit(found.gpu.title.removeprefix("NVIDIA "), name), style),
         (f"{compact_bytes(found.gpu.total_bytes):>{_NUMBER}}", MUTED),
         (f"{about + compact_bytes(found.free_bytes):>{_NUMBER}}", "" if found.fits else "$text-error"),
-        (f"{about + largest:>{_NUMBER}}", ""),
+        (f"{largest:>{_NUMBER}}", ""),
         key=found.gpu.name,
     )
 
@@ -169,7 +169,7 @@ def batch_list_rows(figures: CommandFigures | None, width: int) -> list[ListRow]
     """Batch sizes, or why there is one only."""
     if figures is None:
         return []
-    head = f"  {'batch':<{_NUMBER}}{'peak':>{_NUMBER}}{'reserved':>{_NUMBER}}{'device':>{_NUMBER}}"
+    head = f"  {'batch':<{_NUMBER}}{'peak':>{_NUMBER}}{'reserved':>{_NUMBER + 1}}{'device':>{_NUMBER}}"
     plan = figures.answers.plan
     lines = [row((head, f"bold {MUTED}")), *(_batch(found, plan) for found in figures.batches)]
     note = batch_note(figures.answers.plan)
@@ -179,10 +179,11 @@ def batch_list_rows(figures: CommandFigures | None, width: int) -> list[ListRow]
 def _batch(found: BatchRow, plan: CommandPlan) -> ListRow:
     shown = f"{found.batch_size:,}" if plan.says_batch else "its own"
     sizes = (found.peak_allocated_bytes, found.peak_reserved_bytes, found.device_used_bytes)
+    widths = (_NUMBER, _NUMBER + 1, _NUMBER)
     return row(
         _MARKS[found.fit],
         (f"{shown:<{_NUMBER}}", "bold $primary" if found.batch_size == plan.batch_size else ""),
-        *((f"{compact_bytes(size):>{_NUMBER}}", "") for size in sizes),
+        *((f"{compact_bytes(size):>{width}}", "") for size, width in zip(sizes, widths, strict=True)),
     )
 
 

@@ -66,7 +66,7 @@ def compare_rows(mine: Compared, theirs: Compared, name: str, width: int) -> lis
             lines.append(_bytes_row(bucket.title, mine_bytes, their_bytes, column, BUCKET_LOOKS[bucket]))
     lines.append(_bytes_row("= peak", this.peak_bytes, other.peak_bytes, column))
     lines.append(_bytes_row("to spare", this.spare_bytes, other.spare_bytes, column))
-    lines.append(_count_row("largest a GPU", this.max_batch_size, other.max_batch_size, column))
+    lines.append(_count_row("largest batch", this.max_batch_size, other.max_batch_size, column))
     lines += [row(), *_traced_rows(mine.traced, theirs.traced, name, column, width), row()]
     for label, mine_count, their_count in (
         ("passes a step", this.accumulation.steps, other.accumulation.steps),
@@ -93,7 +93,7 @@ def _traced_rows(
         head,
         _bytes_row("= peak", *both(lambda found: found.peak_allocated_bytes), column),
         _bytes_row("left", *both(lambda found: found.spare_bytes), column),
-        _count_row("largest a GPU", *both(lambda found: found.max_batch_size), column),
+        _count_row("largest batch", *both(lambda found: found.max_batch_size), column),
     ]
     if mine is None or theirs is None:
         lines += paragraph(f"{'this plan' if mine is None else name} has not been traced", width)

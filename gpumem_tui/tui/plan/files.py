@@ -140,7 +140,7 @@ class PlanFiles:
 
 def why_no_search(plan: Plan) -> str:
     """Why a search cannot have a plan's settings; "" if it can."""
-    if reason := why_formula_only(plan.recipe):
+    if reason := why_formula_only(plan.shape, plan.recipe):
         return reason
     if plan.recipe.sharding != "none" and plan.gpu.name not in gpus():
         return "a search on a GPU of this machine runs the step of one GPU: set sharding to none"

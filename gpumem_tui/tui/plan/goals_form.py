@@ -34,7 +34,7 @@ class GoalsScreen(ModalScreen[Goals | None]):
 
     CSS_PATH = "goals_form.tcss"
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape", "dismiss(None)", "leave as it was"),
+        Binding("escape", "dismiss(None)", "cancel"),
         Binding("up", "app.focus_previous", show=False),
         Binding("down", "app.focus_next", show=False),
     ]

@@ -42,6 +42,8 @@ PANES = {
     "compare": "c",
 }
 """What the right side shows, by the key that shows it."""
+_SHORT = {"techniques": "tech", "judgement": "judge"}
+"""Names for a narrow line."""
 _GAP = 1
 _FEWEST_LETTERS = 3
 
@@ -59,6 +61,8 @@ def header_row(answer: Answer, traced: TraceState, name: str, time: str, width: 
     facts = [plan.shape.name, f"{gpus}{plan.gpu.title}", f"{format_count(count_parameters(plan.shape))} parameters"]
     if plan.recipe.has_adapters:
         facts.append(plan.recipe.adapter_words)
+    if plan.recipe.has_frozen_layers:
+        facts.append(plan.recipe.freeze_words)
     if name:
         facts.insert(0, name)
     subject, *others = facts
@@ -83,10 +87,10 @@ def _verdict(answer: Answer, traced: TraceState) -> Span:
 
 def pane_places(panes: list[str], width: int) -> list[tuple[str, int, int]]:
     """Each pane's name with its first cell and the one after its last, as `pane_row` draws them."""
-    letters = _letters(panes, width)
+    names = _names(panes, width)
     places, x = [], 0
     for pane in panes:
-        end = x + len(_shortened(pane, letters))
+        end = x + len(names[pane])
         places.append((pane, x, end))
         x = end + _GAP
     return places
@@ -94,28 +98,28 @@ def pane_places(panes: list[str], width: int) -> list[tuple[str, int, int]]:
 
 def pane_row(panes: list[str], shown: str, width: int) -> ListRow:
     """The panes' names, the letter that shows each underlined, the one that is shown reversed."""
-    letters = _letters(panes, width)
+    names = _names(panes, width)
     spans: Row = []
     for pane in panes:
-        name, at = _shortened(pane, letters), pane.index(PANES[pane])
+        name, at = names[pane], pane.index(PANES[pane])
         style = "bold reverse" if pane == shown else "$primary"
         parts = (name[:at], style), (name[at], f"{style} underline"), (name[at + 1 :], style)
         spans += [span for span in (*parts, (" " * _GAP, "")) if span[0]]
     return ListRow(tuple(spans[:-1]))
 
 
-def _letters(panes: list[str], width: int) -> int:
-    """How many letters of each name there is room for."""
-    whole = max(map(len, panes))
-    for letters in range(whole, _FEWEST_LETTERS, -1):
-        if sum(len(_shortened(pane, letters)) + _GAP for pane in panes) - _GAP <= width:
-            return letters
-    return _FEWEST_LETTERS
-
-
-def _shortened(pane: str, letters: int) -> str:
-    """So many letters of its name, and the one that shows it in any case."""
-    return pane[: max(letters, pane.index(PANES[pane]) + 1)]
+def _names(panes: list[str], width: int) -> dict[str, str]:
+    """The names as there is room for: whole, short, or cut; each with the letter that shows its pane."""
+    whole, short = {pane: pane for pane in panes}, {pane: _SHORT.get(pane, pane) for pane in panes}
+    cut = (
+        {pane: name[: max(letters, pane.index(PANES[pane]) + 1)] for pane, name in short.items()}
+        for letters in range(max(map(len, short.values())) - 1, _FEWEST_LETTERS, -1)
+    )
+    fewest = {pane: pane[: max(_FEWEST_LETTERS, pane.index(PANES[pane]) + 1)] for pane in panes}
+    fitting = (
+        names for names in (whole, short, *cut) if sum(map(len, names.values())) + _GAP * (len(panes) - 1) <= width
+    )
+    return next(fitting, fewest)
 
 
 class PaneNames(FixedRows):

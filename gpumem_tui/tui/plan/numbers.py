@@ -79,7 +79,7 @@ def fact_rows(answer: Answer, traced: TraceState, width: int) -> list[ListRow]:
     if answer.global_batch_tokens:
         batch += f", {format_count(answer.global_batch_tokens)} tokens"
     facts = [
-        ("largest a GPU", _largest_words(answer, traced), "max-batch"),
+        ("largest batch", _largest_words(answer, traced), "max-batch"),
         ("one step", passes + gpus, "accumulation"),
         ("global batch", batch, "global-batch"),
     ]

@@ -203,7 +203,7 @@ class PlanPane(Vertical):
         tracer: of the plan and of what would help; asked from another thread.
     """
 
-    class Worked(Message):
+    class Drawn(Message):
         """The pane is drawn; `step`: memory over a step, to be drawn elsewhere."""
 
         def __init__(self, step: Rows) -> None:
@@ -258,7 +258,7 @@ class PlanPane(Vertical):
                 if wanted.pane == self._wanted.pane:
                     self._content = content
                     self.query_one("#pane", RowList).show(content.view)
-                    self.post_message(self.Worked(content.step))
+                    self.post_message(self.Drawn(content.step))
                 self._shown = wanted
         finally:
             self._working = False

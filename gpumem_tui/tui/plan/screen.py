@@ -387,7 +387,7 @@ class PlanScreen(MainScreen):
             PaneRequest.of(pane, plan, self._files.other, self._traced, with_step=step, measured=self._measured)
         )
 
-    def on_plan_pane_worked(self, message: PlanPane.Worked) -> None:
+    def on_plan_pane_drawn(self, message: PlanPane.Drawn) -> None:
         """The pane is there, and with it memory over a step."""
         self.query_one("#step", RowList).show(message.step)
 

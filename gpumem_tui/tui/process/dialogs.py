@@ -146,7 +146,7 @@ class WaitingScreen(ModalScreen[None]):
     """
 
     CSS_PATH = "dialogs.tcss"
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q", "dismiss(None)", "leave off")]
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q", "dismiss(None)", "cancel")]
 
     def __init__(self, title: str, about: str, effect: str) -> None:
         super().__init__()

@@ -14,7 +14,7 @@ from gpumem_tui.tui.kit.shares import Share, bar
 from gpumem_tui.tui.process.probed import sample_rows
 from gpumem_tui.watch.ends import memory_phrase
 from gpumem_tui.watch.expected import FIXED, Expected
-from gpumem_tui.watch.postmortem import Case, fate, fragmentation_lines, ledger_rows, request_lines
+from gpumem_tui.watch.postmortem import Case, fragmentation_lines, ledger_rows, request_lines, what_happened
 from gpumem_tui.watch.published import WatchedProcess
 from gpumem_tui.watch.report import ago
 
@@ -26,7 +26,7 @@ def post_mortem_rows(case: Case, width: int, now_s: float) -> list[Row]:
     """The whole case."""
     found = case.post_mortem
     rows = list(_wrapped(printable(case.process.title), width, "bold"))
-    when = f"{fate(case)} in step {found.step + 1:,}, {ago(now_s - found.wall_ns / 1e9)}"
+    when = f"{what_happened(case)} in step {found.step + 1:,}, {ago(now_s - found.wall_ns / 1e9)}"
     rows.append([("✗ ", "bold $error"), (when, "bold $error")])
     for line in request_lines(found):
         rows += _wrapped(printable(line), width)
@@ -45,7 +45,7 @@ def ended_rows(watched: WatchedProcess, width: int, now_s: float) -> list[Row]:
     when = "" if end is None else f", {ago(now_s - end.time_s)}"
     is_well = process.has_ended_well
     rows = list(_wrapped(printable(process.title), width, "bold"))
-    said = f"{'✓' if is_well else '✗'} {printable(process.standing)}{when}"
+    said = f"{'✓' if is_well else '✗'} {printable(process.state_words)}{when}"
     rows += _wrapped(said, width, "bold" if is_well else "bold $error")
     if end is not None and (held := memory_phrase(end.resident_bytes, end.limit_bytes, end.limit_owner)):
         rows += _wrapped(f"host memory: {held}", width)

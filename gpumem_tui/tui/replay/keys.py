@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from textual.binding import Binding, BindingType
 
-from gpumem_tui.monitor.marks import Mark
-from gpumem_tui.monitor.recording_file import when
-from gpumem_tui.monitor.replay import Replay
-from gpumem_tui.plan.control import Option
 from gpumem_tui.tui.kit.figures import Row
 from gpumem_tui.tui.kit.key_bar import KeyBar
 from gpumem_tui.tui.kit.main_screen import MainScreen
@@ -18,6 +13,8 @@ from gpumem_tui.tui.replay.moment import is_begun, moment_of, span
 
 if TYPE_CHECKING:
     from textual.widgets import Input
+
+    from gpumem_tui.monitor.replay import Replay
 
 _ACTIONS = ("seek", "marks", "hold")
 _LEADS = ("left_square_bracket", "right_square_bracket", "a", "slash", "space")
@@ -27,8 +24,6 @@ _KEYS = (
     ("a", "the alerts with their times: type to filter, enter goes there"),
     ("space", "hold, or go on"),
 )
-_MOST_LISTED = 2000
-_AT_ONCE_S = 0.01
 
 REPLAY_BINDINGS: list[BindingType] = [
     Binding("left_square_bracket", "seek(-60)", "−1 min", key_display="[", tooltip="A minute back; { ten"),
@@ -105,6 +100,8 @@ class ReplayKeys(MainScreen):
         """Go to the moment that was typed, which is no filter then."""
         if self.replay is None:
             return
+        from gpumem_tui.monitor.recording_file import when
+
         index = self.replay.index
         moment_s = moment_of(typed.value, index.first_s, index.last_s)
         if moment_s is None:
@@ -116,40 +113,7 @@ class ReplayKeys(MainScreen):
 
     def action_marks(self) -> None:
         """The alerts that began, to go to one of them."""
-        from gpumem_tui.tui.kit.dialogs import PickScreen
+        from gpumem_tui.tui.replay.alert_list import show_alerts
 
-        replay = self.replay
-        if replay is None:
-            return
-        marks = replay.marks[-_MOST_LISTED:]
-        if not marks:
-            none = "no alert in it" if replay.index.is_done else f"none so far, {replay.index.share:.0%} is read"
-            self.app.notify(none, title="Alerts")
-            return
-        times = _by_title(marks)
-        options = [Option(title, _note(mark)) for title, mark in times.items()]
-        said = [] if replay.index.is_exact else ["An older recording: looked for once in each minute of it."]
-        said += [] if replay.index.is_done else [f"{replay.index.share:.0%} of the recording is read so far."]
-        before = [title for title, mark in times.items() if mark.time_s <= replay.now_s + _AT_ONCE_S]
-
-        def picked(title: str | None) -> None:
-            if title is not None:
-                replay.seek(times[title].time_s)
-
-        self.app.push_screen(PickScreen("Alerts", options, before[-1] if before else "", said), picked)
-
-
-def _by_title(marks: Sequence[Mark]) -> dict[str, Mark]:
-    """By the time at which each began, made different where several began at once."""
-    titled: dict[str, Mark] = {}
-    for mark in marks:
-        title, number = when(mark.time_s), 1
-        while title in titled:
-            number += 1
-            title = f"{when(mark.time_s)} #{number}"
-        titled[title] = mark
-    return titled
-
-
-def _note(mark: Mark) -> str:
-    return f"{mark.severity.value:<8} {f'{mark.who}: ' if mark.who else ''}{mark.message}"
+        if self.replay is not None:
+            show_alerts(self.app, self.replay)

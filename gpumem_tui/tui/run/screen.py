@@ -111,7 +111,7 @@ class RunScreen(MonitorScreen):
         Binding("z", "zoom", "zoom", tooltip="The output alone, the Monitor alone, or both"),
     ]
 
-    class Over(Message):
+    class CommandEnded(Message):
         """The command has ended."""
 
         def __init__(self, ended: Exit) -> None:
@@ -185,9 +185,9 @@ class RunScreen(MonitorScreen):
         for line in lines.rest():
             self.printed.add(line)
         self.printed.show_unfinished("")
-        self.post_message(self.Over(ended))
+        self.post_message(self.CommandEnded(ended))
 
-    def on_run_screen_over(self, message: Over) -> None:
+    def on_run_screen_command_ended(self, message: CommandEnded) -> None:
         """The command has ended, and with it the program."""
         from gpumem_tui.watch.supervising import exit_code
 

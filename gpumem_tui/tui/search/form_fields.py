@@ -9,6 +9,7 @@ from gpumem_tui.catalog.shapes import ModelShape
 from gpumem_tui.formula.recipe import (
     ADAPTER_DTYPES,
     ADAPTERS,
+    ALL_BUT_HEAD,
     ALL_LINEAR,
     ATTENTIONS,
     BASE_QUANTIZATIONS,
@@ -38,6 +39,7 @@ class FormField:
         kinds: what is trained when it is shown; empty for always.
         empty: what stands in it when nothing does: what that means, or an example.
         among: the words of a choice that never change.
+        of_host: shown for another machine only.
     """
 
     name: str
@@ -47,6 +49,7 @@ class FormField:
     kinds: tuple[Kind, ...] = ()
     empty: str = ""
     among: tuple[str, ...] = ()
+    of_host: bool = False
 
     @property
     def is_long(self) -> bool:
@@ -70,6 +73,10 @@ FIELDS = (
     FormField("file", "File", "--workload", "text", ("file",), "train.py"),
     FormField("command", "Command", "-- COMMAND", "text", ("command",), "python train.py --batch-size {batch}"),
     FormField("gpus", "GPUs", "--gpus", "count", (*_NETWORKS, "command"), "1, or the launcher's"),
+    FormField("host", "Host", "--host", "text", empty="this machine; else HOST or USER@HOST:PORT, by ssh"),
+    FormField(
+        "remote_directory", "Folder", "--remote-directory", "text", empty="there; the login's home", of_host=True
+    ),
     FormField("gpu", "GPU", "--gpu", "choice"),
     _recipe("precision", PRECISIONS),
     _recipe("optimizer", OPTIMIZERS),
@@ -86,6 +93,7 @@ FIELDS = (
     FormField("timeout", "Timeout s", "--timeout", "number", empty="300"),
     FormField("python", "Python", "--python", "text", empty="the one that this program runs in"),
     _recipe("sharding", SHARDINGS),
+    FormField("freeze", "Freeze", "--freeze", "text", _NETWORKS, f"none; else the first N blocks, or {ALL_BUT_HEAD}"),
     _recipe("adapter", ADAPTERS),
     FormField("lora_rank", "LoRA rank", "--lora-rank", "count", _NETWORKS, f"{DEFAULT_LORA_RANK}"),
     FormField("adapter_dtype", "In", "--adapter-dtype", "choice", _NETWORKS, among=ADAPTER_DTYPES),
@@ -106,9 +114,9 @@ FIELDS = (
 FIELD_OF_OPTION = {field.option: field.name for field in FIELDS}
 
 
-def belongs(field: FormField, kind: Kind, shape: ModelShape | None, typed: str) -> bool:
+def belongs(field: FormField, kind: Kind, shape: ModelShape | None, typed: str, *, on_host: bool) -> bool:
     """Whether the form shows a field: of a model's shape only those that it has, and those that hold something."""
-    if field.kinds and kind not in field.kinds:
+    if (field.kinds and kind not in field.kinds) or (field.of_host and not on_host):
         return False
     return field.name not in SHAPE_FIELDS or shape is None or bool(typed) or field.name in shape.record.fields
 

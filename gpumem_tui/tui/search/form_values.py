@@ -8,10 +8,10 @@ import shlex
 import shutil
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TypeVar
 
-from gpumem_tui.catalog.loader import DEFAULT_MODEL, gpus, models
+from gpumem_tui.catalog.loader import DEFAULT_GPU, DEFAULT_MODEL, gpus, models
 from gpumem_tui.errors import OptionError
 from gpumem_tui.formula.predict import DEFAULT_HEADROOM
 from gpumem_tui.formula.recipe import (
@@ -21,14 +21,21 @@ from gpumem_tui.formula.recipe import (
     ATTENTIONS,
     BASE_QUANTIZATIONS,
     DEFAULT_LORA_RANK,
+    NOTHING_FROZEN,
     OPTIMIZERS,
     PRECISIONS,
     RECOMPUTES,
     SHARDINGS,
 )
 from gpumem_tui.monitor.devices import RealGpu
-from gpumem_tui.options.configuration import Options, check_searchable, interpreter, limit_from
-from gpumem_tui.options.typed import rows_from
+from gpumem_tui.options.configuration import (
+    Options,
+    allocator_settings,
+    check_searchable,
+    interpreter,
+    limit_from,
+)
+from gpumem_tui.options.typed import rows_from, size_from
 from gpumem_tui.options.workload import (
     ModelChanges,
     WorkloadOptions,
@@ -36,8 +43,9 @@ from gpumem_tui.options.workload import (
     share_limit_bytes,
     simulated_device,
 )
+from gpumem_tui.remote.ssh import SshOptions
 from gpumem_tui.search import strategy
-from gpumem_tui.search.config import Device, SearchConfig
+from gpumem_tui.search.config import Device
 from gpumem_tui.tui.search.form_fields import (
     FIELDS,
     KINDS,
@@ -48,6 +56,7 @@ from gpumem_tui.tui.search.form_fields import (
     Kind,
     size_text,
 )
+from gpumem_tui.tui.search.host_request import Edited, HostRequest
 from gpumem_tui.workload.command import BATCH, Command, Proposal
 
 Word = TypeVar("Word", bound=str)
@@ -57,16 +66,10 @@ _DEFAULTS = Options()
 _OWN = "own"
 """The value of a model or a GPU that is in no catalog: a configuration file's, the machine's."""
 _SIMULATED = "sim:"
-_RESTRICT = {"count": "[0-9]*", "number": "[0-9.]*", "text": ".*"}
-_LONGEST = {"count": 8, "number": 10, "text": 0}
-
-
-@dataclass(frozen=True)
-class Edited:
-    """What the form gives back: always a valid workload."""
-
-    options: WorkloadOptions
-    config: SearchConfig
+_FREE = "free"
+"""The value of another machine's first free GPU."""
+_MOST_GPUS = 16
+"""Of another machine, so many are offered by their index."""
 
 
 class FormValues:
@@ -75,19 +78,22 @@ class FormValues:
     Args:
         now: what is set.
         given: what the program was started with.
+        ssh: how other machines are reached; None: as the one that the program was started with.
 
     Attributes:
         gpus: the GPUs of this machine, as far as the driver has named them.
         proposal: how to give a command its batch size, where it was last read without one.
     """
 
-    def __init__(self, now: Edited, given: Edited) -> None:
+    def __init__(self, now: Edited, given: Edited, ssh: SshOptions | None = None) -> None:
         self.gpus: tuple[RealGpu, ...] = ()
         self.proposal: Proposal | None = None
         self._options = now.options
         self._config = now.config
         self._given = given
-        self._limit = size_text(now.config.limit_bytes)
+        self._there = now.there
+        self._ssh = ssh or (None if given.there is None else given.there.ssh)
+        self._limit = size_text(now.config.limit_bytes if now.there is None else now.there.asked.limit_bytes)
         self._values: Mapping[str, str] = {}
 
     @property
@@ -107,6 +113,7 @@ class FormValues:
             "file": options.workload or given.workload or "",
             "command": Command(options.command or given.command, "").text,
             "gpus": _shown(options.gpus, unless=1),
+            "freeze": options.freeze if options.freeze != NOTHING_FROZEN else "",
             "lora_rank": _shown(options.lora_rank, unless=DEFAULT_LORA_RANK),
             "lora_targets": options.lora_targets if options.lora_targets != ALL_LINEAR else "",
             "ramp_step": _shown(config.ramp_step),
@@ -115,7 +122,9 @@ class FormValues:
             "limit": self._limit,
             "steps": _shown(config.steps, unless=_DEFAULTS.steps),
             "timeout": _shown(config.timeout_s, unless=_DEFAULTS.timeout_s),
-            "python": config.python if config.python != sys.executable else "",
+            "python": self._python,
+            "host": "" if self._there is None else self._there.host.name,
+            "remote_directory": "" if self._there is None else self._there.directory,
             "assumed_rows": " ".join(f"{place}={share:g}" if place else f"{share:g}" for place, share in
                                      options.assumed_rows),
         }  # fmt: skip
@@ -130,12 +139,12 @@ class FormValues:
             case "model":
                 return self._model_choices(), self.model
             case "gpu":
-                set_now = f"{_SIMULATED}{config.device.gpu.name}" if config.device.simulated else _OWN
-                return self.gpu_choices(), set_now
+                return self.gpu_choices(on_host=self._there is not None)
             case "strategy":
                 value: str = config.strategy
             case "share":
-                value = YES if config.device.others_bytes else NO
+                shares = bool(config.device.others_bytes) if self._there is None else self._there.asked.share
+                value = YES if shares else NO
             case "dequantize":
                 value = YES if options.dequantize else NO
             case name:
@@ -147,12 +156,29 @@ class FormValues:
         listed = [(_OWN, os.path.basename(own))] if own is not None else []
         return [*listed, *((model, model) for model in models())]
 
-    def gpu_choices(self) -> list[tuple[str, str]]:
-        """(value, label) pairs: those of this machine, then those of the catalog."""
-        device = self._given.config.device
-        here = [] if device.simulated else [(_OWN, device.gpu.title)]
-        here += [(str(gpu.index), f"{gpu.index}: {gpu.name}") for gpu in self.gpus if gpu.uuid != device.uuid]
-        return [*here, *((f"{_SIMULATED}{gpu}", f"{_SIMULATED}{gpu}") for gpu in gpus())]
+    @property
+    def _python(self) -> str:
+        if self._there is not None:
+            return self._there.asked.python or ""
+        return self._config.python if self._config.python != sys.executable else ""
+
+    def gpu_choices(self, *, on_host: bool) -> tuple[list[tuple[str, str]], str]:
+        """(value, label) pairs, those of the machine and then those of the catalog; and the value to begin with."""
+        simulated = [(f"{_SIMULATED}{gpu}", f"{_SIMULATED}{gpu}") for gpu in gpus()]
+        if on_host:
+            asked = None if self._there is None else self._there.asked.gpu
+            numbers = dict.fromkeys(map(str, range(_MOST_GPUS)))
+            own = [] if asked is None or asked in numbers or asked.startswith(_SIMULATED) else [(asked, asked)]
+            listed = [(_FREE, "the first free one"), *own, *((number, f"GPU {number}") for number in numbers)]
+            return [*listed, *simulated], asked or _FREE
+        now, given = self._config.device, self._given.config.device
+        owned = next((device for device in (now, given) if not device.simulated and not device.host), None)
+        here = [] if owned is None else [(_OWN, owned.gpu.title)]
+        uuid = None if owned is None else owned.uuid
+        here += [(str(gpu.index), f"{gpu.index}: {gpu.name}") for gpu in self.gpus if gpu.uuid != uuid]
+        if now.host:  # of another machine
+            return [*here, *simulated], f"{_SIMULATED}{DEFAULT_GPU}"
+        return [*here, *simulated], f"{_SIMULATED}{now.gpu.name}" if now.simulated else _OWN
 
     def _kind(self, options: WorkloadOptions) -> Kind:
         """A configuration that the program was started with stands among the models."""
@@ -162,14 +188,16 @@ class FormValues:
 
     # Reading
 
-    def read(self, values: Mapping[str, str]) -> Edited:
-        """What the fields hold, by name, as a search.
+    def read(self, values: Mapping[str, str]) -> Edited | HostRequest:
+        """What the fields hold, by name, as a search; for another machine, as what to ask it.
 
         Raises:
             OptionError: they do not go together.
         """
         self.proposal, self._values = None, values
         options = self._read_options()
+        if values["host"]:
+            return self._read_request(options)
         device = self._read_device(values["gpu"])
         python = self._read_python()
         config = replace(
@@ -184,14 +212,42 @@ class FormValues:
             headroom=self._number("headroom", DEFAULT_HEADROOM, 0, 0.99),
             steps=self._count("steps", 1, 10_000) or _DEFAULTS.steps,
             timeout_s=self._number("timeout", _DEFAULTS.timeout_s, 1, 1e6),
+            allocator=allocator_settings() if self._config.device.host else self._config.allocator,
         )
         check_searchable(config)
         return Edited(options, config)
 
+    def _read_request(self, options: WorkloadOptions) -> HostRequest:
+        """Its GPUs, files and programs are not known here: it reads and checks them itself."""
+        values, gpu = self._values, self._values["gpu"]
+        try:
+            limit_bytes = size_from(values["limit"]) if values["limit"] else None
+        except ValueError as error:
+            raise OptionError(f"--limit: {error}") from error
+        asked = Options(
+            options,
+            gpu=None if gpu == _FREE else gpu,
+            share=values["share"] == YES,
+            python=values["python"] or None,
+            limit_bytes=limit_bytes,
+            headroom=self._number("headroom", DEFAULT_HEADROOM, 0, 0.99),
+            target_batch=self._count("target_batch", 1),
+            timeout_s=self._number("timeout", _DEFAULTS.timeout_s, 1, 1e6),
+            steps=self._count("steps", 1, 10_000) or _DEFAULTS.steps,
+            strategy=self._chosen_of("strategy", strategy.NAMES),
+            ramp_step=self._count("ramp_step", 1),
+        )
+        return HostRequest(values["host"], values["remote_directory"], asked, self._ssh)
+
+    def _path(self, name: str) -> str:
+        """A path as it was typed, of this machine with the home in the place of ~."""
+        typed = self._values[name]
+        return typed if self._values["host"] else os.path.expanduser(typed)
+
     def _read_python(self) -> str:
         """As it was where nothing else was typed; else a program that can be run."""
         typed = self._values["python"]
-        if typed == self.text("python"):
+        if typed == self._python and self._there is None:
             return self._config.python
         return interpreter(os.path.expanduser(typed) or None) or sys.executable
 
@@ -215,14 +271,12 @@ class FormValues:
     def _read_options(self) -> WorkloadOptions:
         match self._chosen_of("kind", tuple(KINDS)):
             case "file":
-                path = os.path.expanduser(self._values["file"])
-                return WorkloadOptions(workload=path, assumed_rows=self._assumed_rows())
+                return WorkloadOptions(workload=self._path("file"), assumed_rows=self._assumed_rows())
             case "command":
                 return self._read_command()
             case "config":
-                path = os.path.expanduser(self._values["config"])
                 dequantize = self._values["dequantize"] == YES
-                return self._with_recipe(WorkloadOptions(config=path, dequantize=dequantize))
+                return self._with_recipe(WorkloadOptions(config=self._path("config"), dequantize=dequantize))
             case "model":
                 return self._with_recipe(self._read_model())
 
@@ -235,7 +289,7 @@ class FormValues:
     def _read_command(self) -> WorkloadOptions:
         words, ranks = command_words(self._values["command"]), self._values["gpus"]
         command = Command(words, os.getcwd())
-        if shutil.which(words[0]) is None:
+        if not self._values["host"] and shutil.which(words[0]) is None:
             raise OptionError(f"-- COMMAND: there is no program {words[0]!r} that can be run; check the path")
         if not command.takes_batch:
             self.proposal = command.proposal
@@ -262,6 +316,7 @@ class FormValues:
             recompute=self._chosen_of("recompute", RECOMPUTES),
             attention=self._chosen_of("attention", ATTENTIONS),
             sharding=self._chosen_of("sharding", SHARDINGS),
+            freeze=self._values["freeze"] or NOTHING_FROZEN,
             adapter=self._chosen_of("adapter", ADAPTERS),
             lora_rank=self._count("lora_rank", 1) or DEFAULT_LORA_RANK,
             lora_targets=self._values["lora_targets"] or ALL_LINEAR,
@@ -277,7 +332,7 @@ class FormValues:
         """What was typed; where nothing was, the cap that came with the device, which may protect others on it, else
         the present one where it is one."""
         typed = self._values["limit"]
-        if typed != self._limit:
+        if typed != self._limit or self._there is not None:
             return limit_from(typed, device.gpu.total_bytes) if typed else share_limit_bytes(device)
         for config in (self._config, self._given.config):
             if config.device is device:
@@ -288,6 +343,8 @@ class FormValues:
     def _read_device(self, wanted: str) -> Device:
         share = self._values["share"] == YES
         for device in (self._config.device, self._given.config.device):
+            if device.host:
+                continue
             if wanted == (f"{_SIMULATED}{device.gpu.name}" if device.simulated else _OWN):
                 known = any(gpu.uuid == device.uuid for gpu in self.gpus)
                 if device.simulated or not known or share == bool(device.others_bytes):

@@ -21,6 +21,7 @@ _KEYS = (
 _OUTPUT_KEYS = (
     ("o", "what the command prints, or the log of trials"),
     ("z", "the output as large as the screen; z again, or esc, leads back"),
+    ("y", "copy the command with the largest batch size found"),
     ("", "on a simulated GPU what the command computes, such as its loss, reads 0"),
 )
 _BEFORE_OUTPUT = 5

@@ -15,28 +15,30 @@ from textual.events import Resize
 from textual.message import Message
 from textual.widgets import Static
 
-from gpumem_tui.exit_codes import EXIT_FAILED
 from gpumem_tui.options.workload import WorkloadOptions
 from gpumem_tui.plan.measured import MeasuredRate, rate_of
+from gpumem_tui.remote.searching import RemoteSearch
+from gpumem_tui.remote.ssh import SshOptions
 from gpumem_tui.search.config import SearchConfig
-from gpumem_tui.search.control import Control, Unusable
-from gpumem_tui.search.predicting import CommandOutput, Predicted
-from gpumem_tui.search.prediction import Prediction
-from gpumem_tui.search.runner import SearchEvent, TrialFinished, TrialStarted, search
+from gpumem_tui.search.control import Control
+from gpumem_tui.search.runner import SearchEvent, TrialFinished, search
 from gpumem_tui.tui.kit.acts import Act, permitted, refused
-from gpumem_tui.tui.kit.dialogs import HelpScreen
+from gpumem_tui.tui.kit.background import in_daemon_thread
+from gpumem_tui.tui.kit.dialogs import HelpScreen, copy_to_clipboard
 from gpumem_tui.tui.kit.lines import Lines
 from gpumem_tui.tui.kit.main_screen import MainScreen
 from gpumem_tui.tui.kit.output_pane import OutputPane, Printed
 from gpumem_tui.tui.search import state as states
 from gpumem_tui.tui.search.bar import MemoryBar
+from gpumem_tui.tui.search.driving import drive
 from gpumem_tui.tui.search.form import EditScreen
-from gpumem_tui.tui.search.form_values import Edited
 from gpumem_tui.tui.search.help import search_help
+from gpumem_tui.tui.search.host_request import Edited
 from gpumem_tui.tui.search.panels import LedgerTable, ReasonPanel, VerdictPanel, WorkloadLine, WorkloadPanel, header_row
-from gpumem_tui.tui.search.plot import BatchPlot, warm
+from gpumem_tui.tui.search.plot import BatchPlot
 from gpumem_tui.tui.search.state import Failure, SearchState
 from gpumem_tui.tui.search.trial_log import TrialLog
+from gpumem_tui.tui.search.verdict import command_found
 
 _REDRAW_S = 0.25
 _CLOCK_S = 1.0
@@ -53,7 +55,8 @@ class SearchScreen(MainScreen):
         config: what to search; `options` is what the user typed to get it, for the form.
         notice: where it will run, in the caller's words.
         autostart: begin as soon as the screen is there.
-        search_function, clock: the search and the time of day.
+        search_function, clock: the search on this machine and the time of day.
+        there: the connection to the machine that searches, ended with the screen; None for this machine.
     """
 
     CSS_PATH = "screen.tcss"
@@ -71,6 +74,7 @@ class SearchScreen(MainScreen):
         Binding("o", "log(False)", "trials", tooltip="Show the log of trials"),
         Binding("z", "enlarge(True)", "zoom", tooltip="Give the command's output the whole screen"),
         Binding("z,escape", "enlarge(False)", "back", key_display="z", tooltip="The other panels again"),
+        Binding("y", "copy", "copy", tooltip="Copy the command with the largest batch size"),
         Binding("question_mark", "help", "help", key_display="?", tooltip="The keys and what the columns mean"),
         Binding("q", "app.quit", "quit", tooltip="Leave; a running search is cancelled"),
     ]
@@ -107,14 +111,16 @@ class SearchScreen(MainScreen):
         autostart: bool = False,
         search_function: SearchFunction = search,
         clock: Clock = datetime.now,
+        there: RemoteSearch | None = None,
     ) -> None:
         super().__init__()
         self._state = SearchState(config)
         self._options = options
-        self._given = Edited(options, config)
+        self._there = there
+        self._given = Edited(options, config, there)
         self._notice = notice
         self._autostart = autostart
-        self._search = search_function
+        self._search_here = search_function
         self._clock = clock
         self._printed = Printed.of(config)
         self._shows_output: bool | None = None  # as the user chose; None: until the first trial has ended
@@ -180,12 +186,14 @@ class SearchScreen(MainScreen):
         """Search something else, as if it had been opened with it; False while a search runs."""
         if self._state.busy:
             return False
-        self._take(options, config)
+        self._take(Edited(options, config))
         self.action_start()
         return True
 
-    def _take(self, options: WorkloadOptions, config: SearchConfig) -> None:
-        self._options = options
+    def _take(self, edited: Edited) -> None:
+        if self._there is not None and self._there is not edited.there:
+            self.app.run_worker(in_daemon_thread(self._there.end))
+        self._options, config, self._there = edited.options, edited.config, edited.there
         self._notice = ""
         self._printed = Printed.of(config)
         self._shows_output = None
@@ -201,8 +209,7 @@ class SearchScreen(MainScreen):
             case "start":
                 return not state.busy and permitted(self, Act.SEARCH)
             case "edit":
-                here = not state.config.device.host  # the GPUs and files of another machine are not known here
-                return not state.busy and here and permitted(self, Act.SEARCH)
+                return not state.busy and permitted(self, Act.SEARCH)
             case "pause":
                 return state.busy and not state.paused and not state.cancelling
             case "resume":
@@ -211,6 +218,8 @@ class SearchScreen(MainScreen):
                 return state.busy and not state.cancelling
             case "switch":
                 return self.has_class("-narrow") and not self.has_class("-high") and not self.has_class("-large")
+            case "copy":
+                return bool(command_found(state))
             case "log":
                 shared = not self.has_class("-wide") and not self.has_class("-large")
                 return self._is_command and shared and self.has_class("-output") is not parameters[0]
@@ -229,8 +238,9 @@ class SearchScreen(MainScreen):
         self._began = self._clock()
         self._printed = Printed.of(self._state.config)
         self._enter(states.started(self._state))
-        config, control, ended, printed = self._state.config, self._control, self._ended, self._printed
-        self.run_worker(lambda: self._drive(config, control, ended, printed), thread=True, exit_on_error=False)
+        control, ended, printed = self._control, self._ended, self._printed
+        events = (self._search_here if self._there is None else self._there.search)(self._state.config, control)
+        self.run_worker(lambda: self._drive(events, control, ended, printed), thread=True, exit_on_error=False)
 
     def action_pause(self) -> None:
         """Hold the search after the step that runs."""
@@ -261,6 +271,10 @@ class SearchScreen(MainScreen):
         self.set_class(large, "-large")
         self._draw()
 
+    def action_copy(self) -> None:
+        """The command with the largest batch size, to the clipboard."""
+        copy_to_clipboard(self, command_found(self._state))
+
     def action_help(self) -> None:
         """The keys and the columns."""
         tried_title = self._state.config.device.measured_title
@@ -268,12 +282,21 @@ class SearchScreen(MainScreen):
 
     def action_edit(self) -> None:
         """The form."""
+        self._open_form()
 
+    def search_on(self, host: str, ssh: SshOptions) -> bool:
+        """Open the form with another machine in it; False while a search runs."""
+        if not self._state.busy:
+            self._open_form(host, ssh)
+        return not self._state.busy
+
+    def _open_form(self, host: str = "", ssh: SshOptions | None = None) -> None:
         def edited(result: Edited | None) -> None:
             if result is not None:
-                self._take(result.options, result.config)
+                self._take(result)
 
-        self.app.push_screen(EditScreen(Edited(self._options, self._state.config), self._given), edited)
+        now = Edited(self._options, self._state.config, self._there)
+        self.app.push_screen(EditScreen(now, self._given, host, ssh), edited)
 
     def on_trial_log_chosen(self, message: TrialLog.Chosen) -> None:
         """The user looks at another trial."""
@@ -281,25 +304,12 @@ class SearchScreen(MainScreen):
 
     # The search
 
-    def _drive(self, config: SearchConfig, control: Control, ended: threading.Event, printed: Printed) -> None:
+    def _drive(self, events: Iterator[SearchEvent], control: Control, ended: threading.Event, printed: Printed) -> None:
         """Run the search to its end, in a thread of its own."""
-        prediction: Prediction | None = None
         try:
-            for event in self._search(config, control):
-                printed.take(event)
-                if isinstance(event, CommandOutput):
-                    continue  # there may be many: the screen looks when it draws
-                if isinstance(event, Predicted):
-                    prediction = event.prediction
-                    warm(prediction)
-                elif isinstance(event, TrialStarted) and prediction is not None:
-                    warm(prediction, [event.batch_size])
-                self.post_message(self.Arrived(control, event))
-        except Unusable as error:
-            self.post_message(self.Broke(control, Failure(str(error), error.exit_code)))
-        except Exception as error:  # noqa: BLE001  whatever it is, the screen says it in one line
-            said = " ".join(f"{type(error).__name__}: {error}".split())
-            self.post_message(self.Broke(control, Failure(f"the search itself broke off: {said}", EXIT_FAILED)))
+            failure = drive(events, printed, lambda event: self.post_message(self.Arrived(control, event)))
+            if failure is not None:
+                self.post_message(self.Broke(control, failure))
         finally:
             ended.set()
 
@@ -329,6 +339,8 @@ class SearchScreen(MainScreen):
         code = self._state.exit_code
         await super().end()
         await asyncio.to_thread(self._ended.wait, _ENDS_WITHIN_S)
+        if self._there is not None:
+            await in_daemon_thread(self._there.end)
         return code
 
     # Drawing

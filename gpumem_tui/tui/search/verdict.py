@@ -19,6 +19,7 @@ from gpumem_tui.tui.search.workload import short_name
 from gpumem_tui.workload.command import BATCH
 
 Tone = Literal["calm", "busy", "good", "warning", "bad"]
+_AGAIN = "s tries again · e edits the workload"
 
 
 @dataclass(frozen=True)
@@ -64,14 +65,23 @@ def verdict_view(state: SearchState, notice: str = "", *, short: bool = False) -
             return VerdictView("SEARCHING", "busy", running_title(state.running, state).lower())
         return _running(state)
     if state.failure is not None:
-        return VerdictView("FAILED", "bad", state.failure.message, details=(_again(state),))
+        return VerdictView("FAILED", "bad", state.failure.message, details=(_AGAIN,))
     assert state.verdict is not None
     return _ended(state, state.verdict)
 
 
+def command_found(state: SearchState) -> str:
+    """The user's command with the largest batch size found, as it is typed; empty without a command or a size."""
+    workload, verdict = state.config.workload, state.verdict
+    if workload.command is None or workload.hugging_face is not None or verdict is None or not verdict.max_batch_size:
+        return ""
+    size = verdict.max_batch_size
+    passes = workload.command.accumulation(size, state.config.target_batch, workload.recipe.data_parallel)
+    return workload.command.text_at(size, passes)
+
+
 def _again(state: SearchState) -> str:
-    """The keys after a failure; what runs on another machine cannot be edited."""
-    return "s tries again" if state.config.device.host else "s tries again · e edits the workload"
+    return "s tries again · e edits the workload"
 
 
 def _tracing(state: SearchState) -> str:
@@ -92,7 +102,7 @@ def _idle(state: SearchState, notice: str) -> VerdictView:
     return VerdictView(
         "READY",
         "calm",
-        f"s finds the largest {what} that fits{'' if config.device.host else ' · e edits first'}",
+        f"s finds the largest {what} that fits · e edits first",
         details=(
             f"{traced}, then {how} at growing sizes until one fits and the next does not.",
             f"On {where}.",
@@ -131,7 +141,7 @@ def _ended(state: SearchState, verdict: Verdict) -> VerdictView:
         return VerdictView(badge, tone, message, reach, room, (summary, *filter(None, (real,)), *_gap(state)))
     if verdict.outcome == "cancelled":
         return VerdictView("CANCELLED", "warning", message, reach, details=(f"{summary} · s starts over",))
-    return VerdictView("FAILED", "bad", message, reach, details=(f"{trials} · {_again(state)}",))
+    return VerdictView("FAILED", "bad", message, reach, details=(f"{trials} · {_AGAIN}",))
 
 
 def _nothing_fits(state: SearchState, message: str) -> VerdictView:
@@ -166,4 +176,4 @@ def _predictions(state: SearchState) -> str:
     roomy = state.with_headroom
     if not state.config.headroom or isinstance(roomy, Unknown):
         return f"{by_formula}, traced {whole}"
-    return f"{by_formula}, traced {roomy:,} with {state.config.headroom:.0%} free; traced without {whole}"
+    return f"with {state.config.headroom:.0%} free {by_formula}, traced {roomy:,}; with none free traced {whole}"

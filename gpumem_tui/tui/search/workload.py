@@ -53,6 +53,8 @@ def workload_lines(config: SearchConfig) -> Iterator[tuple[str, str]]:
 def _recipe_lines(recipe: Recipe) -> Iterator[tuple[str, str]]:
     if recipe.has_adapters:
         yield "adapter", recipe.adapter_words
+    if recipe.has_frozen_layers:
+        yield "frozen", recipe.freeze_words
     yield "precision", recipe.precision
     yield "optimizer", recipe.optimizer
     yield "recompute", recipe.recompute
@@ -111,6 +113,7 @@ def workload_summary(config: SearchConfig) -> str:
 
 def _recipe_words(recipe: Recipe) -> Iterator[str]:
     yield recipe.adapter_words
+    yield recipe.freeze_words
     yield recipe.precision
     yield recipe.optimizer
     yield "" if recipe.recompute == "none" else f"recompute {recipe.recompute}"

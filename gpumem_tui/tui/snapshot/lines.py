@@ -42,7 +42,7 @@ _KEYS = (
 _MEANS = (
     ("█ ▒ ·", "of a segment: in use, partly in use, free"),
     ("cache", "reserved from the driver and not allocated"),
-    ("by stack", "categories that the file does not name are told by torch's own frames in the stack"),
+    ("by stack", "categories that the file does not name follow from torch's own frames in the stack"),
 )
 
 
@@ -134,7 +134,7 @@ def category_rows(analysis: Analysis, width: int) -> list[ListRow]:
     lines.append(row())
     if analysis.gap:
         lines += paragraph(analysis.gap, width)
-    return [*lines, *paragraph(f"categories told by {analysis.categories_from}", width)]
+    return [*lines, *paragraph(f"categories from {analysis.categories_from}", width)]
 
 
 def _category(name: str, size_bytes: int, width: int) -> ListRow:

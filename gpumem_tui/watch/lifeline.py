@@ -1,7 +1,7 @@
-"""Ends a command, and all that it started, when whoever runs it from another machine lets go of it.
+"""Ends a command, and all that it started, when the other machine that runs it leaves or is cut off.
 
-They hold our stdin. Where it is a terminal, a cut connection hangs it up; else lines on it say what a user there did
-(`interrupt`, `terminate`, `alive`), and its end, or silence, that nobody is there any more.
+That machine holds our stdin. Where it is a terminal, a cut connection hangs it up; else lines on it say what a user
+there did (`interrupt`, `terminate`, `alive`), and its end, or silence, that the machine is gone.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ import psutil
 
 SIGNALS = {b"interrupt": signal.SIGINT, b"terminate": signal.SIGTERM}
 SILENCE_S = 300.0
-"""Without a line for so long, where it is no terminal, nobody is there."""
+"""Without a line for so long, where stdin is no terminal, the other machine counts as gone."""
 _GRACE_S = 5.0
 """After SIGTERM, until what still runs is killed."""
 _SET_CHILD_SUBREAPER = 36
 """``PR_SET_CHILD_SUBREAPER`` (man 2 prctl): what outlives its parent becomes our child, so none is lost."""
 
 
-class Leash:
-    """Made before the command is started, so that stdin is not the command's, and held afterwards."""
+class Lifeline:
+    """Watches stdin. Made before the command is started, so that stdin is not the command's; `hold` once it runs."""
 
     def __init__(self) -> None:
         self._is_terminal = os.isatty(0)
@@ -45,7 +45,7 @@ class Leash:
             wait()
             self.end_all()
 
-        threading.Thread(target=follow, name="leash", daemon=True).start()
+        threading.Thread(target=follow, name="lifeline", daemon=True).start()
 
     def _until_hung_up(self) -> None:
         hung_up = select.poll()

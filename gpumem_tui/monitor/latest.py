@@ -11,7 +11,7 @@ from gpumem_tui.monitor.snapshot import Snapshot
 T = TypeVar("T")
 
 
-class Newest(Generic[T]):
+class LatestValue(Generic[T]):
     """Holds one value until the next one comes; a new one is another object.
 
     Attributes:
@@ -33,7 +33,7 @@ class Newest(Generic[T]):
             tell()
 
     def end(self) -> None:
-        """There will be no other: whoever waits goes on."""
+        """No value follows any more: threads that wait return."""
         with self._changed:
             self._ended = True
             self._changed.notify_all()
@@ -55,11 +55,11 @@ class Newest(Generic[T]):
         self._told = tuple(each for each in self._told if each is not tell)
 
 
-class Snapshots:
-    """What `snapshot.Source` promises of those who make the snapshots themselves: the newest one, for other threads."""
+class LatestSnapshot:
+    """The part of `snapshot.Source` that hands the newest snapshot to other threads: a base class for sources."""
 
     def __init__(self) -> None:
-        self._newest: Newest[Snapshot] = Newest()
+        self._newest: LatestValue[Snapshot] = LatestValue()
 
     def latest(self) -> Snapshot | None:
         """The newest snapshot, None before the first."""

@@ -1,0 +1,53 @@
+"""Our own LoRA and DoRA against the real PEFT's, on the same small Llama on the simulated GPU."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from gpumem_tui.formula.adapters import trained_parameters
+from gpumem_tui.formula.precision import PRECISION_RECORDS
+from gpumem_tui.formula.recipe import Adapter, AdapterDtype, Precision
+from gpumem_tui.memory import Bucket
+from gpumem_tui.options.workload import HUGGING_FACE, WorkloadOptions
+from gpumem_tui.workload.command import BATCH
+from tests.command.test_hugging_face import BLOCK, traced
+
+pytestmark = pytest.mark.scripts
+
+WORDS, TOKENS, SAMPLES, LAYERS = 500, 512, 32, 2
+LLAMA = {
+    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": WORDS, "hidden_size": 256,
+    "intermediate_size": 512, "num_hidden_layers": LAYERS, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "max_position_embeddings": TOKENS,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("adapter", ["lora", "dora"])
+@pytest.mark.parametrize(("precision", "dtype"), [("bf16", "base"), ("bf16", "fp32"), ("amp-bf16", "base")])
+def test_weights_state_and_peak_are_as_pefts(
+    tmp_path: Path, adapter: Adapter, precision: Precision, dtype: AdapterDtype
+) -> None:
+    pytest.importorskip("peft")
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(LLAMA))
+    options = WorkloadOptions(config=str(path), adapter=adapter, adapter_dtype=dtype, precision=precision)
+    spec = options.spec()
+    assert spec.shape is not None, "a Llama is traced with our network and our adapters"
+    words = ("--config", str(path), "--batch-size", BATCH, "--seq-len", str(TOKENS), "--precision", precision)
+    command = (sys.executable, "-m", HUGGING_FACE, *words, "--adapter", adapter, "--lora-rank", "8")
+    ours = traced(options, SAMPLES).at(SAMPLES)
+    theirs = traced(WorkloadOptions(command=(*command, "--adapter-dtype", dtype)), SAMPLES)
+    by_peft = theirs.at(SAMPLES)
+
+    counted = trained_parameters(spec.shape, spec.recipe)
+    whole = 2 * WORDS * 256 + LAYERS * (2 * 256 * (256 + 128) + 3 * 256 * 512 + 2 * 256) + 256
+    assert theirs.parameters == whole + counted
+    assert ours.breakdown[Bucket.OPTIMIZER] == by_peft.breakdown[Bucket.OPTIMIZER]
+    assert abs(ours.breakdown[Bucket.PARAMETERS] - by_peft.breakdown[Bucket.PARAMETERS]) <= 2 * BLOCK
+    logits = SAMPLES * TOKENS * WORDS * PRECISION_RECORDS[precision].compute_bytes
+    """transformers' loss shifts the labels and copies the logits, whatever the model: ours does not."""
+    assert ours.peak_allocated_bytes + logits == pytest.approx(by_peft.peak_allocated_bytes, rel=0.01)
