@@ -24,6 +24,7 @@ class BatchFinder:
     trace: AffineTrace
     settings: AllocatorSettings = field(default_factory=AllocatorSettings)
     _peaks: dict[tuple[int, Level], tuple[int, int]] = field(default_factory=dict, repr=False, compare=False)
+    _live: dict[tuple[int, Level], int] = field(default_factory=dict, repr=False, compare=False)
 
     def peaks(self, batch_size: int, *, level: Level = "least") -> tuple[int, int]:
         """The highest (allocated, reserved) bytes where there is no limit."""
@@ -38,9 +39,8 @@ class BatchFinder:
     ) -> bool:
         """Whether the whole run fits in `capacity_bytes`, and a memory fraction's `allowed_bytes`."""
         limit = capacity_bytes if allowed_bytes is None else min(capacity_bytes, allowed_bytes)
-        is_known = (batch_size, self._kept_as(level)) in self._peaks
-        if not is_known and self._timeline(batch_size, level=level).live_bytes_exceed(limit):
-            return False  # whatever the allocator makes of it: the pass costs a tenth of a replay
+        if self._live_bytes(batch_size, level=level) > limit:
+            return False  # whatever the allocator makes of it, so no replay is needed
         allocated, reserved = self.peaks(batch_size, level=level)
         if reserved <= limit and not self.settings.garbage_collection_threshold:
             return True
@@ -102,6 +102,13 @@ class BatchFinder:
             middle = (low + high) // 2
             low, high = (middle, high) if fits(middle) else (low, middle)
         return low
+
+    def _live_bytes(self, batch_size: int, *, level: Level) -> int:
+        """The most that is live at once; kept."""
+        key = batch_size, self._kept_as(level)
+        if key not in self._live:
+            self._live[key] = self._timeline(batch_size, level=level).most_live_bytes()
+        return self._live[key]
 
     def _kept_as(self, level: Level) -> Level:
         return level if self.trace.is_open else "least"

@@ -119,11 +119,11 @@ class Timeline:
                 highest, found = live, event
         return found
 
-    def live_bytes_exceed(self, limit_bytes: int) -> bool:
-        """Whether more than that is ever live, requests rounded up to the allocator's step."""
+    def most_live_bytes(self) -> int:
+        """The most that is ever live, requests rounded up to the allocator's step: it allocates as much at least."""
         steps = [rounded(size) for size in self.sizes]
-        live = accumulate(steps[number - 1] if number > 0 else -steps[-number - 1] for number in self.events)
-        return any(live_bytes > limit_bytes for live_bytes in live)
+        changes = (steps[number - 1] if number > 0 else -steps[-number - 1] for number in self.events)
+        return max(accumulate(changes, initial=0))
 
     def breakdown_after(self, event: int, allocated_bytes: int) -> Breakdown:
         """The buckets of what is live after event number `event` (0-based), when the allocator holds so much."""
