@@ -68,8 +68,10 @@ def workload_line(workload: WorkloadSpec, parameters: int = 0) -> str:
     parts += [recipe.adapter_words] * recipe.has_adapters
     parts += [recipe.freeze_words] * recipe.has_frozen_layers
     parts += [recipe.precision, recipe.optimizer, f"recompute {recipe.recompute}", f"attention {recipe.attention}"]
-    if recipe.sharding != "none" or recipe.gpus > 1:
+    if recipe.sharding != "none":
         parts.append(f"sharding {recipe.sharding} over {recipe.sharded_over} GPUs")
+    elif recipe.gpus > 1:
+        parts.append(f"{recipe.gpus} GPUs")
     parts += cuts(recipe)
     return " · ".join(parts)
 

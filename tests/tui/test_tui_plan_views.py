@@ -248,7 +248,7 @@ def test_two_plans_are_compared_by_trace_too(width: int) -> None:
     by_trace = lines[lines.index("GiB by trace") + 1 :]
     used = [found.peak_allocated_bytes for found in (mine.traced, theirs.traced)]
     assert by_trace[0].split()[-3:] == [*map(compact_bytes, used), signed(used[0] - used[1])]
-    assert by_trace[2].split()[:2] == ["largest", "a"]
+    assert by_trace[2].split()[:2] == ["largest", "batch"]
     half = said(compare_rows(mine, Compared(answer(larger)), "larger", width))
     assert "larger has not been traced" in half
     assert half[half.index("GiB by trace") + 1].split()[-1] == "–"
