@@ -8,6 +8,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from gpumem_tui.catalog.shapes import ModelShape
+from gpumem_tui.formula.freezing import frozen_blocks, only_head
+from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.simulator.layers import LayerPattern, NotRepeating
 from gpumem_tui.simulator.replay import CHECKED_BATCH_SIZE, TRACED_BATCH_SIZES, AffineTrace, NotAffine, replay
 from gpumem_tui.simulator.timeline import Timeline
@@ -18,15 +20,17 @@ _FIRST_INNER_AND_LAST = 3
 do (a sharded layer is gathered before it is needed, by the one before)."""
 
 
-def shallow_layers(shape: ModelShape) -> int:
+def shallow_layers(shape: ModelShape, recipe: Recipe) -> int:
     """How many layers the shallowest network has by which one of this shape is traced; 0 to trace it itself.
 
-    Blocks of transformers are alike, but for the first ones of some mixtures of experts. It pays from twice as many
-    layers on: three depths are traced.
+    Blocks of transformers are alike, but for the first ones of some mixtures of experts, and for those that are frozen
+    before others. It pays from twice as many layers on: three depths are traced.
     """
     if not shape.record.has_attention:
         return 0
-    layers = _FIRST_INNER_AND_LAST + (shape.dense_layers if shape.experts is not None else 0)
+    dense = shape.dense_layers if shape.experts is not None else 0
+    frozen = 0 if only_head(recipe) else frozen_blocks(shape, recipe)
+    layers = _FIRST_INNER_AND_LAST + max(dense, frozen)
     return layers if shape.layers > 2 * (layers + 1) else 0
 
 

@@ -347,7 +347,7 @@ def _tracer(request: TraceRequest, profile: Profile, report: Report, rows: Assum
         )  # fmt: skip
 
     shape = request.workload.shape
-    if shape is None or not (shallow := shallow_layers(shape)):
+    if shape is None or not (shallow := shallow_layers(shape, request.workload.recipe)):
         return tracer_of(request.workload)
     return DeepTracer(
         lambda layers: tracer_of(replace(request.workload, shape=replace(shape, layers=layers))), shape.layers, shallow

@@ -59,7 +59,7 @@ def both(shape: ModelShape, recipe: Recipe, layers: int = LAYERS) -> tuple[DeepT
     def tracer_of(depth: int) -> Tracer:
         return tracer(WorkloadSpec(recipe, shape=replace(shape, layers=depth)).load(), recipe)
 
-    shallow = shallow_layers(replace(shape, layers=100))
+    shallow = shallow_layers(replace(shape, layers=100), recipe)
     return DeepTracer(tracer_of, layers, shallow), tracer_of(layers)
 
 
@@ -119,11 +119,13 @@ def test_layers_that_are_not_alike_are_all_traced() -> None:
 
 
 def test_only_deep_networks_of_equal_blocks_are_traced_by_shallow_ones() -> None:
-    assert shallow_layers(find_model("resnet-152")) == 0
-    assert shallow_layers(replace(LLAMA, layers=8)) == 0
-    assert shallow_layers(find_model("llama-3-70b")) == 3
+    assert shallow_layers(find_model("resnet-152"), Recipe()) == 0
+    assert shallow_layers(replace(LLAMA, layers=8), Recipe()) == 0
+    assert shallow_layers(find_model("llama-3-70b"), Recipe()) == 3
+    assert shallow_layers(find_model("llama-3-70b"), Recipe(freeze="8")) == 3 + 8
+    assert shallow_layers(find_model("llama-3-70b"), Recipe(freeze="70")) == 0
     deepseek = find_model("deepseek-v3")
-    assert shallow_layers(deepseek) == 3 + deepseek.dense_layers > 3
+    assert shallow_layers(deepseek, Recipe()) == 3 + deepseek.dense_layers > 3
 
 
 @pytest.mark.slow
@@ -158,6 +160,14 @@ def test_adapters(adapter: Adapter, quantization: BaseQuantization) -> None:
     assert same(GPT2, Recipe("bf16", adapter=adapter, base_quantization=quantization))
     experts = few_experts("qwen3-30b-a3b")
     assert same(experts, Recipe("bf16", adapter=adapter, base_quantization=quantization, recompute="full"), 8)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recompute", ["none", "full"])
+@pytest.mark.parametrize("freeze", ["1", "2", "all-but-head"])
+def test_frozen_layers(freeze: str, recompute: Recompute) -> None:
+    shape = GPT2 if freeze != "all-but-head" else VIT
+    assert same(shape, Recipe("bf16", freeze=freeze, recompute=recompute))
 
 
 @pytest.mark.slow
