@@ -120,6 +120,7 @@ def test_torch_that_is_just_being_imported_is_waited_for(tmp_path: Path) -> None
         assert "the probe could not start: ModuleNotFoundError" in str(said)
 
 
+@pytest.mark.slow
 def test_a_worker_that_loads_data(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     with loops.running(LOADING, tmp_path / "probes") as program:

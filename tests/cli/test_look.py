@@ -79,6 +79,7 @@ def test_bad_input(program: Program, arguments: list[str], said: str) -> None:
     assert said in done.err
 
 
+@pytest.mark.slow
 def test_against_a_command(program: Program, tmp_path: Path) -> None:
     """The file is that of the command at batch size 64; at 96 every activation is larger."""
     for batch in (64, 96):

@@ -110,6 +110,7 @@ def test_json_has_the_same_numbers_as_predict(program: Program) -> None:
     assert ours["accumulation"].items() >= theirs["accumulation"].items()
 
 
+@pytest.mark.slow
 def test_whoever_watches_is_told_that_a_trace_takes_its_time(program: Program) -> None:
     ours, theirs = pty.openpty()
     command = [sys.executable, "-m", "gpumem_tui", "plan", *SMALL, "--json"]
@@ -131,6 +132,7 @@ def test_without_a_terminal_it_prints_markdown(program: Program) -> None:
     assert "No trace: not asked for (--no-trace)." in done.out
 
 
+@pytest.mark.slow
 def test_an_optimizer_that_pytorch_lacks_is_traced_all_the_same(program: Program) -> None:
     done = program("plan", *SMALL, "--optimizer", "adamw-8bit", "--json")
     assert done.code == 0

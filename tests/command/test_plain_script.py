@@ -58,6 +58,7 @@ def test_one_sample_that_takes_another_way_is_told_by_its_own_trace(project: Pro
     assert sizes[1]["traced"]["max_batch_size"] == sizes[4]["traced"]["max_batch_size"] > 4
 
 
+@pytest.mark.slow
 def test_the_largest_batch_is_run_and_the_next_one_too(project: Project) -> None:
     project.write("train.py", SCRIPT)
     done = project.search("python", "train.py", "--batch-size={batch}", options=("--limit", "1GiB", "--quiet"))

@@ -57,6 +57,7 @@ def test_the_probe_fails(unwatched: Run, tmp_path: Path) -> None:
     assert done.errors.count("ZeroDivisionError") == 1
 
 
+@pytest.mark.slow
 def test_forks_publish_for_themselves_workers_nothing_and_exec_begins_anew(unwatched: Run, tmp_path: Path) -> None:
     """Two children in each of two runs step five times each; the two workers of the DataLoader never step."""
     done = run([HARMED], tmp_path / "published", more={"HARM": "fork exec"})

@@ -164,6 +164,7 @@ for step in range(6):
 """
 
 
+@pytest.mark.slow
 def test_steps_count_once_when_torch_comes_to_hook_the_parents_step_too(tmp_path: Path) -> None:
     done = run(["-c", WRAPPED_LATER], tmp_path / "published")
     assert (done.code, done.errors) == (0, "")

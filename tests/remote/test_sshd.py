@@ -244,17 +244,17 @@ def test_a_command_there_has_this_terminal(sshd: Sshd, program_there: str, path:
 
 
 def test_ctrl_c_ends_it_there(sshd: Sshd, program_there: str, path: str) -> None:
-    script = "import os, time; print('pid', os.getpid(), flush=True); time.sleep(1000)"
+    script = "import os, time; print('pid', os.getpid(), 'waits', flush=True); time.sleep(1000)"
     with terminal(
         *on_host(sshd, program_there, "run", "--", sys.executable, "-c", script), env={"PATH": path}
     ) as screen:
-        text = screen.wait_for("pid ")
+        text = screen.wait_for("pid ", " waits")
         screen.press("\x03")
         assert screen.exit_code() == 130
     wait_until_gone([int(text.split("pid ")[1].split()[0])])
 
 
-@pytest.mark.parametrize("who", ["viewer", "server"])
+@pytest.mark.parametrize("who", ["viewer", pytest.param("server", marks=pytest.mark.slow)])
 def test_a_command_ends_with_the_connection(sshd: Sshd, program_there: str, path: str, who: str) -> None:
     script = "trap '' HUP TERM; setsid sleep 1000 & echo pids $$ $! :; while :; do sleep 1; done"
     with terminal(*on_host(sshd, program_there, "run", "--", "sh", "-c", script), env={"PATH": path}) as screen:

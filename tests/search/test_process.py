@@ -163,6 +163,7 @@ def test_what_the_user_left_running_is_ended_with_the_trial(tmp_path: Path, star
     wait_until_gone([trial.child.pid, int((tmp_path / "pid").read_text())])
 
 
+@pytest.mark.slow
 def test_a_paused_trial_holds_after_its_step_and_is_no_hang(tmp_path: Path) -> None:
     spec = workload(
         tmp_path,

@@ -430,6 +430,7 @@ def test_a_search_that_is_abandoned_ends_its_trial() -> None:
     wait_until_gone(children)
 
 
+@pytest.mark.slow
 def test_a_search_paused_before_it_starts_waits_for_resume(tmp_path: Path) -> None:
     control = Control()
     control.pause()

@@ -250,6 +250,7 @@ class TestForeign:
             assert any("owned" in text for text in shown)
 
 
+@pytest.mark.slow
 def test_a_large_file_takes_a_fraction_of_its_size(tmp_path: Path) -> None:
     """Python's unpickler takes three times as much as the file has; here it is what the columns take."""
     frames = [{"filename": f"/home/ada/module_{number}.py", "line": number, "name": "forward"} for number in range(900)]

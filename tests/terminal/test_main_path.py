@@ -104,6 +104,7 @@ def test_resizing_at_any_moment() -> None:
         screen.wait_for("VERIFIED")
 
 
+@pytest.mark.slow
 def test_without_colour_and_in_ascii_it_says_the_same() -> None:
     with terminal("search", *_SMALL, "--limit", "2GiB", env={"NO_COLOR": "1", "GPUMEM_TUI_ASCII": "1"}) as screen:
         text = screen.wait_for("VERIFIED")

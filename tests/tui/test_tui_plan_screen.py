@@ -258,6 +258,7 @@ async def test_a_trace_that_failed_is_tried_again(tmp_path: Path) -> None:
         await until(pilot, lambda: isinstance(plan_scene.plan_screen(pilot.app).traced, TraceReady))
 
 
+@pytest.mark.slow
 async def test_a_sweep_of_the_batch_needs_no_second_trace(tmp_path: Path) -> None:
     traced: list[WorkloadSpec] = []
 
