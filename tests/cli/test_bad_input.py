@@ -215,6 +215,7 @@ def test_a_configuration_beyond_all_bounds_is_refused_at_once(program: Program, 
     assert "'num_hidden_layers' = 1000000000000: Expected `int` <= 10000" in done.err
 
 
+@pytest.mark.slow
 def test_a_terminal_that_lacks_characters_gets_others(program: Program) -> None:
     options = ("--model", "mlp", "--batch-size", "4", "--gpu", "sim:t4-16gb")
     done = program("predict", *options, env={"PYTHONIOENCODING": "ascii"})

@@ -10,8 +10,8 @@ import pytest
 _HEADLESS = (
     ["models"],
     ["settings"],
-    ["predict", "--batch-size", "1", "--model", "mlp", "--json"],
-    ["doctor", "--json"],
+    pytest.param(["predict", "--batch-size", "1", "--model", "mlp", "--json"], marks=pytest.mark.slow),
+    pytest.param(["doctor", "--json"], marks=pytest.mark.slow),
 )
 
 

@@ -157,6 +157,7 @@ def test_the_batch_that_leaves_the_headroom_leaves_it_when_it_is_run(gpt2: Finis
     assert find_gpu("a100-80gb").cuda_total_bytes - alone["traced"]["device_used_bytes"] == roomy["free_bytes"]
 
 
+@pytest.mark.slow
 def test_the_plain_log_compares_the_formula_and_says_what_was_missing(program: Program) -> None:
     done = program("search", "--plain", "--model", "llama-3.2-1b", "--layers", "4", "--precision", "amp-bf16")
     assert "formula error" in done.out
@@ -225,6 +226,7 @@ def test_predict_has_the_ends_of_what_is_not_known_beside_what_is_expected(predi
     assert 0 < traced["max_batch_size"] <= traced["may_fit_batch_size"]
 
 
+@pytest.mark.slow
 def test_predict_says_when_the_peak_is_and_of_what_it_is_not_sure(program: Program, predicted: Finished) -> None:
     plain = program("predict", "--batch-size", "2", "--model", "resnet-18", "--limit", "20GiB").out
     assert "limited to 20.00 GiB" in plain
@@ -268,6 +270,7 @@ def test_predict_traces_the_size_asked_for_where_memory_grows_unevenly(program: 
     assert "by trace batch 7 fits; the largest that does is not known" in plain
 
 
+@pytest.mark.slow
 def test_a_search_says_how_its_batch_reaches_the_wanted_one(program: Program) -> None:
     search = ["search", "--model", "mlp", "--limit", "2GiB", "--target-batch", "100000"]
     result = _lines(program(*search, "--json"))[-1]
@@ -279,6 +282,7 @@ def test_a_search_says_how_its_batch_reaches_the_wanted_one(program: Program) ->
     assert f" a global batch of {made:,}" in said
 
 
+@pytest.mark.slow
 def test_a_search_names_its_cap_and_that_the_proof_is_a_simulation(program: Program) -> None:
     done = program("search", "--plain", "--model", "resnet-18", "--limit", "2GiB")
     assert done.code == 0
@@ -304,7 +308,10 @@ def test_an_interrupted_search_still_prints_its_result(program: Program) -> None
     assert result["max_batch_size"] >= 1
 
 
-@pytest.mark.parametrize("arguments", [["gpus"], ["predict", "--batch-size", "1", "--model", "mlp"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [["gpus"], pytest.param(["predict", "--batch-size", "1", "--model", "mlp"], marks=pytest.mark.slow)],
+)
 def test_a_reader_that_has_enough_is_no_error(program: Program, arguments: list[str]) -> None:
     printing = program.start(*arguments)
     assert printing.stdout is not None
@@ -326,6 +333,7 @@ def test_the_catalog_is_listed(program: Program) -> None:
     assert [line.split()[0] for line in program("gpus").out.splitlines()] == [f"sim:{name}" for name in names]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sharding", "note"), [("zero1", "hands out whole parameters"), ("zero2", "without resharding")]
 )

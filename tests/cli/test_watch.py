@@ -142,6 +142,7 @@ def test_attach_and_watch(program: Program, folder: Path) -> None:
         assert sample["entry"] == "attach"
 
 
+@pytest.mark.slow
 def test_after_memory_ran_out(program: Program, folder: Path) -> None:
     env = {"GPUMEM_TUI_DIR": str(folder)}
     done = program("run", sys.executable, "-c", RUN_OUT, env=env)

@@ -51,6 +51,7 @@ def test_a_share_of_the_rows(project_with_experts: Project, option: str) -> None
     assert any("train.py:13: aten.nonzero.default is assumed to keep 12.5 %" in note for note in traced["notes"])
 
 
+@pytest.mark.slow
 def test_a_place_that_is_another(project_with_experts: Project) -> None:
     done = project_with_experts.predict("python", "train.py", options=("--assume-rows", "train.py:3=0.5"))
     assert done.code == 2
@@ -113,6 +114,7 @@ def test_what_no_share_can_be_assumed_of_does_not_advise_one(project: Project) -
     assert done.complaint.endswith("(train.py:6)")
 
 
+@pytest.mark.slow
 def test_lengths_that_the_gpu_computes_are_the_longest_for_the_ctc_loss(project: Project) -> None:
     project.write(
         "train.py",

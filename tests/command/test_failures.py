@@ -43,9 +43,13 @@ def test_what_ends_a_command_before_torch(project: Project, script: str, said: s
 @pytest.mark.parametrize(
     ("script", "said"),
     [
-        ("import sys; sys.exit('no data')", "the command ended (exit code 1) before its first optimizer step: no data"),
+        pytest.param(
+            "import sys; sys.exit('no data')",
+            "the command ended (exit code 1) before its first optimizer step: no data",
+            marks=pytest.mark.slow,
+        ),
         ("raise ValueError('bad\\nnews')", "train.py:4: ValueError: bad news"),
-        ("net(torch.ones(2, 9))", "train.py:4: RuntimeError: "),
+        pytest.param("net(torch.ones(2, 9))", "train.py:4: RuntimeError: ", marks=pytest.mark.slow),
         ("net(torch.ones(2, 8)).sum()", "before its first optimizer step"),
         ("torch.optim.SGD(net.parameters(), 1.0).step()", "leaves the GPU empty"),
         ("net.to('cuda:1')", "train.py:4: AcceleratorError: CUDA error: invalid device ordinal"),

@@ -33,6 +33,7 @@ def test_files_are_deleted_cut_and_replaced_and_the_clock_jumps(unwatched: Run, 
     assert found.last.errors >= 2  # the link and the garbage in place of a request
 
 
+@pytest.mark.slow
 def test_the_directory_cannot_be_made(unwatched: Run) -> None:
     done = run([HARMED], Path("/dev/null/published"))
     _same(done, unwatched)

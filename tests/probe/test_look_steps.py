@@ -38,6 +38,7 @@ print(torch._C._len_torch_dispatch_stack(), torch.autograd.backward.__module__)
 """
 
 
+@pytest.mark.slow
 def test_an_optimizer_that_steps_inside_of_backward(tmp_path: Path) -> None:
     """A step ends with backward. Gradients live shortly, one after the other."""
     script = SCRIPTS / "optimizer_in_backward.py"

@@ -75,6 +75,7 @@ def test_host_memory_runs_out(tmp_path: Path) -> None:
     assert document["limit_owner"] in ("its control group", "ulimit -v", "this machine")
 
 
+@pytest.mark.slow
 def test_neither_an_excepthook_of_the_program_nor_another_error_hides_it(tmp_path: Path) -> None:
     done = run([SCRIPTS / "own_excepthook.py"], tmp_path / "published")
     assert (done.code, done.errors) == (1, "own report: the batch is too large\n")

@@ -41,7 +41,7 @@ def _needs(*libraries: str) -> pytest.MarkDecorator:
         ("gan", 80),
         pytest.param("vae", 40, marks=pytest.mark.slow),
         pytest.param("lbfgs", 20, marks=pytest.mark.slow),
-        ("optimizer_in_backward", 40),
+        pytest.param("optimizer_in_backward", 40, marks=pytest.mark.slow),
         pytest.param("lightning_fit", 20, marks=_needs("lightning")),
         pytest.param("lightning_manual", 20, marks=[_needs("lightning"), pytest.mark.scripts]),
         pytest.param("accelerate_loop", 20, marks=[_needs("accelerate"), pytest.mark.scripts]),

@@ -50,6 +50,7 @@ def test_a_device_total_lies_within_the_predicted_range(peak: PublishedPeak) -> 
     assert found.high_bytes - found.low_bytes < peak.measured_bytes * _WIDEST_PERCENT / 100, "a range that says nothing"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "peak",
     _with_marks(peak for peak in _WITH_TOLERANCE if peak.kind == "device_used" and not peak.less_batch_size),

@@ -33,6 +33,8 @@ from tests.gpu.placement import Differs, HistoryKeepingAllocator, check
 from tests.published.measurements import DEFAULT_RECORDINGS, RecordedEdge, RecordedRun, load_recordings
 from tests.waiting import DEADLINE_S
 
+pytestmark = pytest.mark.slow
+
 _REHEARSED = "mlp-2048-b64-fp32-adamw|largest-mlp"
 _KEPT = [run for run in load_recordings(DEFAULT_RECORDINGS) if isinstance(run, RecordedRun) and run.history]
 
