@@ -95,7 +95,7 @@ def _verdict(now: Answer, traced: TracedAnswer | Unknown) -> Iterator[str]:
         yield f"By formula it fits, with {format_bytes(now.spare_bytes)} of {format_bytes(now.usable_bytes)} to spare."
     else:
         yield f"By formula it does not fit: {format_bytes(-now.spare_bytes)} are missing."
-    if now.obstacle is not None:
+    if now.obstacle is not None and not (isinstance(traced, TracedAnswer) and traced.fits):
         yield f"{now.obstacle[:1].upper()}{now.obstacle[1:]}."
     if isinstance(traced, Unknown):
         yield f"No trace: {traced.reason}."

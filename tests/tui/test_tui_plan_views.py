@@ -124,6 +124,18 @@ def test_a_trace_of_one_batch_size_alone_says_so_and_why() -> None:
         assert "traced at batch 8 alone: the step at batch size 5 is another" in text
 
 
+def test_what_is_in_the_way_by_formula_is_not_where_the_trace_fits() -> None:
+    """Llama 3 8B in bf16 with full recompute over four cards: 21.47 GiB by formula, 19.62 traced."""
+    close = replace(LLAMA, recipe=Recipe("bf16", recompute="full", sharding="zero3", gpus=4))
+    now = answer(close)
+    assert now.obstacle is not None
+    small = traced(GPT2)
+    assert isinstance(small, TraceReady)
+    assert small.answer.fits
+    assert now.obstacle not in " ".join(said(fact_rows(now, replace(small, plan=close), 200)))
+    assert now.obstacle in " ".join(said(fact_rows(now, Pending(close), 200)))
+
+
 def test_what_is_in_the_way_is_named() -> None:
     text = " ".join(said(fact_rows(answer(LLAMA), Pending(LLAMA), ROOMY)))
     assert "activations alone needs 31.03 GiB" in text

@@ -91,7 +91,8 @@ def fact_rows(answer: Answer, traced: TraceState, width: int) -> list[ListRow]:
             lines.append(row((f"{name:<{_FACT_NAME_WIDTH}}", MUTED), (text, ""), key=key))
         else:
             lines += [row((name, MUTED), key=key), *paragraph(text, width, "bold", indent=2)]
-    if answer.obstacle is not None:
+    fits_traced = isinstance(traced, TraceReady) and traced.answer.fits
+    if answer.obstacle is not None and not fits_traced:
         lines.append(row())
         lines += paragraph(answer.obstacle, width)
     if isinstance(traced, TraceReady) and isinstance(largest := traced.answer.max_batch_size, Unknown):
