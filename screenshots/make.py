@@ -2,7 +2,7 @@
 
 The searches and plans are real ones on a simulated GPU; the Monitor's machines are those of tests/tui/monitor_scene
 and watch_scene. The browser's is a real server on the fake NVML, in a headless Chromium, and needs a C compiler.
-`python screenshots/make.py hosts plan-curves` makes those two alone. Plan's of Llama 3 8B take minutes each: every
+`python screenshots/make.py hosts plan-curves` makes those two alone. Plan's of Llama 3 8B take a minute each: every
 combination of techniques that may be the cheapest is traced.
 """
 
