@@ -102,6 +102,7 @@ def test_against_a_command(program: Program, tmp_path: Path) -> None:
     assert against["only_in_file_bytes"] < against["only_in_trace_bytes"]
 
 
+@pytest.mark.slow
 def test_a_recording_of_a_real_gpu_against_the_program_it_was_made_of(program: Program, tmp_path: Path) -> None:
     """Three training steps, written anew in `tests/recordings/decoder.py`, as an ordinary script that names CUDA."""
     recordings = Path(__file__).parents[1] / "recordings"

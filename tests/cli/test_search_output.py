@@ -351,6 +351,7 @@ def test_predict_answers_by_formula_where_the_step_cannot_be_traced(program: Pro
     assert "--pipeline-parallel" in body["traced"]["unavailable"]
 
 
+@pytest.mark.slow
 def test_a_network_cut_over_gpus_is_predicted_by_both(program: Program) -> None:
     done = program("predict", "--batch-size", "4", "--tensor-parallel", "2", "--json", *SMALL)
     (body,) = _lines(done)

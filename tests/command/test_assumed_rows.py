@@ -41,7 +41,7 @@ def test_without_a_share_one_line_says_what_to_do(project_with_experts: Project)
     assert done.complaint.endswith("(train.py:13)")
 
 
-@pytest.mark.parametrize("option", ["0.125", "train.py:13=0.125"])
+@pytest.mark.parametrize("option", [pytest.param("0.125", marks=pytest.mark.slow), "train.py:13=0.125"])
 def test_a_share_of_the_rows(project_with_experts: Project, option: str) -> None:
     done = project_with_experts.predict("python", "train.py", options=("--assume-rows", option))
     traced = done.json["traced"]
@@ -96,6 +96,7 @@ def test_boxes_that_overlap_no_better_one(project: Project) -> None:
     assert kept <= more - few <= 4 * kept  # what `square` has picked, for its backward, and what follows
 
 
+@pytest.mark.slow
 def test_what_no_share_can_be_assumed_of_does_not_advise_one(project: Project) -> None:
     project.write(
         "train.py",

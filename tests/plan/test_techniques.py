@@ -59,6 +59,7 @@ def test_every_number_is_that_of_the_plan_it_leads_to(plan: Plan) -> None:
 
 @FEWER
 @given(plans())
+@pytest.mark.slow
 def test_every_plan_it_leads_to_can_be_entered(plan: Plan) -> None:
     for technique in techniques(plan).helping:
         assert plan_of(draft_of(technique.plan)) == technique.plan

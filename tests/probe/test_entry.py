@@ -64,6 +64,7 @@ def test_a_broken_sitecustomize_is_reported_as_ever(tmp_path: Path) -> None:
     assert "ZeroDivisionError" in done.stderr
 
 
+@pytest.mark.slow
 def test_torch_may_be_looked_for_before_it_is_imported(tmp_path: Path) -> None:
     """As transformers does. Then three steps, in the only thread, and one more way in that changes nothing."""
     program = "import importlib.util; importlib.util.find_spec('torch')\n" + TRAIN + "import gpumem_tui\n"
@@ -88,6 +89,7 @@ def test_attaching_in_the_middle_of_training(tmp_path: Path) -> None:
     assert [record.phase for record in found.records] == ["optimizer", ""]
 
 
+@pytest.mark.scripts
 @pytest.mark.skipif(find_spec("lightning") is None or find_spec("transformers") is None, reason="needs both libraries")
 def test_callbacks(tmp_path: Path) -> None:
     program = "from gpumem_tui.probe import callbacks\nlightning = callbacks.lightning()\n"

@@ -24,6 +24,7 @@ def _same(done: Run, unwatched: Run, runs: int = 1) -> None:
     assert done.code == unwatched.code == 7
 
 
+@pytest.mark.slow
 def test_files_are_deleted_cut_and_replaced_and_the_clock_jumps(unwatched: Run, tmp_path: Path) -> None:
     done = run([HARMED], tmp_path / "published", more={"HARM": "files"})
     _same(done, unwatched)

@@ -38,7 +38,7 @@ def box(written: list[dict[str, Any]]) -> BlackBox:
     )
 
 
-@pytest.mark.parametrize("steps", [0, 3])
+@pytest.mark.parametrize("steps", [pytest.param(0, marks=pytest.mark.slow), 3])
 def test_an_error_that_ends_the_process(steps: int, tmp_path: Path) -> None:
     done = run([SCRIPTS / "out_of_memory.py", str(steps)], tmp_path / "published")
     assert (done.code, done.output) == (1, "")

@@ -38,14 +38,14 @@ def _needs(*libraries: str) -> pytest.MarkDecorator:
         ("plain", 40),
         pytest.param("scaler_accumulation", 40, marks=pytest.mark.slow),
         pytest.param("two_optimizers", 40, marks=pytest.mark.slow),
-        ("gan", 80),
+        pytest.param("gan", 80, marks=pytest.mark.slow),
         pytest.param("vae", 40, marks=pytest.mark.slow),
         pytest.param("lbfgs", 20, marks=pytest.mark.slow),
         pytest.param("optimizer_in_backward", 40, marks=pytest.mark.slow),
-        pytest.param("lightning_fit", 20, marks=_needs("lightning")),
+        pytest.param("lightning_fit", 20, marks=[_needs("lightning"), pytest.mark.scripts]),
         pytest.param("lightning_manual", 20, marks=[_needs("lightning"), pytest.mark.scripts]),
         pytest.param("accelerate_loop", 20, marks=[_needs("accelerate"), pytest.mark.scripts]),
-        pytest.param("hugging_face_trainer", 10, marks=_needs("transformers", "accelerate")),
+        pytest.param("hugging_face_trainer", 10, marks=[_needs("transformers", "accelerate"), pytest.mark.scripts]),
         pytest.param(
             "hugging_face_lora", 10, marks=[_needs("transformers", "accelerate", "peft"), pytest.mark.scripts]
         ),

@@ -24,6 +24,8 @@ SMALL = {
     "resnet": find_model("resnet-18"),
     "mlp": find_model("mlp"),
 }
+QUICK = ("gpt2", "llama", "mlp")
+"""Those of the whole suite; the others' traces take longer."""
 PLACES = ("rtx-3060-12gb", "a100-40gb", "h100-80gb")
 
 
@@ -32,7 +34,10 @@ def test_every_family_is_held_against_its_trace() -> None:
 
 
 @pytest.mark.parametrize("precision", ["amp-bf16", pytest.param("fp32", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("shape", SMALL.values(), ids=SMALL.keys())
+@pytest.mark.parametrize(
+    "shape",
+    [pytest.param(shape, id=name, marks=[] if name in QUICK else pytest.mark.slow) for name, shape in SMALL.items()],
+)
 def test_the_formula_is_near_the_trace_and_seldom_above_it(shape: ModelShape, precision: Precision) -> None:
     recipe = Recipe(precision)
     traced = trace_of(shape, recipe)

@@ -130,6 +130,7 @@ def test_signals_reach_the_command(box: Box, number: signal.Signals) -> None:
     assert (out.strip(), process.returncode) == expected
 
 
+@pytest.mark.slow
 def test_nothing_stays_on_the_host_when_we_are_killed(box: Box) -> None:
     script = "trap '' TERM HUP; setsid sleep 1000 & echo $$ $!; while :; do sleep 1; done"
     process = box.start("sh", "-c", script)

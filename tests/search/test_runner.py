@@ -455,6 +455,7 @@ def test_a_cancelled_search_does_not_start() -> None:
     assert [type(event) for event in search(config(MLP), control)] == [SearchFinished]
 
 
+@pytest.mark.slow
 def test_a_real_gpu_is_asked_even_though_the_trace_sees_none(tmp_path: Path) -> None:
     """The tracing child is kept from all GPUs; only a trial can tell whether its torch has CUDA."""
     device = Device(find_gpu("a100-80gb"), simulated=False, uuid="GPU-0")

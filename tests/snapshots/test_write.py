@@ -190,6 +190,7 @@ def accepted(path: Path) -> dict[str, Any]:
 
 
 class TestProgram:
+    @pytest.mark.slow
     def test_a_step_of_a_file(self, program: Program, tmp_path: Path) -> None:
         (tmp_path / "work.py").write_text(WORKLOAD)
         path = tmp_path / "file.pickle"

@@ -23,7 +23,7 @@ def _search_in(screen: Terminal) -> list[psutil.Process]:
     return screen.children()
 
 
-@pytest.mark.parametrize(("columns", "lines"), [(120, 40), (80, 24)])
+@pytest.mark.parametrize(("columns", "lines"), [pytest.param(120, 40, marks=pytest.mark.slow), (80, 24)])
 def test_search_from_start_to_verdict(columns: int, lines: int) -> None:
     with terminal("search", *_SMALL, "--limit", "2GiB", columns=columns, lines=lines) as screen:
         text = screen.wait_for("SIMULATED")
@@ -96,6 +96,7 @@ def test_a_stop_harms_nothing_and_afterwards_all_is_drawn_again(stop: Callable[[
         assert screen.exit_code() == 0
 
 
+@pytest.mark.slow
 def test_resizing_at_any_moment() -> None:
     with terminal("search", *_SMALL, "--limit", "2GiB") as screen:
         for columns, lines in [(80, 24), (40, 10), (200, 60), (20, 5), (120, 40)]:
