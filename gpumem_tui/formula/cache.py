@@ -18,6 +18,9 @@ from gpumem_tui.formula.rows import IN_A_BLOCK, Moment
 SHARE = 0.05
 """Of what is reserved, that lies in such pieces at the largest batch."""
 
+_SHORT_PATH = 2
+"""Convolutions in a block of the shallower ResNets; deeper ones have three."""
+
 _OF_THE_LOSS = frozenset({Moment.LOSS, Moment.LOSS_BACKWARD})
 
 
@@ -25,14 +28,15 @@ def pieces_bytes(shape: ModelShape, recipe: Recipe, batch_size: int, moment: Mom
     """What lies in pieces because of the batch.
 
     Of a language model one fp32 block of its logits: the next step's forward finds the blocks that the last loss had,
-    splits them for its small tensors, and when the loss asks for them again one of them is in pieces. Of a recomputed
+    splits them for its small tensors, and when the loss asks for them again one of them is in pieces. (With full
+    recompute that ends at some batch size, about 40 for GPT-2 small: beyond it this says too much.) Of a recomputed
     ResNet the maps of its largest block, which forward frees between the ones that it keeps. Of recomputed experts
     what they made.
     """
     if moment is Moment.UPDATE:
         return 0
     if shape.record.has_batch_norm and recipe.recompute == "full":
-        values = max(block.convolution_values for block in convnet.resnet(shape).blocks)
+        values = max(_freed_between(block) for block in convnet.resnet(shape).blocks)
         return batch_size * values * PRECISION_RECORDS[recipe.precision].compute_bytes
     if shape.experts is not None and recipe.recompute == "full" and moment in IN_A_BLOCK:
         made = shape.seq_len * shape.experts.active * shape.hidden
@@ -40,6 +44,11 @@ def pieces_bytes(shape: ModelShape, recipe: Recipe, batch_size: int, moment: Mom
     if shape.record.predicts_tokens and moment in _OF_THE_LOSS:
         return batch_size * shape.seq_len * shape.vocab * LOSS_BYTES
     return 0
+
+
+def _freed_between(block: convnet.ConvBlock) -> int:
+    """Values of one image; where two convolutions are all, what ReLU makes of them is no smaller than what follows."""
+    return block.convolution_values + (block.activated_values if len(block.path) == _SHORT_PATH else 0)
 
 
 def left_copies_bytes(shape: ModelShape, recipe: Recipe, moment: Moment) -> int:
