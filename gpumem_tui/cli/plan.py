@@ -40,10 +40,13 @@ if TYPE_CHECKING:
 _OF_A_SEARCH = frozenset({"limit_bytes", "share"})
 """Device options that a plan does not take: it has the whole GPU."""
 
+_USUAL_BATCH_SIZE = 8
+"""What ``{batch}`` of a command is where nothing is said: its one trace answers for every other size, too."""
+
 
 @click.command(cls=TakesCommand, short_help="What fits, what would make more fit, and what it costs.")
 @with_options(WORKLOAD_OPTIONS, DEVICE_OPTIONS)
-@click.option("--batch-size", type=AT_LEAST_ONE, help="Samples of one pass on one GPU (default: 1).")
+@click.option("--batch-size", type=AT_LEAST_ONE, help="Samples of one pass on one GPU (default: 1; of a command, 8).")
 @click.option("--accumulation", type=AT_LEAST_ONE, help="Passes of an optimizer step, instead of --target-batch.")
 @click.option(
     "--solve",
@@ -172,6 +175,11 @@ def _plan_traced(
     """The plan of what only a trace knows: on the screen, as JSON or as Markdown."""
     if config.workload.hugging_face is not None:
         given = given or 1
+    command = config.workload.command
+    if given is None and command is not None and command.takes_batch:
+        given = _USUAL_BATCH_SIZE
+        if not (on_screen or quiet):
+            click.echo(f"gpumem-tui: planning for batch {given}; --batch-size takes another", err=True)
     size = predicted_size(config, given)
     if on_screen:
         from gpumem_tui.tui.start import open_command_plan
