@@ -147,7 +147,17 @@ def _planned(config: SearchConfig, batch_size: int, extras: Extras, goals: Goals
         if reason is not None:
             raise click.UsageError(f"--extra {extra}: {reason}")
     goals.check(has_tokens=bool(shape.seq_len))
-    wanted = Plan(shape, recipe, config.device.gpu, batch_size, config.headroom, config.target_batch, extras, goals)
+    wanted = Plan(
+        shape,
+        recipe,
+        config.device.gpu,
+        batch_size,
+        config.headroom,
+        config.target_batch,
+        extras,
+        goals,
+        config.workload.model_file,
+    )
     check(wanted)
     return wanted
 

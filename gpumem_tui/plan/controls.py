@@ -140,7 +140,7 @@ def plan_of(draft: Draft) -> Plan:
     if wrong := fault(shape, recipe):
         option, says = wrong
         raise PlanError(option.removeprefix("--").replace("-", "_"), says)
-    return Plan(shape, recipe, draft.gpu, draft.batch_size, draft.headroom, target, extras, goals)
+    return Plan(shape, recipe, draft.gpu, draft.batch_size, draft.headroom, target, extras, goals, draft.model_file)
 
 
 def remarks(plan: Plan) -> Iterator[tuple[str, str]]:
@@ -201,7 +201,7 @@ def _model_options(draft: Draft) -> tuple[Option, ...]:
 
 def _put_model(draft: Draft, name: str) -> Draft:
     """Another model comes with its own shape: the changes were meant for the one that was."""
-    return draft if name == draft.base.name else replace(draft, base=models()[name], changes={})
+    return draft if name == draft.base.name else replace(draft, base=models()[name], changes={}, model_file=None)
 
 
 def _gpu_options(draft: Draft) -> tuple[Option, ...]:

@@ -14,7 +14,7 @@ from gpumem_tui.memory import Unknown
 from gpumem_tui.plan.answers import answer, on_gpu
 from gpumem_tui.plan.by_gpu import LargestOnGpu, largest_by_gpu
 from gpumem_tui.plan.curves import Curve, curves
-from gpumem_tui.plan.draft import draft_of
+from gpumem_tui.plan.draft import Draft, draft_of
 from gpumem_tui.plan.goals import Goals
 from gpumem_tui.plan.judgement import judgements
 from gpumem_tui.plan.lacking import lacking
@@ -34,12 +34,13 @@ from gpumem_tui.workload.spec import WorkloadSpec
 def command_line(plan: Plan) -> str | Unknown:
     """The command that opens this plan, or why there is none. Options at their default are left out."""
     draft = draft_of(plan)
-    if models().get(draft.base.name) != draft.base:
-        return Unknown("the model is none of the catalog's: give its configuration with --config")
+    model = model_words(draft)
+    if isinstance(model, Unknown):
+        return model
     device = device_option(plan)
     if isinstance(device, Unknown):
         return device
-    words = ["gpumem-tui", "plan", "--model", draft.base.name]
+    words = ["gpumem-tui", "plan", *model]
     words += _options(draft.changes.items())
     words += _options((name, value) for name, value in asdict(plan.recipe).items() if value != getattr(Recipe(), name))
     words += ["--batch-size", str(plan.batch_size), "--gpu", device]
@@ -51,6 +52,16 @@ def command_line(plan: Plan) -> str | Unknown:
         words += ["--extra", extra]
     words += _goal_words(plan.goals)
     return shlex.join(words)
+
+
+def model_words(draft: Draft) -> list[str] | Unknown:
+    """The options that name a draft's model without its changes, or why none do."""
+    file = draft.model_file
+    if file is not None and file.shape == draft.base:
+        return ["--config", file.path, *(["--dequantize"] if file.dequantize else [])]
+    if models().get(draft.base.name) == draft.base:
+        return ["--model", draft.base.name]
+    return Unknown("the model is none of the catalog's: give its configuration with --config")
 
 
 def _goal_words(goals: Goals) -> list[str]:
