@@ -174,7 +174,7 @@ def check_gpus_are_used(workload: WorkloadSpec) -> None:
         OptionError: they have not.
     """
     recipe = workload.recipe
-    alone = recipe.sharding == "none" and recipe.model_parallel == 1
+    alone = recipe.sharding == "none" and recipe.model_parallel == recipe.expert_parallel == 1
     if recipe.gpus > 1 and alone and workload.command is None:
         raise OptionError(f"--gpus {recipe.gpus}: is how many to shard over; add --sharding zero1, zero2 or zero3")
 

@@ -142,7 +142,7 @@ class WorkloadOptions:
             return replace(self._command_spec(), assumed_rows=self.assumed_rows)
         recipe = self._recipe()
         if self.sharding != "none" and recipe.sharded_over == 1:
-            gpus = 2 * recipe.gpus
+            gpus = 2 * recipe.model_parallel
             raise OptionError(
                 f"--sharding {self.sharding}: needs more than one GPU to shard over; add --gpus {gpus} or more"
             )

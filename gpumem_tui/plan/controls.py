@@ -157,7 +157,7 @@ def remarks(plan: Plan) -> Iterator[tuple[str, str]]:
     for extra in sorted(plan.extras):
         words = why_not(extra, shape, recipe) or "formula only: cannot be traced or searched"
         yield EXTRA_RECORDS[extra].control, words
-    if recipe.sharding == "none" and recipe.gpus > recipe.model_parallel == 1:
+    if recipe.sharding == "none" and recipe.gpus > recipe.model_parallel == recipe.expert_parallel == 1:
         yield "gpus", "without sharding each GPU holds everything"
 
 
