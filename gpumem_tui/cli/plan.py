@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -119,19 +120,34 @@ def plan(as_json: bool, markdown: bool, **values: Any) -> int:
         from gpumem_tui.tui.start import open_plan
 
         return open_plan(wanted, config)
-    traced = Unknown("not asked for (--no-trace)") if no_trace else _traced(wanted, config, limit_s)
-    if as_json:
-        from gpumem_tui.plan.export import plan_json
-
-        click.echo(json.dumps(plan_json(wanted, traced, config.device)))
-    else:
-        from gpumem_tui.plan.markdown import plan_markdown
-
-        click.echo(plan_markdown(wanted, traced), nl=False)
-    return 0
+    return _shown(wanted, config, 0.0 if no_trace else limit_s, as_json=as_json, no_trace=no_trace)
 
 
 plan.params = [option for option in plan.params if option.name not in _OF_A_SEARCH]
+
+
+def _shown(wanted: Plan, config: SearchConfig, limit_s: float, *, as_json: bool, no_trace: bool) -> int:
+    """The plan as text. It and what would help are traced, as far as the time reaches."""
+    from gpumem_tui.plan.export import plan_json
+    from gpumem_tui.plan.markdown import plan_markdown
+    from gpumem_tui.plan.solving import Solver
+    from gpumem_tui.plan.tracing import TraceOptions
+
+    began = time.monotonic()
+    traced = Unknown("not asked for (--no-trace)") if no_trace else _traced(wanted, config, limit_s)
+    left_s = max(0.0, limit_s - (time.monotonic() - began))
+    solver = Solver(TraceOptions.of(config), limit_s, _say, ends=time.monotonic() + left_s)
+    if as_json:
+        click.echo(json.dumps(plan_json(wanted, traced, config.device, solver.answer)))
+    else:
+        click.echo(plan_markdown(wanted, traced, solver.answer), nl=False)
+    return 0
+
+
+def _say(line: str) -> None:
+    """On stderr, while something takes its time; nothing where stderr is no terminal."""
+    if sys.stderr.isatty():
+        click.echo(f"{line} …", err=True)
 
 
 def _planned(config: SearchConfig, batch_size: int, extras: Extras, goals: Goals) -> Plan:
@@ -265,11 +281,7 @@ def _solved(
     from gpumem_tui.plan.solving import Solver
     from gpumem_tui.plan.tracing import TraceOptions
 
-    def say(line: str) -> None:
-        if sys.stderr.isatty():
-            click.echo(f"{line} …", err=True)
-
-    found = Solver(TraceOptions.of(config), limit_s, say).solve(quantity, wanted, passes)
+    found = Solver(TraceOptions.of(config), limit_s, _say).solve(quantity, wanted, passes)
     if as_json:
         click.echo(json.dumps(limit_json(wanted, found)))
     elif markdown:

@@ -287,7 +287,7 @@ class PlanScreen(MainScreen):
 
     def action_export(self) -> None:
         """As text."""
-        self.run_worker(self._files.export(self._program, self._state.plan, self._traced))
+        self.run_worker(self._files.export(self._program, self._state.plan, self._traced, self._tracer))
 
     def load(self, plan: Plan) -> None:
         """Go on from another plan; undo leads back."""
