@@ -200,7 +200,7 @@ def test_what_is_told_of_one_that_ended() -> None:
     said = text(ended_rows(one, 100, scene.NOON_S))
     assert "✗ failed with exit code 1, 60 s ago" in said
     assert "host memory: 3.00 GiB resident, limit 4.00 GiB (its control group)" in said
-    assert "cpu, last sample of its training (it made 12,340 steps)" in said
+    assert "cpu, last sample of its training (the last step seen was 12,340)" in said
     assert "optimizer state" in said
     never = watch_scene.watched(4106, state=ProcessState.VANISHED)
     assert "no step has finished" in text(ended_rows(never, 100, scene.NOON_S))
