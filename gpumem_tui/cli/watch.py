@@ -15,7 +15,7 @@ import click
 from gpumem_tui.cli.common import complain, is_terminal
 from gpumem_tui.cli.groups import with_options
 from gpumem_tui.cli.hosts import HOST_OPTIONS, LAST_LINES, run_on_host, single_host
-from gpumem_tui.cli.numbers import Finite
+from gpumem_tui.cli.numbers import Finite, Whole
 from gpumem_tui.exit_codes import EXIT_BAD_INPUT, EXIT_FAILED
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from gpumem_tui.watch.reader import Watcher
     from gpumem_tui.watch.records import ProbedProcess
 
-PID = click.IntRange(min=1)
+PID = Whole(min=1)
 SECONDS = Finite(min=0.05)
 _FIRST_SAMPLE_S = 5.0
 _POLL_S = 0.1
