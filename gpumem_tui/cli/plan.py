@@ -47,7 +47,9 @@ _USUAL_BATCH_SIZE = 8
 
 @click.command(cls=TakesCommand, short_help="What fits, what would make more fit, and what it costs.")
 @with_options(WORKLOAD_OPTIONS, DEVICE_OPTIONS)
-@click.option("--batch-size", type=AT_LEAST_ONE, help="Samples of one pass on one GPU (default: 1; of {batch} in a command, 8).")
+@click.option(
+    "--batch-size", type=AT_LEAST_ONE, help="Samples of one pass on one GPU (default: 1; of {batch} in a command, 8)."
+)
 @click.option("--accumulation", type=AT_LEAST_ONE, help="Passes of an optimizer step, instead of --target-batch.")
 @click.option(
     "--solve",

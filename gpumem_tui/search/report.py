@@ -123,12 +123,28 @@ def formula_fits_line(formula: Formula, batch_size: int) -> str:
     if isinstance(found, Unknown):
         return ""
     least, most, needed = formula.usable_bytes(), formula.usable_bytes(headroom=0.0), found.needed_bytes
-    verdict = "does not fit" if needed > most else "fits" if needed <= least else "fits in less than the headroom"
+    verdict = "does not fit" if needed > most else "fits" if needed <= least else "fits, but not with the headroom"
     return (
         f"by formula, not traced, {formula.workload.batch_words(batch_size)} {verdict}: with the allocator's cache it "
         f"takes {format_bytes(needed)} of {format_bytes(most)}, {format_bytes(least)} with "
         f"{100 * formula.headroom:g} % left free"
     )
+
+
+def prediction_notes(prediction: Prediction) -> list[str]:
+    """Why the predictions differ, and which smaller sizes do not fit although the largest does."""
+    return [line for line in (gap_line(prediction), uneven_line(prediction.traced)) if line]
+
+
+def uneven_line(traced: Traced | Unknown) -> str:
+    """Which smaller sizes do not fit although the largest does; empty where all do."""
+    if isinstance(traced, Unknown) or isinstance(largest := traced.expected_batch_size, Unknown):
+        return ""
+    if not (found := traced.too_large_below(largest)):
+        return ""
+    sizes = ", ".join(f"{size:,}" for size in found)
+    do = "does" if len(found) == 1 else "do"
+    return f"by trace {sizes} {do} not fit although {largest:,} does: the allocator's pieces differ by size"
 
 
 def fits_line(workload: WorkloadSpec, traced: Traced, batch_size: int) -> str:
