@@ -156,7 +156,7 @@ def _show_hosts(
     code = _written(write)
     if not recording.has_reading:
         complain(f"{recording.path} holds no reading: no host answered while it was made", 0)
-    return _say_damage(recording, code)
+    return complain(index.damage, code) if index.damage else code
 
 
 def _check_hosts_alone(given: Mapping[str, object]) -> None:
