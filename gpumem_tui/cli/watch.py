@@ -194,7 +194,9 @@ def _attach(pid: int, yes: bool, timeout_s: float) -> int:
 def watch(pid: int | None, interval_s: float, post_mortem: bool, as_json: bool) -> int:
     """The processes that publish, a line a sample; of one that has ended, what its last moments were."""
     from gpumem_tui.attach.silence import WATCH_AFTER_S, SilenceNote, silent_anywhere
+    from gpumem_tui.probe.files import default_directory
     from gpumem_tui.watch import headless
+    from gpumem_tui.watch.publishing import why_unusable
     from gpumem_tui.watch.records import FOR_MEMORY
 
     watcher = following(pid)
@@ -205,6 +207,8 @@ def watch(pid: int | None, interval_s: float, post_mortem: bool, as_json: bool) 
             return does_not_publish(pid)
     if post_mortem:
         return _post_mortem(watcher, process, as_json=as_json)
+    if process is None and not default_directory().exists() and (reason := why_unusable(default_directory())):
+        complain(f"nothing can be published here: {reason}; set GPUMEM_TUI_DIR to another folder", 0)
     if process is None or process.is_running:
         note = SilenceNote(
             WATCH_AFTER_S, lambda: silent_anywhere(_publishing(watcher)), lambda line: complain(f"silent: {line}", 0)
