@@ -36,7 +36,7 @@ def _run_command() -> int:
 
 def _open() -> int:
     if not is_terminal():
-        raise OptionError("no terminal to draw on; `gpumem-tui search --plain` and `--json` need none")
+        raise OptionError("no terminal to draw on; `gpumem-tui monitor --once` and `search --plain` need none")
     from gpumem_tui.settings import load
     from gpumem_tui.tui.start import open_program
 

@@ -10,6 +10,7 @@ import click
 from gpumem_tui.cli.common import is_terminal, predict_or_exit
 from gpumem_tui.cli.groups import with_options
 from gpumem_tui.cli.hosts import HOST_OPTIONS, search_on_host, single_host
+from gpumem_tui.cli.numbers import Whole
 from gpumem_tui.cli.workload import (
     AT_LEAST_ONE,
     DEVICE_OPTIONS,
@@ -74,7 +75,7 @@ def search(
 
 @click.command(cls=TakesCommand, short_help="Predict one batch size by formula and by tracing the step.")
 @with_options(WORKLOAD_OPTIONS, DEVICE_OPTIONS)
-@click.option("--batch-size", type=click.IntRange(1, MAX_BATCH_SIZE), help="Batch size to predict.")
+@click.option("--batch-size", type=Whole(1, MAX_BATCH_SIZE), help="Batch size to predict.")
 @click.option(
     "--by", type=click.Choice(["module", "operator", "source"]), help="Also list what holds the traced peak, by place."
 )

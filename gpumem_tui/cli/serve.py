@@ -12,6 +12,7 @@ from pathlib import Path
 
 import click
 
+from gpumem_tui.cli.numbers import Whole
 from gpumem_tui.errors import OptionError
 
 _PORT = 9821
@@ -22,10 +23,10 @@ _MOST_VISITORS = 100
 @click.command(short_help="The program in a browser, on this machine only.")
 @click.option("--bind", default="127.0.0.1", show_default=True, metavar="ADDRESS", help="127.0.0.1 or ::1, no other.")
 @click.option(
-    "--port", type=click.IntRange(0, 65535), default=_PORT, show_default=True, metavar="N", help="0: any that is free."
+    "--port", type=Whole(0, 65535), default=_PORT, show_default=True, metavar="N", help="0: any that is free."
 )
 @click.option(
-    "--visitors", type=click.IntRange(1, _MOST_VISITORS), default=_VISITORS, show_default=True, metavar="N",
+    "--visitors", type=Whole(1, _MOST_VISITORS), default=_VISITORS, show_default=True, metavar="N",
     help="How many at once; each is a process.",
 )  # fmt: skip
 @click.option(

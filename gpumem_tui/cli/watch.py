@@ -7,7 +7,7 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 import click
@@ -15,7 +15,7 @@ import click
 from gpumem_tui.cli.common import complain, is_terminal
 from gpumem_tui.cli.groups import with_options
 from gpumem_tui.cli.hosts import HOST_OPTIONS, LAST_LINES, run_on_host, single_host
-from gpumem_tui.cli.numbers import Finite
+from gpumem_tui.cli.numbers import Finite, Whole
 from gpumem_tui.exit_codes import EXIT_BAD_INPUT, EXIT_FAILED
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from gpumem_tui.watch.reader import Watcher
     from gpumem_tui.watch.records import ProbedProcess
 
-PID = click.IntRange(min=1)
+PID = Whole(min=1)
 SECONDS = Finite(min=0.05)
 _FIRST_SAMPLE_S = 5.0
 _POLL_S = 0.1
@@ -96,7 +96,7 @@ def _run_here(command: tuple[str, ...], *, on_screen: bool, lifeline: Lifeline |
     if lifeline is not None:
         lifeline.hold()
     ended = started.wait()
-    _report_end(started.pid)
+    _report_ends(started.pids)
     if lifeline is None:
         return leave_as(ended)
     lifeline.end_all()
@@ -297,18 +297,20 @@ def _run_on_screen(command: tuple[str, ...]) -> int:
     code, lines = open_run(started, shlex.join(command), settings)
     for line in lines[-LAST_LINES:]:
         click.echo(line)
-    _report_end(started.pid)
+    _report_ends(started.pids)
     return code
 
 
-def _report_end(pid: int) -> None:
-    """Of a command that trained and was ended by a lack of memory, or by a crash, one line that says so."""
-    from gpumem_tui.watch.records import FOR_MEMORY, ProcessState
+def _report_ends(pids: Collection[int]) -> None:
+    """A line for each that trained and could not say itself how it ended: killed, crashed, or out of memory."""
+    from gpumem_tui.watch.reader import Watcher
+    from gpumem_tui.watch.records import FOR_MEMORY, UNSAID
 
-    process = find(following(None), pid, ended=True)
-    if process is not None and process.state in FOR_MEMORY | {ProcessState.CRASHED}:
-        told = f"; `gpumem-tui watch {pid} --post-mortem` shows what it held" if process.state in FOR_MEMORY else ""
-        complain(f"{process.title}: {process.state_words}{told}", 0)
+    for process in Watcher().processes():
+        if process.pid is None and process.files.pid in pids and process.state in UNSAID:
+            again = f"; `gpumem-tui watch {process.files.pid} --post-mortem` shows what it held"
+            held = again if process.state in FOR_MEMORY else ""
+            complain(f"{process.title}: {process.state_words}{held}", 0)
 
 
 def _post_mortem(watcher: Watcher, process: ProbedProcess | None, *, as_json: bool) -> int:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from gpumem_tui.cli.numbers import Finite
+from gpumem_tui.cli.numbers import Finite, Whole
 from gpumem_tui.formula.recipe import (
     ADAPTER_DTYPES,
     ADAPTERS,
@@ -123,7 +123,7 @@ class Rows(click.ParamType[tuple[str, float]]):
             self.fail(str(error), param, ctx)
 
 
-AT_LEAST_ONE = click.IntRange(min=1)
+AT_LEAST_ONE = Whole(min=1)
 
 
 def choice(option: str, among: Sequence[str], says: str) -> Callable[[Command], Command]:
@@ -168,13 +168,13 @@ WORKLOAD_OPTIONS = [
     choice("--schedule", SCHEDULES, "Pipeline schedule: how many micro-batches' activations wait for backward."),
     click.option(
         "--micro-batches",
-        type=click.IntRange(min=0),
+        type=Whole(min=0),
         default=0,
         help="Micro-batches of a step, of --batch-size samples each (default: as many as there are stages).",
     ),
     click.option(
         "--virtual-stages",
-        type=click.IntRange(min=2),
+        type=Whole(min=2),
         default=2,
         show_default=True,
         help="Pieces of the network on each GPU of an interleaved pipeline.",
@@ -224,5 +224,5 @@ DEVICE_OPTIONS = [
         "--timeout", "timeout_s", type=Finite(min=1), default=300.0, show_default=True,
         help="Seconds of silence, of a command without an optimizer step, after which a trial counts as hung.",
     ),
-    click.option("--steps", type=click.IntRange(1, 10_000), default=3, show_default=True, help="Steps of a trial."),
+    click.option("--steps", type=Whole(1, 10_000), default=3, show_default=True, help="Steps of a trial."),
 ]  # fmt: skip

@@ -43,7 +43,8 @@ class OperatorRecorder(TorchDispatchMode):
 
     def __init__(self, sites: SiteFinder, phases_known: bool) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.unavailable = {"allocator": "host memory has no caching allocator: what is counted are tensors"}
+        counted = "those of model and optimizer, and those made while it looks; what else was there before is not seen"
+        self.unavailable = {"allocator": f"host memory has no caching allocator; counted are tensors: {counted}"}
         self._sites = sites
         self._history = StepHistory(phases_known)
         self._live: dict[int, _StorageRef] = {}

@@ -105,8 +105,7 @@ def _prediction_lines(
     yield f"on {where}, {by_what}"
     if config.workload.command is None or config.workload.command.takes_batch:
         yield report.predicted_line(prediction)
-    if gap := report.gap_line(prediction):
-        yield gap
+    yield from report.prediction_notes(prediction)
     yield from ledger_lines(config, prediction, None, batch_size)
     if isinstance(traced, Traced):
         yield report.peak_line(traced, batch_size)
@@ -200,8 +199,8 @@ class _Plain:
     def predicted(self, event: Predicted) -> None:
         self._print(f"torch {event.ready.torch_version}, profile {event.ready.profile}")
         self._print(report.predicted_line(event.prediction))
-        if gap := report.gap_line(event.prediction):
-            self._print(gap)
+        for note in report.prediction_notes(event.prediction):
+            self._print(note)
         traced = event.prediction.traced
         if isinstance(traced, Traced) and (line := report.assumed_line(traced)):
             self._print(line)

@@ -254,6 +254,13 @@ class Traced:
         """Largest batch size that fits as expected, which the simulated GPU is; or why that cannot be told."""
         return self._largest(self.capacity_bytes)
 
+    def too_large_below(self, batch_size: int, sizes: int = 8) -> tuple[int, ...]:
+        """Of so many sizes just below one, those that do not fit as expected: pieces of the cache differ by size."""
+        if self.only_at:
+            return ()
+        below = range(max(1, batch_size - sizes), batch_size)
+        return tuple(one for one in below if not self._finder.fits(one, self.capacity_bytes, self.allowed_bytes))
+
     @cached_property
     def _finder(self) -> BatchFinder:
         return self.finder or BatchFinder(self.trace, self.settings)

@@ -117,6 +117,22 @@ def gap_line(prediction: Prediction) -> str:
     )
 
 
+def prediction_notes(prediction: Prediction) -> list[str]:
+    """Why the predictions differ, and which smaller sizes do not fit although the largest does."""
+    return [line for line in (gap_line(prediction), uneven_line(prediction.traced)) if line]
+
+
+def uneven_line(traced: Traced | Unknown) -> str:
+    """Which smaller sizes do not fit although the largest does; empty where all do."""
+    if isinstance(traced, Unknown) or isinstance(largest := traced.expected_batch_size, Unknown):
+        return ""
+    if not (found := traced.too_large_below(largest)):
+        return ""
+    sizes = ", ".join(f"{size:,}" for size in found)
+    do = "does" if len(found) == 1 else "do"
+    return f"by trace {sizes} {do} not fit although {largest:,} does: the allocator's pieces differ by size"
+
+
 def fits_line(workload: WorkloadSpec, traced: Traced, batch_size: int) -> str:
     """Whether the traced step fits on the device."""
     largest = traced.max_batch_size

@@ -51,6 +51,8 @@ WELL_ENDED = frozenset({ProcessState.ENDED, ProcessState.INTERRUPTED})
 """As somebody wanted it."""
 FOR_MEMORY = frozenset({ProcessState.OUT_OF_MEMORY, ProcessState.KILLED_FOR_MEMORY})
 """Because memory ran out."""
+UNSAID = FOR_MEMORY | {ProcessState.CRASHED, ProcessState.KILLED, ProcessState.VANISHED}
+"""Of which the program itself prints no word, or none that says what filled the memory."""
 
 
 @dataclass(frozen=True)

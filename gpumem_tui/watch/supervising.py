@@ -43,11 +43,12 @@ class ProcessEnds:
         self._pid = pid
         self._own = Files(directory, pid, start_ticks(pid))
         self._followed = {self._own: Witness(pid, self._own.start_ticks)}
+        self._pids = {pid}
 
     @property
     def pids(self) -> frozenset[int]:
-        """The command's process, and those below it that publish."""
-        return frozenset(files.pid for files in self._followed)
+        """The command's process, and those below it that publish or did."""
+        return frozenset(self._pids)
 
     def look(self) -> None:
         """Follow the processes that have begun to publish, and note those that have ended."""
@@ -64,6 +65,7 @@ class ProcessEnds:
             with suppress(OSError, WireError):
                 if start_ticks(files.pid) == files.start_ticks and is_below(files.pid, self._pid):
                     self._followed[files] = Witness(files.pid, files.start_ticks)
+                    self._pids.add(files.pid)
 
     def reap(self, *, others: bool = False) -> Exit | None:
         """How the command itself ended; None while it runs.
@@ -139,6 +141,11 @@ class Supervised:
     def pid(self) -> int:
         """The command's process."""
         return self._process.pid
+
+    @property
+    def pids(self) -> frozenset[int]:
+        """The command's process, and those below it that publish or did."""
+        return self._deaths.pids
 
     def wait(self) -> Exit:
         """Hand signals on until the command has ended; how it did."""

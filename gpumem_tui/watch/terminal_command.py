@@ -70,7 +70,7 @@ class TerminalCommand:
 
     @property
     def pids(self) -> frozenset[int]:
-        """The command's process, and those below it that publish."""
+        """The command's process, and those below it that publish or did."""
         return self._deaths.pids
 
     @property

@@ -76,6 +76,7 @@ def train_step(model, optimizer, batch):
         (["predict", "--batch-size", "99999999"], "'--batch-size': 99999999 is not in the range 1<=x<=16777216"),
         (["serch"], "No such command 'serch'"),
         ([], "no terminal to draw on"),
+        (["watch", "abc"], "'abc' is not a valid integer"),
     ],
 )
 def test_one_clear_line(program: Program, arguments: list[str], said: str) -> None:

@@ -56,6 +56,19 @@ for step in range(3):
 raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.15 GiB")
 """
 
+KILLED = """
+import os, signal, time
+import torch
+model = torch.nn.Linear(8, 8)
+optimizer = torch.optim.SGD(model.parameters())
+for step in range(30):
+    model(torch.randn(2, 8)).sum().backward()
+    optimizer.step()
+    time.sleep(0.1)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+"""Long enough for `run` to see that it publishes."""
+
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
@@ -113,7 +126,7 @@ def test_run_watch_and_look(program: Program, folder: Path) -> None:
     done = program("watch", str(pid), env=env)
     assert done.code == 0
     assert f"PID {pid} (" in done.out
-    assert ": killed (SIGKILL); its last step was " in done.out or ": killed or crashed" in done.out
+    assert ": killed (SIGKILL); the last step seen was " in done.out or ": killed or crashed" in done.out
     done = program("watch", str(pid), "--post-mortem", env=env)
     assert (done.code, done.out) == (0, "")
     assert ") has not run out of memory: killed " in done.err
@@ -165,6 +178,18 @@ def test_a_process_that_was_attached_to_is_waited_for(program: Program, folder: 
 
 
 @pytest.mark.slow
+def test_run_says_how_one_ended_that_could_not_say_it(program: Program, folder: Path) -> None:
+    """Here a shell goes on as if nothing had been."""
+    script = folder.parent / "killed.py"
+    script.write_text(KILLED)
+    command = f"{sys.executable} {script}; true"
+    done = program("run", "sh", "-c", command, env={"GPUMEM_TUI_DIR": str(folder)})
+    assert done.code == 0
+    [line] = [line for line in done.err.splitlines() if line.startswith("gpumem-tui: ")]
+    assert ": killed" in line
+
+
+@pytest.mark.slow
 def test_after_memory_ran_out(program: Program, folder: Path) -> None:
     env = {"GPUMEM_TUI_DIR": str(folder)}
     done = program("run", sys.executable, "-c", RUN_OUT, env=env)
@@ -175,7 +200,7 @@ def test_after_memory_ran_out(program: Program, folder: Path) -> None:
     pid = ring.name.partition("-")[0]
     done = program("watch", pid, env=env)
     assert done.code == 0
-    assert ": out of memory; its last step was 3" in done.out
+    assert ": out of memory; the last step seen was 3" in done.out
     assert "the failed request: about 2.00 GiB" in done.out
     body = json.loads(program("watch", "--post-mortem", "--json", env=env).out)
     assert (body["pid"], body["fatal"], body["requested_bytes"], body["device"]) == (int(pid), True, 2 << 30, 0)

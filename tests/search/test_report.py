@@ -1,4 +1,4 @@
-"""What a search says of the global batch that was wanted."""
+"""What a search says of its predictions, and of the global batch that was wanted."""
 
 from __future__ import annotations
 
@@ -6,11 +6,16 @@ from dataclasses import replace
 
 import pytest
 
-from gpumem_tui.catalog.loader import find_model
+from gpumem_tui.catalog.loader import find_gpu, find_model
 from gpumem_tui.formula.recipe import Recipe
+from gpumem_tui.memory import MIB, Bucket
 from gpumem_tui.search import json_report, report
 from gpumem_tui.search.config import SearchConfig
+from gpumem_tui.simulator.replay import AffineTrace
+from gpumem_tui.simulator.timeline import Timeline, TimelineRecorder
+from gpumem_tui.step import Phase
 from gpumem_tui.workload.spec import WorkloadSpec
+from tests.search.traces import traced
 from tests.search.trials import A100
 
 GPT2 = SearchConfig(WorkloadSpec(Recipe(), shape=find_model("gpt2")), A100)
@@ -48,3 +53,26 @@ def test_every_gpu_takes_its_part() -> None:
 def test_without_a_wish_or_a_batch_nothing_is_said() -> None:
     assert json_report.wanted_accumulation(GPT2, 8) is None
     assert json_report.wanted_accumulation(replace(GPT2, target_batch=64), 0) is None
+
+
+def _state_among_activations(batch_size: int) -> Timeline:
+    """75 MiB of state lie in a block that the next step lacks, until a smaller one, of 10 MiB a sample, holds them."""
+    recorder = TimelineRecorder()
+    recorder.mark(1, Phase.FORWARD)
+    large = recorder.allocate(40 * MIB * batch_size, bucket=Bucket.ACTIVATIONS)
+    small = recorder.allocate(10 * MIB * batch_size, bucket=Bucket.ACTIVATIONS)
+    recorder.release(large)
+    recorder.release(small)
+    recorder.allocate(75 * MIB, bucket=Bucket.OPTIMIZER)
+    recorder.mark(2, Phase.FORWARD)
+    recorder.release(recorder.allocate(40 * MIB * batch_size, bucket=Bucket.ACTIVATIONS))
+    return recorder.finish()
+
+
+def test_smaller_sizes_that_do_not_fit_are_named() -> None:
+    trace = AffineTrace.fit((4, _state_among_activations(4)), (9, _state_among_activations(9)))
+    found = replace(traced(trace, find_gpu("t4-16gb")), capacity_bytes=420 * MIB)
+    assert found.expected_batch_size == 8
+    line = "by trace 6, 7 do not fit although 8 does: the allocator's pieces differ by size"
+    assert report.uneven_line(found) == line
+    assert report.uneven_line(replace(found, capacity_bytes=340 * MIB)) == ""

@@ -19,6 +19,7 @@ from gpumem_tui.tui.kit.shares import bar, legend
 from gpumem_tui.tui.monitor.entries import entries, entry_of, moved
 from gpumem_tui.tui.monitor.gpus import gpus_view
 from gpumem_tui.tui.monitor.header import alert_row, header_row, trouble_rows
+from gpumem_tui.tui.monitor.help import monitor_help
 from gpumem_tui.tui.monitor.history import axis_of, chart_columns, history_view
 from gpumem_tui.tui.monitor.layout import layout
 from gpumem_tui.tui.monitor.process_details import details_rows
@@ -412,6 +413,7 @@ def test_the_alerts_say_how_many_more_there_are() -> None:
     row = alert_row(alerts, 60)
     assert text(row).startswith("▲ GPU 1 is lost")
     assert "+3 more" in text(row)
+    assert [f"GPU {n}: 88 °C" in " ".join(map(text, monitor_help(alerts))) for n in range(2, 6)] == [True] * 4
     assert width(row) <= 60
     assert width(alert_row(alerts, 12)) <= 12
 

@@ -178,13 +178,16 @@ def test_one_that_memory_ran_out_under_is_first_for_half_an_hour() -> None:
     ],
 )
 def test_whoever_has_ended_stays_listed_with_how(end: ProcessState, phrase: str, mark: str, is_first: bool) -> None:
-    """The bad ends stand above the living, the good ones below."""
+    """The bad ends stand above the living for two minutes, the good ones below."""
     _, said = watch_scene.training()
     listed = state(published=Published((*said.processes, watch_scene.ended(state=end, phrase=phrase))))
     order = [entry.process.pid for entry in entries(listed)]
     assert (order.index(4105) == 0) is is_first
     assert (order[-1] == 4105) is not is_first
     assert f"{mark} {phrase} · 1m ago, step 12,340: " in text(table_view(listed, 160, 10).rows)
+    assert listed.snapshot is not None
+    later = replace(listed, snapshot=replace(listed.snapshot, time_s=listed.snapshot.time_s + 90))
+    assert entries(later)[-1].process.pid == 4105
 
 
 def test_only_the_last_that_ended_take_room() -> None:
@@ -200,7 +203,7 @@ def test_what_is_told_of_one_that_ended() -> None:
     said = text(ended_rows(one, 100, scene.NOON_S))
     assert "✗ failed with exit code 1, 60 s ago" in said
     assert "host memory: 3.00 GiB resident, limit 4.00 GiB (its control group)" in said
-    assert "cpu, last sample of its training (it made 12,340 steps)" in said
+    assert "cpu, last sample of its training (the last step seen was 12,340)" in said
     assert "optimizer state" in said
     never = watch_scene.watched(4106, state=ProcessState.VANISHED)
     assert "no step has finished" in text(ended_rows(never, 100, scene.NOON_S))

@@ -10,6 +10,7 @@ from gpumem_tui.memory import Unknown
 from gpumem_tui.monitor.snapshot import GpuProcess, GpuReading, HostProcess, ProcessKind
 from gpumem_tui.tui.monitor.state import MonitorState, ProcessKey, SortBy, device_key
 from gpumem_tui.watch.published import Placed, WatchedProcess
+from gpumem_tui.watch.records import FOR_MEMORY
 
 if TYPE_CHECKING:
     from gpumem_tui.watch.records import ProbeSample
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 _INIT = 1
 _KEPT_S = 1800.0
 """How long a process stays listed after its end."""
+_FIRST_S = 120.0
+"""How long one that ended otherwise than it should is before those that live; where memory ran out it is all along."""
 _MOST_ENDED = 8
 """Of those the last so many, so that they do not take the place of the living."""
 _NOT_LISTED = Unknown("the driver does not list it")
@@ -194,22 +197,31 @@ def _matches(entry: Entry, filter_text: str) -> bool:
 
 
 def _sorted(listed: list[Entry], state: MonitorState) -> list[Entry]:
-    """What has ended otherwise than it should is first, what has ended well is last; what is unknown after what is
-    known; equal ones by GPU and pid."""
+    """What ended as memory ran out, or just now otherwise than it should, is first; other ended ones are last; what is
+    unknown is after what is known; equal ones are by GPU and pid."""
     value_of = _VALUES[state.sort]
     listed = sorted(listed, key=lambda entry: (_gpu_index(entry), entry.process.pid))
-    well = [entry for entry in listed if entry.has_ended and has_ended_well(entry)]
-    ended = [entry for entry in listed if entry.has_ended and not has_ended_well(entry)]
+    now_s = state.snapshot.time_s if state.snapshot is not None else 0.0
+    first = [entry for entry in listed if entry.has_ended and _comes_first(entry, now_s)]
+    last = [entry for entry in listed if entry.has_ended and not _comes_first(entry, now_s)]
+    last.sort(key=has_ended_well)
     alive = [entry for entry in listed if not entry.has_ended]
     with_value = [entry for entry in alive if value_of(entry) is not None]
     without = [entry for entry in alive if value_of(entry) is None]
     with_value.sort(key=value_of, reverse=state.sort.descends != state.reverse)
-    return ended + with_value + without + well
+    return first + with_value + without + last
 
 
 def has_ended_well(entry: Entry) -> bool:
     """Whether a process ended normally or on request."""
     return entry.watched is not None and entry.watched.process.has_ended_well
+
+
+def _comes_first(entry: Entry, now_s: float) -> bool:
+    watched = entry.watched
+    if watched is None or watched.ended_s is None or watched.process.has_ended_well:
+        return False
+    return watched.process.state in FOR_MEMORY or now_s - watched.ended_s < _FIRST_S
 
 
 def _gpu_index(entry: Entry) -> float:

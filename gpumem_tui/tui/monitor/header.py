@@ -30,13 +30,17 @@ def lasting_last(alerts: Sequence[Alert]) -> list[Alert]:
     return sorted(alerts, key=lambda alert: alert.kind is AlertKind.NO_DRIVER)
 
 
+def alert_mark(alert: Alert) -> str:
+    """Whether it is critical or a warning, in a character."""
+    return "▲" if alert.severity is Severity.CRITICAL else "△"
+
+
 def alert_row(alerts: Sequence[Alert], width: int) -> Row:
-    """The alerts in a line, the worst first; how many more there are."""
+    """The alerts in a line, the worst first; how many more there are (the help lists all)."""
     row: Row = []
     for number, alert in enumerate(alerts):
-        critical = alert.severity is Severity.CRITICAL
-        style = "bold $error" if critical else "bold $warning"
-        text = f"{'▲' if critical else '△'} {alert.message}"
+        style = "bold $error" if alert.severity is Severity.CRITICAL else "bold $warning"
+        text = f"{alert_mark(alert)} {alert.message}"
         more = len(alerts) - number
         reserve = len(f"  +{more} more") if more > 1 else 0
         room = width - span_width(row) - reserve - (2 if row else 0)

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import textwrap
+from collections.abc import Sequence
+
 from gpumem_tui.memory import Bucket
+from gpumem_tui.monitor.alerts import Alert
 from gpumem_tui.monitor.ledger import DEVICE_BUCKETS
 from gpumem_tui.tui.kit.dialogs import help_entry, help_heading
 from gpumem_tui.tui.kit.figures import MUTED, Row
 from gpumem_tui.tui.kit.glyphs import BUCKET_LOOKS
+from gpumem_tui.tui.monitor.header import alert_mark
+
+_ALERT_WIDTH = 56
 
 _KEYS = (
     ("↑ ↓", "choose a process; page up, page down, home and end too"),
@@ -50,15 +57,24 @@ _MARKS = (
 )
 
 
-def monitor_help() -> list[Row]:
-    """The lines of the help."""
+def monitor_help(alerts: Sequence[Alert]) -> list[Row]:
+    """The lines of the help, below all alerts that there are now."""
     return [
+        *_now(alerts),
         help_heading("Keys"), *(help_entry(key, what) for key, what in _KEYS), [],
         help_heading("Ledger"), *(_bucket(bucket) for bucket in DEVICE_BUCKETS),
         help_entry("", "a process with a probe is divided into its buckets"), [],
         help_heading("Columns"), *(help_entry(name, what) for name, what in _COLUMNS), [],
         help_heading("Marks"), *(help_entry(mark, what) for mark, what in _MARKS),
     ]  # fmt: skip
+
+
+def _now(alerts: Sequence[Alert]) -> list[Row]:
+    lines: list[Row] = []
+    for alert in alerts:
+        first, *rest = textwrap.wrap(alert.message, _ALERT_WIDTH)
+        lines += [help_entry(alert_mark(alert), first), *(help_entry("", line) for line in rest)]
+    return [help_heading("Alerts now"), *lines, []] if lines else []
 
 
 def _bucket(bucket: Bucket) -> Row:

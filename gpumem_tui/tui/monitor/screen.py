@@ -87,7 +87,7 @@ class MonitorScreen(ProcessActions):
         Binding("T", "end('terminate')", "terminate", tooltip="Ask the process to end (SIGTERM)"),
         Binding("K", "end('kill')", "kill", tooltip="End the process at once (SIGKILL)"),
         Binding("space", "pause", "pause", tooltip="Hold the picture, or go on"),
-        Binding("question_mark", "help", "help", key_display="?", tooltip="The keys and what the columns mean"),
+        Binding("question_mark", "help", "help", key_display="?", tooltip="All alerts, keys, columns"),
         Binding("h,f1", "help", show=False),  # as in nvitop and btop, where h has no history to show
         Binding("q", "app.quit", "quit", tooltip="Leave"),
         *(Binding(key, f"move({step})", show=False) for key, step in _MOVES.items()),
@@ -316,7 +316,7 @@ class MonitorScreen(ProcessActions):
         from gpumem_tui.tui.kit.dialogs import HelpScreen
         from gpumem_tui.tui.monitor.help import monitor_help
 
-        self.app.push_screen(HelpScreen([*self.replay_help(), *monitor_help()]))
+        self.app.push_screen(HelpScreen([*self.replay_help(), *monitor_help(self._state.alerts)]))
 
     def action_peak(self) -> None:
         """Divide processes as at their peak, or as now."""
