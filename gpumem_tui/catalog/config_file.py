@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpumem_tui.catalog.shapes import CatalogError
+from gpumem_tui.catalog.shapes import CatalogError, ModelShape
 from gpumem_tui.text import printable
 
 _FILE = "config.json"
@@ -20,6 +20,21 @@ _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 _LONGEST = ("max_position_embeddings", "n_positions", "max_target_positions", "max_sequence_length", "seq_length")
 _USUAL_TOKENS = {True: 2048, False: 512}
 """Tokens a sample unless told otherwise: of a decoder, and of an encoder or an encoder–decoder."""
+
+
+@dataclass(frozen=True)
+class ModelFile:
+    """The file that a model's shape was read from.
+
+    Attributes:
+        path: its config.json, absolute.
+        shape: as the file has it.
+        dequantize: a quantized one, taken unquantized.
+    """
+
+    path: str
+    shape: ModelShape
+    dequantize: bool = False
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -40,10 +41,15 @@ if TYPE_CHECKING:
 _OF_A_SEARCH = frozenset({"limit_bytes", "share"})
 """Device options that a plan does not take: it has the whole GPU."""
 
+_USUAL_BATCH_SIZE = 8
+"""What ``{batch}`` of a command is where nothing is said: its one trace answers for every other size, too."""
+
 
 @click.command(cls=TakesCommand, short_help="What fits, what would make more fit, and what it costs.")
 @with_options(WORKLOAD_OPTIONS, DEVICE_OPTIONS)
-@click.option("--batch-size", type=AT_LEAST_ONE, help="Samples of one pass on one GPU (default: 1).")
+@click.option(
+    "--batch-size", type=AT_LEAST_ONE, help="Samples of one pass on one GPU (default: 1; of {batch} in a command, 8)."
+)
 @click.option("--accumulation", type=AT_LEAST_ONE, help="Passes of an optimizer step, instead of --target-batch.")
 @click.option(
     "--solve",
@@ -116,19 +122,34 @@ def plan(as_json: bool, markdown: bool, **values: Any) -> int:
         from gpumem_tui.tui.start import open_plan
 
         return open_plan(wanted, config)
-    traced = Unknown("not asked for (--no-trace)") if no_trace else _traced(wanted, config, limit_s)
-    if as_json:
-        from gpumem_tui.plan.export import plan_json
-
-        click.echo(json.dumps(plan_json(wanted, traced, config.device)))
-    else:
-        from gpumem_tui.plan.markdown import plan_markdown
-
-        click.echo(plan_markdown(wanted, traced), nl=False)
-    return 0
+    return _shown(wanted, config, 0.0 if no_trace else limit_s, as_json=as_json, no_trace=no_trace)
 
 
 plan.params = [option for option in plan.params if option.name not in _OF_A_SEARCH]
+
+
+def _shown(wanted: Plan, config: SearchConfig, limit_s: float, *, as_json: bool, no_trace: bool) -> int:
+    """The plan as text. It and what would help are traced, as far as the time reaches."""
+    from gpumem_tui.plan.export import plan_json
+    from gpumem_tui.plan.markdown import plan_markdown
+    from gpumem_tui.plan.solving import Solver
+    from gpumem_tui.plan.tracing import TraceOptions
+
+    began = time.monotonic()
+    traced = Unknown("not asked for (--no-trace)") if no_trace else _traced(wanted, config, limit_s)
+    left_s = max(0.0, limit_s - (time.monotonic() - began))
+    solver = Solver(TraceOptions.of(config), limit_s, _say, ends=time.monotonic() + left_s)
+    if as_json:
+        click.echo(json.dumps(plan_json(wanted, traced, config.device, solver.answer)))
+    else:
+        click.echo(plan_markdown(wanted, traced, solver.answer), nl=False)
+    return 0
+
+
+def _say(line: str) -> None:
+    """On stderr, while something takes its time; nothing where stderr is no terminal."""
+    if sys.stderr.isatty():
+        click.echo(f"{line} …", err=True)
 
 
 def _planned(config: SearchConfig, batch_size: int, extras: Extras, goals: Goals) -> Plan:
@@ -144,7 +165,17 @@ def _planned(config: SearchConfig, batch_size: int, extras: Extras, goals: Goals
         if reason is not None:
             raise click.UsageError(f"--extra {extra}: {reason}")
     goals.check(has_tokens=bool(shape.seq_len))
-    wanted = Plan(shape, recipe, config.device.gpu, batch_size, config.headroom, config.target_batch, extras, goals)
+    wanted = Plan(
+        shape,
+        recipe,
+        config.device.gpu,
+        batch_size,
+        config.headroom,
+        config.target_batch,
+        extras,
+        goals,
+        config.workload.model_file,
+    )
     check(wanted)
     return wanted
 
@@ -172,6 +203,11 @@ def _plan_traced(
     """The plan of what only a trace knows: on the screen, as JSON or as Markdown."""
     if config.workload.hugging_face is not None:
         given = given or 1
+    command = config.workload.command
+    if given is None and command is not None and command.takes_batch:
+        given = _USUAL_BATCH_SIZE
+        if not (on_screen or quiet):
+            click.echo(f"gpumem-tui: planning for batch {given}; --batch-size takes another", err=True)
     size = predicted_size(config, given)
     if on_screen:
         from gpumem_tui.tui.start import open_command_plan
@@ -247,11 +283,7 @@ def _solved(
     from gpumem_tui.plan.solving import Solver
     from gpumem_tui.plan.tracing import TraceOptions
 
-    def say(line: str) -> None:
-        if sys.stderr.isatty():
-            click.echo(f"{line} …", err=True)
-
-    found = Solver(TraceOptions.of(config), limit_s, say).solve(quantity, wanted, passes)
+    found = Solver(TraceOptions.of(config), limit_s, _say).solve(quantity, wanted, passes)
     if as_json:
         click.echo(json.dumps(limit_json(wanted, found)))
     elif markdown:

@@ -63,12 +63,19 @@ def options_of(plan: Plan, python: str | None = None) -> Options:
         OptionError: a model or a GPU that only this plan has.
     """
     draft = draft_of(plan)
-    if models().get(draft.base.name) != draft.base:
+    file = draft.model_file if draft.model_file is not None and draft.model_file.shape == draft.base else None
+    if file is None and models().get(draft.base.name) != draft.base:
         raise OptionError("the model is none of the catalog's: search it with --config")
     device = device_option(plan)
     if isinstance(device, Unknown):
         raise OptionError(device.reason)
-    trained = WorkloadOptions(model=draft.base.name, changes=ModelChanges(**draft.changes), **asdict(plan.recipe))
+    trained = WorkloadOptions(
+        model=draft.base.name if file is None else None,
+        config=None if file is None else file.path,
+        dequantize=file is not None and file.dequantize,
+        changes=ModelChanges(**draft.changes),
+        **asdict(plan.recipe),
+    )
     return Options(trained, device, python=python, headroom=plan.headroom, target_batch=plan.target_batch)
 
 
@@ -167,7 +174,7 @@ def check_gpus_are_used(workload: WorkloadSpec) -> None:
         OptionError: they have not.
     """
     recipe = workload.recipe
-    alone = recipe.sharding == "none" and recipe.model_parallel == 1
+    alone = recipe.sharding == "none" and recipe.model_parallel == recipe.expert_parallel == 1
     if recipe.gpus > 1 and alone and workload.command is None:
         raise OptionError(f"--gpus {recipe.gpus}: is how many to shard over; add --sharding zero1, zero2 or zero3")
 

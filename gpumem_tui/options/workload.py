@@ -6,7 +6,7 @@ import os
 import sys
 from dataclasses import dataclass, fields, replace
 
-from gpumem_tui.catalog.config_file import ConfigFile, looks_like_path, read_config_file
+from gpumem_tui.catalog.config_file import ConfigFile, ModelFile, looks_like_path, read_config_file
 from gpumem_tui.catalog.huggingface import CONFIGS
 from gpumem_tui.catalog.loader import (
     DEFAULT_GPU,
@@ -142,7 +142,7 @@ class WorkloadOptions:
             return replace(self._command_spec(), assumed_rows=self.assumed_rows)
         recipe = self._recipe()
         if self.sharding != "none" and recipe.sharded_over == 1:
-            gpus = 2 * recipe.gpus
+            gpus = 2 * recipe.model_parallel
             raise OptionError(
                 f"--sharding {self.sharding}: needs more than one GPU to shard over; add --gpus {gpus} or more"
             )
@@ -179,7 +179,8 @@ class WorkloadOptions:
             quantized = quantization_of(file.values)
             if quantized is not None and not self.dequantize:
                 return self._quantized_spec(file, quantized, recipe, python)
-            return self._shape_spec(shape_from_hf_config(file.values, file.name), recipe)
+            shape = shape_from_hf_config(file.values, file.name)
+            return replace(self._shape_spec(shape, recipe), model_file=ModelFile(file.path, shape, self.dequantize))
         except NoClosedFormError as error:
             return self._hugging_face_spec(file, str(error), recipe, python)
         except CatalogError as error:

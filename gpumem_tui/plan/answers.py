@@ -119,6 +119,12 @@ class TracedAnswer:
         return isinstance(self.max_batch_size, Unknown) or self.plan.batch_size <= self.max_batch_size
 
     @property
+    def frees_cache(self) -> bool:
+        """Whether it leaves the headroom free by giving back cached segments, which it keeps on the whole GPU."""
+        known = isinstance(self.max_batch_size, int)
+        return known and self.fits and self.free_range.low_bytes < headroom_of(self.plan)
+
+    @property
     def device_used_bytes(self) -> int:
         """Reserved and context. More than `total_bytes` where the plan does not fit."""
         return self.peak_reserved_bytes + self.context_bytes
@@ -158,6 +164,18 @@ def differing_phase(formula: Answer, traced: TracedAnswer) -> Phase | None:
     """The phase of the traced peak where the closed form's peak is in another one; None where they agree."""
     phase = traced.peak_phase
     return None if phase in _PHASES[formula.prediction.moment] else phase
+
+
+def cache_words(traced: TracedAnswer) -> str:
+    """Why less is left than the headroom of a plan that keeps it.
+
+    Args:
+        traced: one that `frees_cache`.
+    """
+    kept = f"{100 * traced.plan.headroom:g} %"
+    return (
+        f"What is left counts cached memory as used: with {kept} kept free the allocator gives cache back, and it fits"
+    )
 
 
 def setup_of(plan: Plan) -> Setup:

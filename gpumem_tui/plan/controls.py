@@ -140,7 +140,7 @@ def plan_of(draft: Draft) -> Plan:
     if wrong := fault(shape, recipe):
         option, says = wrong
         raise PlanError(option.removeprefix("--").replace("-", "_"), says)
-    return Plan(shape, recipe, draft.gpu, draft.batch_size, draft.headroom, target, extras, goals)
+    return Plan(shape, recipe, draft.gpu, draft.batch_size, draft.headroom, target, extras, goals, draft.model_file)
 
 
 def remarks(plan: Plan) -> Iterator[tuple[str, str]]:
@@ -157,7 +157,7 @@ def remarks(plan: Plan) -> Iterator[tuple[str, str]]:
     for extra in sorted(plan.extras):
         words = why_not(extra, shape, recipe) or "formula only: cannot be traced or searched"
         yield EXTRA_RECORDS[extra].control, words
-    if recipe.sharding == "none" and recipe.gpus > recipe.model_parallel == 1:
+    if recipe.sharding == "none" and recipe.gpus > recipe.model_parallel == recipe.expert_parallel == 1:
         yield "gpus", "without sharding each GPU holds everything"
 
 
@@ -201,7 +201,7 @@ def _model_options(draft: Draft) -> tuple[Option, ...]:
 
 def _put_model(draft: Draft, name: str) -> Draft:
     """Another model comes with its own shape: the changes were meant for the one that was."""
-    return draft if name == draft.base.name else replace(draft, base=models()[name], changes={})
+    return draft if name == draft.base.name else replace(draft, base=models()[name], changes={}, model_file=None)
 
 
 def _gpu_options(draft: Draft) -> tuple[Option, ...]:

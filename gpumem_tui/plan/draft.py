@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import cast
 
+from gpumem_tui.catalog.config_file import ModelFile
 from gpumem_tui.catalog.loader import models
 from gpumem_tui.catalog.shapes import Gpu, ModelShape, ShapeError
 from gpumem_tui.formula.extras import NO_EXTRAS, Extras
@@ -34,6 +35,7 @@ class Draft:
         target_batch: samples wanted per optimizer step over all GPUs; None for none.
         extras: techniques that only the formula knows.
         goals: what the plan is for.
+        model_file: what `base` was read from; None for a model of the catalog.
     """
 
     base: ModelShape
@@ -45,6 +47,7 @@ class Draft:
     changes: Mapping[str, int] = field(default_factory=dict)
     extras: Extras = NO_EXTRAS
     goals: Goals = NO_GOALS
+    model_file: ModelFile | None = None
 
     @property
     def pass_samples(self) -> int:
@@ -60,9 +63,9 @@ class Draft:
 
 
 def draft_of(plan: Plan) -> Draft:
-    """The controls that describe a plan: its model by catalog name and changes where that is what it is."""
-    base, changes = plan.shape, dict[str, int]()
-    known = models().get(plan.shape.name)
+    """The controls that describe a plan: its model by file or catalog name, and changes where that is what it is."""
+    base, changes, file = plan.shape, dict[str, int](), plan.model_file
+    known = models().get(plan.shape.name) if file is None else file.shape
     if known is not None and known.family == plan.shape.family:
         differing = {
             name: value
@@ -82,6 +85,7 @@ def draft_of(plan: Plan) -> Draft:
         changes,
         plan.extras,
         plan.goals,
+        file,
     )
 
 

@@ -11,17 +11,18 @@ from gpumem_tui.catalog.loader import gpus, models
 from gpumem_tui.formula.predict import DEFAULT_HEADROOM
 from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.memory import Unknown
-from gpumem_tui.plan.answers import answer, on_gpu
+from gpumem_tui.plan.answers import Answer, TracedAnswer, answer, on_gpu, traced_answer
 from gpumem_tui.plan.by_gpu import LargestOnGpu, largest_by_gpu
 from gpumem_tui.plan.curves import Curve, curves
-from gpumem_tui.plan.draft import draft_of
+from gpumem_tui.plan.draft import Draft, draft_of
 from gpumem_tui.plan.goals import Goals
 from gpumem_tui.plan.judgement import judgements
 from gpumem_tui.plan.lacking import lacking
 from gpumem_tui.plan.plan import Plan
+from gpumem_tui.plan.recommended import Known, recommended, untraced
 from gpumem_tui.plan.speed import rate, run, throughput
 from gpumem_tui.plan.step_memory import memory_over_step
-from gpumem_tui.plan.techniques import Combination, Technique, cheapest_combination, techniques
+from gpumem_tui.plan.techniques import Combination, Technique, techniques
 from gpumem_tui.search import json_report
 from gpumem_tui.search.config import Device, SearchConfig
 from gpumem_tui.search.prediction import Formula, Prediction, Traced
@@ -34,12 +35,13 @@ from gpumem_tui.workload.spec import WorkloadSpec
 def command_line(plan: Plan) -> str | Unknown:
     """The command that opens this plan, or why there is none. Options at their default are left out."""
     draft = draft_of(plan)
-    if models().get(draft.base.name) != draft.base:
-        return Unknown("the model is none of the catalog's: give its configuration with --config")
+    model = model_words(draft)
+    if isinstance(model, Unknown):
+        return model
     device = device_option(plan)
     if isinstance(device, Unknown):
         return device
-    words = ["gpumem-tui", "plan", "--model", draft.base.name]
+    words = ["gpumem-tui", "plan", *model]
     words += _options(draft.changes.items())
     words += _options((name, value) for name, value in asdict(plan.recipe).items() if value != getattr(Recipe(), name))
     words += ["--batch-size", str(plan.batch_size), "--gpu", device]
@@ -51,6 +53,16 @@ def command_line(plan: Plan) -> str | Unknown:
         words += ["--extra", extra]
     words += _goal_words(plan.goals)
     return shlex.join(words)
+
+
+def model_words(draft: Draft) -> list[str] | Unknown:
+    """The options that name a draft's model without its changes, or why none do."""
+    file = draft.model_file
+    if file is not None and file.shape == draft.base:
+        return ["--config", file.path, *(["--dequantize"] if file.dequantize else [])]
+    if models().get(draft.base.name) == draft.base:
+        return ["--model", draft.base.name]
+    return Unknown("the model is none of the catalog's: give its configuration with --config")
 
 
 def _goal_words(goals: Goals) -> list[str]:
@@ -80,17 +92,22 @@ def device_option(plan: Plan) -> str | Unknown:
 # JSON
 
 
-def plan_json(plan: Plan, traced: Traced | Unknown, device: Device | None = None) -> dict[str, Any]:
+def plan_json(
+    plan: Plan, traced: Traced | Unknown, device: Device | None = None, known: Known = untraced
+) -> dict[str, Any]:
     """What `plan --json` prints: the object of `predict --json`, and what only a plan has.
 
     Args:
         traced: of this plan, made on any GPU of its architecture; or why there is none.
         device: where it would run; None for the plan's GPU, simulated.
+        known: what traces say of plans that may be recommended.
     """
     if isinstance(traced, Traced):
         traced = on_gpu(plan, traced)
     config = SearchConfig(WorkloadSpec(plan.recipe, shape=plan.shape), device or Device(plan.gpu, simulated=True))
     now, judged = answer(plan), techniques(plan)
+    by_trace = traced_answer(plan, traced) if isinstance(traced, Traced) else traced
+    best = recommended(plan, by_trace, known)
     beside_bytes = beside_allocator_bytes(plan.gpu)
     formula = Formula(config.workload, plan.gpu.total_bytes, plan.headroom, plan.extras, beside_bytes)
     body = json_report.prediction_json(config, Prediction(formula, traced), plan.batch_size)
@@ -99,8 +116,7 @@ def plan_json(plan: Plan, traced: Traced | Unknown, device: Device | None = None
     command = command_line(plan)
     return {
         **body,
-        "fits": now.fits,
-        "spare_bytes": now.spare_bytes,
+        **_verdict_json(now, by_trace),
         "accumulation": {
             **json_report.accumulation_json(now.accumulation),
             "target_batch": plan.target_batch,
@@ -112,11 +128,23 @@ def plan_json(plan: Plan, traced: Traced | Unknown, device: Device | None = None
         "gpus": [_on_gpu_json(row) for row in on_gpus],
         "techniques": [_technique_json(technique) for technique in judged.helping],
         "not_applicable": [{"name": entry.name, "reason": entry.reason} for entry in judged.not_applicable],
-        "combination": _combination_json(cheapest_combination(plan)),
-        "traceable_combination": _combination_json(cheapest_combination(plan, traceable=True)),
+        "combination": _combination_json(best.formula_only or best.combination, best.traced),
+        "traceable_combination": _combination_json(best.traceable, best.traced),
         "curves": [_curve_json(curve) for curve in all_curves(plan, traced, on_gpus)],
         "judgements": [asdict(judgement) for judgement in judgements(plan)],
         "command": command if isinstance(command, str) else None,
+    }
+
+
+def _verdict_json(now: Answer, by_trace: TracedAnswer | Unknown) -> dict[str, Any]:
+    """By trace where there is one; the formula's own is with the formula."""
+    if isinstance(by_trace, Unknown):
+        return {"fits": now.fits, "keeps_headroom": now.fits, "spare_bytes": now.spare_bytes, "verdict_by": "formula"}
+    return {
+        "fits": by_trace.fit == "fits",
+        "keeps_headroom": by_trace.fits,
+        "spare_bytes": by_trace.free_range.low_bytes,
+        "verdict_by": "trace",
     }
 
 
@@ -187,10 +215,13 @@ def _technique_json(technique: Technique) -> dict[str, Any]:
     }
 
 
-def _combination_json(found: Combination | Unknown) -> dict[str, Any]:
+def _combination_json(found: Combination | Unknown, traced: TracedAnswer | Unknown) -> dict[str, Any]:
+    """Args: traced: of the combination, unless only the formula knows it; or why there is no trace."""
     if isinstance(found, Unknown):
         return {"techniques": None, "unavailable": found.reason}
     command = command_line(found.plan)
+    if found.formula_only:
+        traced = Unknown("only the formula knows it")
     return {
         "techniques": [change.name for change in found.changes],
         "batch_size": found.plan.batch_size,
@@ -198,7 +229,19 @@ def _combination_json(found: Combination | Unknown) -> dict[str, Any]:
         "max_batch_size": found.max_batch_size,
         "accumulation": json_report.accumulation_json(found.accumulation),
         "formula_only": found.formula_only,
+        "traced": _traced_json(traced),
         "command": command if isinstance(command, str) else None,
+    }
+
+
+def _traced_json(traced: TracedAnswer | Unknown) -> dict[str, Any]:
+    if isinstance(traced, Unknown):
+        return {"fits": None, "peak_allocated_bytes": None, "max_batch_size": None, "unavailable": traced.reason}
+    largest = traced.max_batch_size
+    return {
+        "fits": traced.fits,
+        "peak_allocated_bytes": traced.peak_allocated_bytes,
+        "max_batch_size": largest if isinstance(largest, int) else None,
     }
 
 

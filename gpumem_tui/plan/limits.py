@@ -157,7 +157,7 @@ def _longest_sequence(plan: Plan, known: Known) -> Limit:
     value, how = search.low, _how(settled=answer.settled)
     note = _sequence_note(plan.shape, value, most)
     if search.gap is not None:
-        note = f"{search.gap:,} does not fit: the allocator's pieces differ{f'; {note}' if note else ''}"
+        note = f"{_gap_note(search.low, search.gap)}{f'; {note}' if note else ''}"
     if not answer.settled:
         by_form = refined()
         value, how = (formula, "formula") if by_form is None else (by_form, "traced")
@@ -181,11 +181,19 @@ def sequence_grid(shape: ModelShape) -> tuple[int, int]:
     return step, shape.max_seq_len
 
 
+def _gap_note(value: int, gap: int) -> str:
+    """What is safe where a shorter sequence was traced and does not fit."""
+    return (
+        f"{value:,} was traced itself, so it is safe; not every shorter one is: {gap:,} was traced and does not fit, "
+        "as the allocator's pieces differ"
+    )
+
+
 def _sequence_note(shape: ModelShape, value: int, most: int) -> str:
     if value >= most and shape.record.positions == "learned":
         return f"memory is not what bounds it: {shape.name} has {shape.max_seq_len:,} positions"
     if 0 < shape.max_seq_len < value:
-        return f"longer than the {shape.max_seq_len:,} positions that {shape.name} was trained at"
+        return f"{value:,} is longer than the {shape.max_seq_len:,} positions that {shape.name} was trained at"
     return ""
 
 

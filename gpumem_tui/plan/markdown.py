@@ -7,14 +7,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from gpumem_tui.formula.price import COST_ORDER
 from gpumem_tui.memory import ALLOCATED_BUCKETS, Unknown, format_bytes
 from gpumem_tui.plan.advice_text import Judgement
-from gpumem_tui.plan.answers import Answer, TracedAnswer, answer, differing_phase, traced_answer
+from gpumem_tui.plan.answers import Answer, TracedAnswer, answer, cache_words, differing_phase, traced_answer
 from gpumem_tui.plan.by_gpu import LargestOnGpu, largest_by_gpu
 from gpumem_tui.plan.curves import Curve, CurveSeries
 from gpumem_tui.plan.export import all_curves, command_line
 from gpumem_tui.plan.judgement import judgements
 from gpumem_tui.plan.lacking import lacking
 from gpumem_tui.plan.plan import Plan
-from gpumem_tui.plan.techniques import Combination, Techniques, cheapest_but_as_it_is, cheapest_combination, techniques
+from gpumem_tui.plan.recommended import Known, recommended, untraced
+from gpumem_tui.plan.techniques import Combination, Techniques, techniques
 from gpumem_tui.search import report
 from gpumem_tui.search.prediction import Traced
 from gpumem_tui.search.ranges import largest_words, range_line, room_words
@@ -24,11 +25,12 @@ _CURVE_POINTS = 12
 """Points of a line that are printed; the JSON has all."""
 
 
-def plan_markdown(plan: Plan, traced: Traced | Unknown) -> str:
+def plan_markdown(plan: Plan, traced: Traced | Unknown, known: Known = untraced) -> str:
     """The whole plan.
 
     Args:
         traced: of this plan, made on any GPU of its architecture; or why there is none.
+        known: what traces say of plans that may be recommended.
     """
     now = answer(plan)
     by_trace = traced_answer(plan, traced) if isinstance(traced, Traced) else traced
@@ -42,7 +44,7 @@ def plan_markdown(plan: Plan, traced: Traced | Unknown) -> str:
         _ledger(now, by_trace),
         bullets([*_verdict(now, by_trace), *(f"{line[:1].upper()}{line[1:]}." for line in said)]),
         "## What would help",
-        *_combinations(plan, by_trace),
+        *_combinations(plan, by_trace, known),
         _techniques(techniques(plan)),
         "## Every GPU",
         _by_gpu(on_gpus, plan),
@@ -106,6 +108,8 @@ def _verdict(now: Answer, traced: TracedAnswer | Unknown) -> Iterator[str]:
             yield f"{said[:1].upper()}{said[1:]}."
         if traced.fit == "fits" and not traced.keeps_headroom:
             yield f"It runs, but does not leave {100 * now.plan.headroom:g} % of the GPU free."
+        if traced.frees_cache:
+            yield f"{cache_words(traced)}."
     if isinstance(traced, TracedAnswer) and (phase := differing_phase(now, traced)) is not None:
         yield (
             f"The columns are of two moments: the traced peak is {report.PHASE_WORDS[phase]}, the formula's "
@@ -118,33 +122,39 @@ def _verdict(now: Answer, traced: TracedAnswer | Unknown) -> Iterator[str]:
     yield f"{passes} a global batch of {steps.global_batch_size:,}{tokens}{rounded}."
 
 
-def _combinations(plan: Plan, traced: TracedAnswer | Unknown) -> Iterator[str]:
-    """By formula, but for the plan as it is where it was traced."""
-    if isinstance(traced, TracedAnswer) and traced.fits:
+def _combinations(plan: Plan, now: TracedAnswer | Unknown, known: Known) -> Iterator[str]:
+    """By trace as far as `known` tells, else by formula."""
+    if isinstance(now, TracedAnswer) and now.fits:
         yield "By trace it fits as it is: nothing is needed."
         return
-    found = cheapest_but_as_it_is(plan) if isinstance(traced, TracedAnswer) else cheapest_combination(plan)
+    best = recommended(plan, now, known)
+    if best.formula_only is not None:
+        yield _combination("By formula, the cheapest combination that fits", best.formula_only)
+    found, what = best.combination, "combination that fits" if best.formula_only is None else "that a trace can confirm"
     if isinstance(found, Unknown):
         yield f"No combination: {found.reason}."
         return
-    yield _combination("By formula, the cheapest combination that fits", found)
-    if found.formula_only:
-        traceable = cheapest_combination(plan, traceable=True)
-        if isinstance(traceable, Combination):
-            yield _combination("By formula, the cheapest that a trace can confirm", traceable)
+    if isinstance(best.traced, TracedAnswer):
+        yield _combination(f"By trace, the cheapest {what}", found, best.traced)
+    else:
+        untraced_words = "" if found.formula_only else ", not traced"
+        yield _combination(f"By formula{untraced_words}, the cheapest {what}", found)
+        if isinstance(now, TracedAnswer) and not found.formula_only:
+            yield f"There is no trace of it: {best.traced.reason}."
     yield f"Cheapest means: {COST_ORDER}."
 
 
-def _combination(heading: str, found: Combination) -> str:
+def _combination(heading: str, found: Combination, traced: TracedAnswer | None = None) -> str:
     names = [change.name for change in found.changes]
     if found.smaller_passes:
         names.append(f"{found.accumulation.steps} passes of {found.plan.batch_size}")
     said = " + ".join(names) if names else "none needed, it fits as it is"
     command = command_line(found.plan)
-    lines = [
-        f"{heading}: **{said}**. Peak ≈{format_bytes(found.peak_bytes)} at batch {found.plan.batch_size}, largest "
-        f"batch ≈{found.max_batch_size:,}{', by formula only' if found.formula_only else ''}."
-    ]
+    peak, largest = f"≈{format_bytes(found.peak_bytes)}", f"≈{found.max_batch_size:,}"
+    if traced is not None:
+        peak, largest = format_bytes(traced.peak_allocated_bytes), _largest(traced)
+    only = ", by formula only" if found.formula_only else ""
+    lines = [f"{heading}: **{said}**. Peak {peak} at batch {found.plan.batch_size}, largest batch {largest}{only}."]
     if isinstance(command, str):
         lines.append(f"```sh\n{command}\n```")
     return "\n\n".join(lines)

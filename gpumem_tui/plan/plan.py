@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gpumem_tui.catalog.config_file import ModelFile
 from gpumem_tui.catalog.shapes import Gpu, ModelShape
 from gpumem_tui.formula.extras import NO_EXTRAS, Extras
 from gpumem_tui.formula.predict import DEFAULT_HEADROOM
@@ -21,6 +22,7 @@ class Plan:
         target_batch: samples wanted per optimizer step over all GPUs; None for none.
         extras: techniques that only the formula knows; a plan with any cannot be traced or searched.
         goals: what it is for; none of that changes what fits.
+        model_file: what the model was read from; None for one of the catalog.
     """
 
     shape: ModelShape
@@ -31,3 +33,4 @@ class Plan:
     target_batch: int | None = None
     extras: Extras = NO_EXTRAS
     goals: Goals = NO_GOALS
+    model_file: ModelFile | None = None

@@ -1,4 +1,4 @@
-"""Solves a plan for one of its numbers without a screen: traces what is wanted, several at once, within a time."""
+"""Traces without a screen, several at once, within a time: what solves a plan for a number, what would help it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
 from gpumem_tui.memory import Unknown
+from gpumem_tui.plan.answers import TracedAnswer, traced_answer
 from gpumem_tui.plan.limits import Limit, limit
 from gpumem_tui.plan.plan import Plan
 from gpumem_tui.plan.quantities import AT_ONE_SIZE, TRACE_LIMIT_S, Quantity
@@ -32,18 +33,19 @@ def too_long(limit_s: float) -> Unknown:
 
 @dataclass
 class Solver:
-    """Traces plans for the numbers that they are solved for.
+    """Traces plans for the numbers that they are solved for, and plans that are recommended.
 
     Attributes:
         limit_s: seconds for all traces together; the closed form answers where they are over.
         say: called with a line before traces are made.
+        ends: when they are over, of `time.monotonic`; None for `limit_s` from the first trace on.
     """
 
     options: TraceOptions
     limit_s: float = TRACE_LIMIT_S
     say: Say = lambda line: None
+    ends: float | None = None
     _found: dict[tuple[TraceKey, int], Traced | Unknown] = field(default_factory=dict)
-    _ends: float | None = None
 
     def solve(self, quantity: Quantity, plan: Plan, passes: int | None = None) -> Limit:
         """As far as traces tell within the time limit.
@@ -63,12 +65,22 @@ class Solver:
             self._trace(found.wanted, every_batch=every_batch)
         return found
 
+    def answer(self, plan: Plan) -> TracedAnswer | Unknown:
+        """What a trace says of a plan, if there is time for one; else why there is none."""
+        key = trace_key(plan)
+        if isinstance(key, Unknown):
+            return key
+        if (key, 0) not in self._found:
+            self._trace((plan,), every_batch=True)
+        traced = self._found[key, 0]
+        return traced if isinstance(traced, Unknown) else traced_answer(plan, traced)
+
     def _trace(self, plans: tuple[Plan, ...], *, every_batch: bool) -> None:
         lengths = " and ".join(f"{one.shape.seq_len:,}" for one in plans if one.shape.seq_len)
         at = f" at sequence length {lengths}" if lengths else ""
         self.say(f"tracing {plans[0].shape.name}{at} without a GPU")
-        if self._ends is None:
-            self._ends = time.monotonic() + self.limit_s
+        if self.ends is None:
+            self.ends = time.monotonic() + self.limit_s
         with ThreadPoolExecutor(min(_AT_ONCE, os.cpu_count() or 1)) as pool:
             traced = list(pool.map(lambda one: self._traced(one, every_batch=every_batch), plans))
         for plan, found in zip(plans, traced, strict=True):
@@ -77,8 +89,8 @@ class Solver:
             self._found[key, 0 if every_batch else plan.batch_size] = found
 
     def _traced(self, plan: Plan, *, every_batch: bool) -> Traced | Unknown:
-        assert self._ends is not None
-        left_s = self._ends - time.monotonic()
+        assert self.ends is not None
+        left_s = self.ends - time.monotonic()
         if left_s <= 0:
             return too_long(self.limit_s)
         control = Control()

@@ -198,10 +198,10 @@ def busy(plan: Plan, measured: Sequence[MeasuredRate] = ()) -> Judgement:
         assert plan.gpu.speed is not None
         said = f"At {found.engine.share} of {_engine(found.engine)}, not measured: {rate_words(plan, found)} a GPU."
         source = f"{source}; share assumed: {found.engine.share.source}; rates: NVIDIA, {plan.gpu.speed.source}"
+    further = "" if saturated == plan.batch_size else f", {saturated} at least {100 * ALMOST:.0f} %"
     filled = (
         f"By a model of tiles and multiprocessors micro-batch {plan.batch_size} gives "
-        f"{100 * busy_share(plan, plan.batch_size):.0f} % of the highest throughput, {saturated} gives "
-        f"{100 * ALMOST:.0f} %."
+        f"{100 * busy_share(plan, plan.batch_size):.0f} % of the highest throughput{further}."
     )
     passes = f"{steps} accumulation steps cost {steps} passes." if steps != 1 else "1 accumulation step costs 1 pass."
     return Judgement("throughput", "Throughput against batch", f"{said} {filled} {passes}", source)

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 from platformdirs import user_data_path
 
+from gpumem_tui.catalog.config_file import ModelFile
 from gpumem_tui.catalog.shapes import Gpu, ModelShape
 from gpumem_tui.formula.extras import Extra
 from gpumem_tui.formula.recipe import Recipe
@@ -51,6 +52,7 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
     target_batch: int | None
     extras: tuple[Extra, ...]
     goals: Goals = NO_GOALS
+    model_file: ModelFile | None = None
 
 
 class PlanStore:

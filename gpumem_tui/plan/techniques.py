@@ -273,6 +273,11 @@ def likely_combinations(plan: Plan) -> tuple[Combination, ...]:
     return tuple(sorted(by_plan.values(), key=lambda one: one.price))
 
 
+def unchanged(plan: Plan) -> Combination:
+    """The plan as it is."""
+    return _combination(plan, Price(), (), plan.batch_size)
+
+
 def cheapest_but_as_it_is(plan: Plan) -> Combination | Unknown:
     """By formula, the cheapest set where a trace says that the plan does not fit as it is."""
     found = cheapest_combination(plan)

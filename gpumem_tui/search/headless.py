@@ -107,6 +107,8 @@ def _prediction_lines(
         yield report.predicted_line(prediction)
     yield from report.prediction_notes(prediction)
     yield from ledger_lines(config, prediction, None, batch_size)
+    if isinstance(traced, Unknown) and (said := report.formula_fits_line(prediction.formula, batch_size)):
+        yield said
     if isinstance(traced, Traced):
         yield report.peak_line(traced, batch_size)
         yield report.fits_line(config.workload, traced, batch_size)

@@ -74,12 +74,15 @@ def formula_json(formula: Formula, batch_size: int) -> dict[str, Any]:
     prediction = formula.at(batch_size)
     if isinstance(prediction, Unknown):
         return {"buckets": None, "peak_bytes": None, "max_batch_size": None, "unavailable": prediction.reason}
+    spare_bytes = formula.usable_bytes() - prediction.needed_bytes
     return {
         "buckets": prediction.breakdown.as_json(_FORMULA_BUCKETS),
         "peak_bytes": prediction.peak_bytes,
         "moment": prediction.moment.value,
         "cache_bytes": prediction.cache_bytes,
         "max_batch_size": formula.max_batch_size,
+        "fits": spare_bytes >= 0,
+        "spare_bytes": spare_bytes,
         "headroom": formula.headroom,
         "rows": [
             {"bucket": r.bucket.value, "name": r.name, "size_bytes": r.size_bytes, "formula": r.expression,

@@ -51,6 +51,11 @@ class Formula:
             return Unknown(_no_formula(self.workload))
         return predict(shape, self.workload.recipe, batch_size, self.extras)
 
+    def usable_bytes(self, headroom: float | None = None) -> int:
+        """What the allocator can take, with that share of the memory left free; None for the formula's."""
+        free = self.headroom if headroom is None else headroom
+        return max(0, usable_bytes(self.total_bytes, free) - self.beside_bytes)
+
 
 def _no_formula(workload: WorkloadSpec) -> str:
     if workload.hugging_face is not None:

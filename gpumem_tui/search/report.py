@@ -15,7 +15,7 @@ from gpumem_tui.search.comparison import compared, peak_error
 from gpumem_tui.search.config import Device, SearchConfig
 from gpumem_tui.search.headroom import WithHeadroom
 from gpumem_tui.search.ledger import signed
-from gpumem_tui.search.prediction import Prediction, Traced
+from gpumem_tui.search.prediction import Formula, Prediction, Traced
 from gpumem_tui.search.ranges import up_to
 from gpumem_tui.search.shortfall import shortfall
 from gpumem_tui.simulator.rules import NOT_EXAMINED
@@ -114,6 +114,20 @@ def gap_line(prediction: Prediction) -> str:
         f"the formula counts {format_bytes(counted.peak_bytes)} at batch {at}, the traced step"
         f" {format_bytes(replay.peak_allocated_bytes)}, for which the allocator reserves"
         f" {format_bytes(replay.peak_reserved_bytes)}"
+    )
+
+
+def formula_fits_line(formula: Formula, batch_size: int) -> str:
+    """Whether the step fits by the closed form, for what is not traced; empty where there is none."""
+    found = formula.at(batch_size)
+    if isinstance(found, Unknown):
+        return ""
+    least, most, needed = formula.usable_bytes(), formula.usable_bytes(headroom=0.0), found.needed_bytes
+    verdict = "does not fit" if needed > most else "fits" if needed <= least else "fits, but not with the headroom"
+    return (
+        f"by formula, not traced, {formula.workload.batch_words(batch_size)} {verdict}: with the allocator's cache it "
+        f"takes {format_bytes(needed)} of {format_bytes(most)}, {format_bytes(least)} with "
+        f"{100 * formula.headroom:g} % left free"
     )
 
 

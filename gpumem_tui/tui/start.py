@@ -355,6 +355,7 @@ def _plan_of(config: SearchConfig) -> Plan:
         config.device.gpu,
         headroom=config.headroom,
         target_batch=config.target_batch,
+        model_file=config.workload.model_file,
     )
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gpumem_tui.catalog.config_file import ModelFile
 from gpumem_tui.catalog.shapes import ModelShape, shape_from_wire
 from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.workload.command import Command
@@ -58,6 +59,7 @@ class WorkloadSpec:
     Attributes:
         hugging_face: beside a command that this program has written: what it trains, by the recipe.
         assumed_rows: what share is kept where shapes depend on computed values: see `simulator.shaped.AssumedRows`.
+        model_file: what `shape` was read from, perhaps with changes since; None for a model of the catalog.
     """
 
     recipe: Recipe
@@ -66,6 +68,7 @@ class WorkloadSpec:
     command: Command | None = None
     hugging_face: HuggingFaceModel | None = None
     assumed_rows: tuple[tuple[str, float], ...] = ()
+    model_file: ModelFile | None = None
 
     def __post_init__(self) -> None:
         if sum(making is not None for making in (self.shape, self.file, self.command)) != 1:
@@ -94,7 +97,7 @@ class WorkloadSpec:
     @classmethod
     def from_wire(cls, values: Mapping[str, Any]) -> WorkloadSpec:
         """The inverse of `dataclasses.asdict` after a trip through JSON."""
-        shape = values["shape"]
+        shape, file = values["shape"], values["model_file"]
         return cls(
             recipe=Recipe(**values["recipe"]),
             shape=None if shape is None else shape_from_wire(shape),
@@ -102,6 +105,7 @@ class WorkloadSpec:
             command=None if values["command"] is None else Command.from_wire(values["command"]),
             hugging_face=None if values["hugging_face"] is None else HuggingFaceModel(**values["hugging_face"]),
             assumed_rows=tuple((place, share) for place, share in values["assumed_rows"]),
+            model_file=None if file is None else ModelFile(**{**file, "shape": shape_from_wire(file["shape"])}),
         )
 
     def load(self) -> Workload:

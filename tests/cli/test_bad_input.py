@@ -68,6 +68,10 @@ def train_step(model, optimizer, batch):
         (["predict", "--tensor-parallel", "5", "--batch-size", "1"], "--tensor-parallel: 5 does not divide"),
         (["predict", "--pipeline-parallel", "2", "--gpus", "3", "--batch-size", "1"], "--gpus: 3 is no multiple of 2"),
         (["search", "--sharding", "zero3"], "--sharding zero3: needs more than one GPU to shard over; add --gpus 2"),
+        (
+            ["predict", "--tensor-parallel", "8", "--sharding", "zero3", "--gpus", "4"],
+            "--sharding zero3: needs more than one GPU to shard over; add --gpus 16",
+        ),
         (["search", "--gpus", "8"], "--gpus 8: is how many to shard over; add --sharding"),
         (["predict", "--gpus", "8", "--batch-size", "1"], "--gpus 8: is how many to shard over; add --sharding"),
         (["search", "--presicion", "fp32"], "--presicion"),

@@ -8,7 +8,8 @@ import pty
 import shlex
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -17,9 +18,12 @@ from gpumem_tui.cli.goals import goals_from
 from gpumem_tui.cli.plan import _planned, plan
 from gpumem_tui.cli.workload import configured
 from gpumem_tui.formula.noise_scale import MeasuredNorm
+from gpumem_tui.options.configuration import configure, options_of
 from gpumem_tui.plan.export import command_line
 from gpumem_tui.plan.goals import Goals
 from gpumem_tui.plan.plan import Plan
+from gpumem_tui.plan.state import chosen, opened
+from gpumem_tui.workload.spec import WorkloadSpec
 from tests.cli.conftest import Program
 from tests.plan.plans import plans
 
@@ -55,6 +59,26 @@ def test_a_changed_model_survives_too(changes: dict[str, int]) -> None:
     line = command_line(changed)
     assert isinstance(line, str)
     assert parsed(line) == changed
+
+
+def test_a_model_of_a_file_survives_too_and_is_searched(tmp_path: Path) -> None:
+    config = {"model_type": "gpt2", "n_layer": 2, "n_embd": 64, "n_head": 4, "vocab_size": 100, "n_positions": 32}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    plan = parsed(f"gpumem-tui plan --config {tmp_path} --layers 3 --dequantize --precision bf16 --gpu sim:a100-80gb")
+    for wanted in (plan, replace(plan, shape=plan.shape.overridden(seq_len=16), batch_size=4)):
+        line = command_line(wanted)
+        assert isinstance(line, str)
+        assert line.startswith(f"gpumem-tui plan --config {tmp_path / 'config.json'} --dequantize --layers 3 ")
+        assert parsed(line) == wanted
+        options = options_of(wanted)
+        assert configure(options).workload == WorkloadSpec(
+            wanted.recipe, shape=wanted.shape, model_file=wanted.model_file
+        )
+        assert WorkloadSpec.from_wire(json.loads(json.dumps(asdict(options.trained.spec())))) == options.trained.spec()
+    another = chosen(opened(plan), "model", "gpt2")
+    assert command_line(another.plan) == (
+        "gpumem-tui plan --model gpt2 --precision bf16 --batch-size 1 --gpu sim:a100-80gb"
+    )
 
 
 def test_goals_survive_too() -> None:

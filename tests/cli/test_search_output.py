@@ -351,6 +351,18 @@ def test_predict_answers_by_formula_where_the_step_cannot_be_traced(program: Pro
     assert "--pipeline-parallel" in body["traced"]["unavailable"]
 
 
+def test_the_formula_alone_says_whether_it_fits(program: Program) -> None:
+    common = ("predict", "--model", "gpt2", "--gpu", "sim:t4-16gb")
+    cut = ("--context-parallel", "2", "--gpus", "2")
+    for size, verdict in (("1", "fits"), ("400", "does not fit")):
+        done = program(*common, *cut, "--batch-size", size)
+        assert f"by formula, not traced, batch {size} {verdict}: with the allocator's cache it takes" in done.out
+        formula = json.loads(program(*common, *cut, "--batch-size", size, "--json").out)["formula"]
+        assert formula["fits"] == (formula["spare_bytes"] >= 0) == (verdict == "fits")
+    spread = program("predict", "--model", "mixtral-8x7b", "--expert-parallel", "8", "--batch-size", "1")
+    assert spread.code == 0, spread.err
+
+
 @pytest.mark.slow
 def test_a_network_cut_over_gpus_is_predicted_by_both(program: Program) -> None:
     done = program("predict", "--batch-size", "4", "--tensor-parallel", "2", "--json", *SMALL)

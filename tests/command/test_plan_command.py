@@ -109,6 +109,14 @@ def test_an_optimizer_that_is_kept(project: Project, optimizer: str, said: str) 
     assert _reasons(done) == {"sgd": said}
 
 
+def test_a_batch_size_that_is_not_given_is_the_usual_one(project: Project) -> None:
+    project.write("train.py", SCRIPT)
+    done = project.plan("python", "train.py", "--batch-size", "{batch}", options=("--no-what-if",))
+    assert done.code == 0, done.stderr
+    assert "planning for batch 8; --batch-size takes another" in done.stderr
+    assert done.json["workload"]["batch_size"] == 8
+
+
 def test_without_what_ifs_the_command_runs_once(project: Project) -> None:
     project.write("train.py", SCRIPT)
     arguments = ("--gpu", "sim:h100-80gb", "--no-what-if", "--", sys.executable, "train.py", "--batch-size", "8")

@@ -105,7 +105,7 @@ class TestMarkdown:
         assert "| parameters | 29.92 GiB | – |" in text
         assert "By formula it does not fit: 137.76 GiB are missing." in text
         assert "No trace: not asked for." in text
-        assert "By formula, the cheapest combination that fits" in text
+        assert "By formula, not traced, the cheapest combination that fits" in text
         assert "full recompute: saves nothing here" in text
 
     def test_every_gpu_of_the_catalog_is_listed(self) -> None:

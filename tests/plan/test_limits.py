@@ -205,4 +205,5 @@ def test_a_shorter_sequence_that_does_not_fit_is_named() -> None:
 
     found = Tracing(in_pieces).solve("seq-len", LLAMA)
     assert (found.how, found.value, found.beyond) == ("verified", first + 256, first + 384)
-    assert f"{first:,} does not fit" in found.note
+    assert f"{first:,} was traced and does not fit" in found.note
+    assert f"{found.value:,} was traced itself, so it is safe" in found.note

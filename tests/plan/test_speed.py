@@ -120,6 +120,13 @@ class TestThroughput:
             "Measured by the search: 98 samples/s at most, at micro-batch 16; micro-batch 8 already gives 96. "
         )
 
+    def test_the_batch_that_is_busy_is_named_once(self) -> None:
+        batch = saturating_batch(GPT2)
+        assert f", {batch} at least 95 %." in busy(replace(GPT2, batch_size=batch + 1)).text
+        here = busy(replace(GPT2, batch_size=batch)).text
+        assert here.count(f"micro-batch {batch} gives") == 1
+        assert "at least 95 %" not in here
+
     def test_accumulation_steps_cost_passes(self) -> None:
         assert "8 accumulation steps cost 8 passes" in busy(replace(GPT2, batch_size=4, target_batch=32)).text
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from gpumem_tui.catalog.config_file import ModelFile
 from gpumem_tui.catalog.loader import find_gpu, find_model
 from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.plan.plan import Plan
@@ -31,7 +32,10 @@ def store(tmp_path: Path) -> PlanStore:
     return PlanStore(tmp_path / "plans")
 
 
-@pytest.mark.parametrize("plan", [PLAN, RESNET], ids=["llama", "resnet"])
+OF_A_FILE = replace(PLAN, model_file=ModelFile("/models/mine/config.json", find_model("llama-3-8b"), True))
+
+
+@pytest.mark.parametrize("plan", [PLAN, RESNET, OF_A_FILE], ids=["llama", "resnet", "file"])
 def test_a_plan_comes_back_as_it_was(store: PlanStore, plan: Plan) -> None:
     store.save("eight b", plan)
     assert store.load("eight b") == plan

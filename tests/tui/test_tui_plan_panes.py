@@ -123,8 +123,10 @@ async def test_each_row_explains_itself(tmp_path: Path) -> None:
             for key in keys[-1:]:  # that none is left out is in tests/plan/test_explain.py
                 rows.focus()
                 rows.move_to(key)
-                await pilot.press("question_mark")
+                await pilot.press("h")
                 assert isinstance(pilot.app.screen, TextScreen), (pane, name, key)
+                await pilot.press("escape", "question_mark")
+                assert isinstance(pilot.app.screen, HelpScreen), (pane, name, key)
                 await pilot.press("escape")
         await pilot.press("escape")
         await choose(pilot, "sharding")

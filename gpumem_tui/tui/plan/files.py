@@ -11,12 +11,14 @@ from textual.app import App
 from gpumem_tui.catalog.loader import gpus
 from gpumem_tui.formula.parallel import why_formula_only
 from gpumem_tui.memory import Unknown
+from gpumem_tui.plan.answers import TracedAnswer
 from gpumem_tui.plan.control import Option
 from gpumem_tui.plan.export import command_line, plan_json
 from gpumem_tui.plan.markdown import plan_markdown
 from gpumem_tui.plan.plan import Plan
+from gpumem_tui.plan.recommended import Known, untraced
 from gpumem_tui.plan.store import PlanStore, SavedPlan, StoreError
-from gpumem_tui.plan.tracing import TraceFailed, TraceReady, TraceState
+from gpumem_tui.plan.tracing import PlanTracer, TraceFailed, TraceReady, TraceState
 from gpumem_tui.search.prediction import Traced
 from gpumem_tui.tui.kit.acts import Act, permitted, refused
 from gpumem_tui.tui.kit.background import in_daemon_thread
@@ -31,16 +33,19 @@ FORMS = {
 """What each form is for, and how its file's name ends."""
 
 
-def exported(form: str, plan: Plan, traced: Traced | Unknown) -> str:
+def exported(form: str, plan: Plan, traced: Traced | Unknown, known: Known = untraced) -> str:
     """The plan in one of the `FORMS`. Takes a while where the cheapest combination does.
+
+    Args:
+        known: what traces say of plans that may be recommended.
 
     Raises:
         KeyError: no such form.
     """
     if form == "Markdown":
-        return plan_markdown(plan, traced)
+        return plan_markdown(plan, traced, known)
     if form == "JSON":
-        return json.dumps(plan_json(plan, traced), indent=2) + "\n"
+        return json.dumps(plan_json(plan, traced, known=known), indent=2) + "\n"
     if form == "a command line":
         command = command_line(plan)
         return f"# {command.reason}\n" if isinstance(command, Unknown) else f"{command}\n"
@@ -104,13 +109,13 @@ class PlanFiles:
         if found is not None:
             self.other = (found.name, found.plan)
 
-    async def export(self, app: App[int], plan: Plan, trace: TraceState) -> None:
+    async def export(self, app: App[int], plan: Plan, trace: TraceState, tracer: PlanTracer) -> None:
         """Show the plan in the form that the user picks, to read, to copy or to write to a file."""
         options = [Option(form, note) for form, (note, _) in FORMS.items()]
         form = await app.push_screen_wait(PickScreen("Export as", options))
         if form is None:
             return
-        text = await in_daemon_thread(partial(exported, form, plan, _traced(trace)))
+        text = await in_daemon_thread(partial(exported, form, plan, _traced(trace), partial(_known, tracer)))
         lines: list[Row] = [[(line, "")] for line in text.splitlines()]
         file_name = f"{self._name or plan.shape.name}{FORMS[form][1]}"
         await app.push_screen_wait(TextScreen(f"The plan as {form}", lines, text, file_name))
@@ -157,6 +162,11 @@ def _traced(trace: TraceState) -> Traced | Unknown:
             return Unknown(reason)
         case _:
             return Unknown("the step was still being traced")
+
+
+def _known(tracer: PlanTracer, plan: Plan) -> TracedAnswer | Unknown:
+    found = tracer.known(plan)
+    return Unknown("not traced so far") if found is None else found
 
 
 def _summary(plan: Plan) -> str:

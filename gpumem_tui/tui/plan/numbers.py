@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gpumem_tui.memory import ALLOCATED_BUCKETS, Bucket, Unknown, Value, format_bytes, format_count
-from gpumem_tui.plan.answers import Answer, differing_phase, headroom_of, samples
+from gpumem_tui.plan.answers import Answer, cache_words, differing_phase, headroom_of, samples
 from gpumem_tui.plan.tracing import Pending, TraceFailed, TraceReady, TraceState
 from gpumem_tui.search.ranges import room_words
 from gpumem_tui.search.report import PHASE_WORDS
@@ -95,6 +95,9 @@ def fact_rows(answer: Answer, traced: TraceState, width: int) -> list[ListRow]:
     if answer.obstacle is not None and not fits_traced:
         lines.append(row())
         lines += paragraph(answer.obstacle, width)
+    if isinstance(traced, TraceReady) and traced.answer.frees_cache:
+        lines.append(row())
+        lines += paragraph(cache_words(traced.answer), width)
     if isinstance(traced, TraceReady) and isinstance(largest := traced.answer.max_batch_size, Unknown):
         lines.append(row())
         lines += paragraph(f"traced at batch {plan.batch_size:,} alone: {largest.reason}", width)

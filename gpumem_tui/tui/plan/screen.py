@@ -263,11 +263,8 @@ class PlanScreen(MainScreen):
         self.app.push_screen(HelpScreen(plan_help()) if found is None else TextScreen(*found))
 
     def action_help(self) -> None:
-        """On a row, what it means; elsewhere the keys."""
-        if isinstance(self.focused, RowList) and not isinstance(self.focused, PlanControls):
-            self.action_explain()
-        else:
-            self.app.push_screen(HelpScreen(plan_help()))
+        """The keys, wherever the cursor is."""
+        self.app.push_screen(HelpScreen(plan_help()))
 
     # Saved plans, and what else leaves the screen
 
@@ -290,7 +287,7 @@ class PlanScreen(MainScreen):
 
     def action_export(self) -> None:
         """As text."""
-        self.run_worker(self._files.export(self._program, self._state.plan, self._traced))
+        self.run_worker(self._files.export(self._program, self._state.plan, self._traced, self._tracer))
 
     def load(self, plan: Plan) -> None:
         """Go on from another plan; undo leads back."""
