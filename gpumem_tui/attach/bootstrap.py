@@ -80,7 +80,7 @@ def _make_private(folder: str) -> None:
     import os
 
     try:
-        os.mkdir(folder, 0o700)
+        os.makedirs(folder, 0o700)
     except FileExistsError:
         os.close(_opened(folder))
 

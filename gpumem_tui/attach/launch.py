@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from gpumem_tui.probe.files import SITE_DIRECTORY, WireError, check_directory, default_directory
+from gpumem_tui.probe.files import SITE_DIRECTORY, default_directory
 from gpumem_tui.python_options import bypass
-from gpumem_tui.watch.reader import full_reason
+from gpumem_tui.watch.publishing import why_unusable
 from gpumem_tui.watch.supervising import Supervised
 from gpumem_tui.watch.terminal_command import TerminalCommand
 
@@ -40,17 +40,8 @@ def warnings(command: Sequence[str], directory: Path) -> list[str]:
     found = []
     if bypassed := bypass(command):
         found.append(f"{bypassed} keeps the probe out: remove it to watch")
-    try:
-        check_directory(directory, (os.getuid(),))
-        if full := full_reason(directory):
-            found.append(f"nothing will be published: {full}")
-    except FileNotFoundError:
-        if not os.access(_nearest_existing(directory), os.W_OK | os.X_OK):
-            found.append(f"{directory} cannot be made, so nothing will be published: set GPUMEM_TUI_DIR to another")
-    except WireError as error:
-        found.append(f"nothing will be published: {error}")
-    except OSError as error:
-        found.append(f"nothing will be published: {error.strerror}")
+    if reason := why_unusable(directory):
+        found.append(f"nothing will be published: {reason}; set GPUMEM_TUI_DIR to another folder")
     return found
 
 
@@ -86,9 +77,3 @@ def _started(command: Sequence[str], begin: Callable[[], _T]) -> _T:
         raise CannotRun(f"{command[0]}: {error.strerror}", 127) from error
     except OSError as error:
         raise CannotRun(f"{command[0]} cannot be run: {error.strerror}", 126) from error
-
-
-def _nearest_existing(path: Path) -> Path:
-    while not path.exists():
-        path = path.parent
-    return path

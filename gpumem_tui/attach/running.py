@@ -125,6 +125,7 @@ def attach(target: Target, timeout_s: float, remote_exec: RemoteExec | None = RE
             pause_s = injected["pause_s"]
             answer = _wait_for_answer(target, name, timeout_s, injected["waits_in"])
         seconds = time.monotonic() - begin
+        _leave_mark(target)
         return Attached(seconds, pause_s, bool(answer.get("has_torch")), answer.get("state") == bootstrap.ALREADY)
 
 
@@ -314,10 +315,17 @@ def _wait_for_answer(target: Target, name: str, timeout_s: float, waits_in: int)
             raise StartsLater(f"{title} is a notebook that runs no cell now: the probe starts at the next cell")
         time.sleep(_POLL_S)
     if answer:
+        _leave_mark(target)
         raise StartsLater(f"{title} still imports torch after {timeout_s:g} s: the probe starts when that is done")
     found = programs.trainers(target.host.pid, target.host.proc.parent)
     instead = f"; attach to its children that may train: {named(found)}" if found else ""
     raise AttachFailed(f"{_no_answer(target.host, timeout_s, waits_in)}{instead}", found)
+
+
+def _leave_mark(target: Target) -> None:
+    """So that viewers know that the probe is in, before it publishes."""
+    with suppress(OSError, WireError), _folder(target) as folder:
+        folder.replace(target.host.files.attached.name, b"")
 
 
 def _is_idle_notebook(host: hosts.Host, waits_in: int) -> bool:

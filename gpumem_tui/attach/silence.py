@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Collection, Iterable
+from contextlib import suppress
 
 from gpumem_tui.probe.files import SITE_DIRECTORY
+from gpumem_tui.probe.folder import Folder, WireError
 from gpumem_tui.python_options import bypass
 from gpumem_tui.watch import hosts, programs
 
@@ -28,6 +30,9 @@ def why_silent(host: hosts.Host, *, under_run: bool = False) -> str:
         return "it is no Python process"
     if programs.is_launcher(host):
         return "it starts the processes that train, and trains nothing itself"
+    if was_attached_to(host):
+        waits_for = "no optimizer has stepped since it came" if programs.has_torch(files) else "torch is not imported"
+        return f"the probe is in it, but {waits_for}"
     if not programs.has_torch(files):
         return "it has not imported torch"
     if not _has_our_path(host):
@@ -40,6 +45,14 @@ def why_silent(host: hosts.Host, *, under_run: bool = False) -> str:
     if parent is not None and parent.command == host.command:
         return f"it was forked from PID {parent.pid} and has not stepped an optimizer; one that loads data never does"
     return "no optimizer has stepped in it yet: it loads or evaluates, or it is a script that never trains"
+
+
+def was_attached_to(host: hosts.Host) -> bool:
+    """Whether `gpumem-tui attach` has put the probe into it: it publishes, or will once it trains."""
+    with suppress(OSError, WireError), Folder(host.files.directory, (host.uid,)) as folder:
+        folder.status(host.files.attached.name)
+        return True
+    return False
 
 
 def silent_below(pid: int, published: Collection[int]) -> list[str]:

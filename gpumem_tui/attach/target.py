@@ -109,6 +109,8 @@ def why_not_allowed(host: hosts.Host, our_uid: int, ptrace_scope: int, protected
             "only a parent may attach to a process here (kernel.yama.ptrace_scope = 1)",
             f"{sudo}, or `sudo sysctl kernel.yama.ptrace_scope=0`, or {_INSTEAD}",
         )
+    if not programs.is_python(host, programs.loaded(host)):
+        return Refused(f"{host.title} is no Python process by its name, and the kernel does not let us look into it")
     return Refused(
         f"the kernel does not let us attach to {host.title}",
         f"in a container, give it `--cap-add SYS_PTRACE`; or {_INSTEAD}",

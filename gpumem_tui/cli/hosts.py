@@ -7,6 +7,7 @@ import shlex
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -108,11 +109,24 @@ def watch_hosts(
             return open_hosts(fleet, settings, allow_signals=allow_signals)
         stack.callback(fleet.stop)
         fleet.start()
-        stopped = threading.Event()
-        for number in (signal.SIGTERM, signal.SIGHUP):  # ctrl+c ends it anyway
-            signal.signal(number, lambda *_: stopped.set())
-        stopped.wait()
+        _say_who_is_away(fleet, settings.interval_s)
     return 0
+
+
+def _say_who_is_away(fleet: Fleet, interval_s: float) -> None:
+    """Until a signal ends it."""
+    from gpumem_tui.remote.away import AwayMarks
+
+    stopped, away = threading.Event(), AwayMarks()
+    for number in (signal.SIGTERM, signal.SIGHUP):  # ctrl+c ends it anyway
+        signal.signal(number, lambda *_: stopped.set())
+    while not stopped.wait(interval_s):
+        _complain_of(away.new(time.time(), fleet.statuses))
+
+
+def _complain_of(marks: Sequence[Mark]) -> None:
+    for mark in marks:
+        complain(f"{mark.who}: {mark.message}", 0)
 
 
 def _machines(fleet: Fleet) -> Iterator[Machine]:
@@ -130,7 +144,7 @@ def _machines(fleet: Fleet) -> Iterator[Machine]:
 
 
 def _record_hosts(fleet: Fleet, path: Path, settings: Settings, *, allow_signals: bool) -> int:
-    """Record hosts, on the screen if there is one; else print the alerts that begin, a line each."""
+    """Record hosts, on the screen if there is one; else print the alerts that begin and who is away, a line each."""
     from gpumem_tui.monitor.recording_file import RecordingError
     from gpumem_tui.remote.recording import HostsRecorder, RecordedHosts
     from gpumem_tui.tui.start import open_hosts
@@ -145,7 +159,10 @@ def _record_hosts(fleet: Fleet, path: Path, settings: Settings, *, allow_signals
         for mark in () if on_screen else marks:
             click.echo(mark_line(mark))
 
-    recorded = RecordedHosts(lambda: fleet.statuses, recorder, settings.interval_s, tell)
+    def tell_away(marks: Sequence[Mark]) -> None:
+        _complain_of(() if on_screen else marks)
+
+    recorded = RecordedHosts(lambda: fleet.statuses, recorder, settings.interval_s, tell, tell_away)
     recorded.start()
     try:
         if on_screen:

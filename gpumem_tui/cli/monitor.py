@@ -135,7 +135,7 @@ def _show_recording(recording: SnapshotRecording, settings: Settings, speed: flo
 def _show_hosts(
     recording: HostsRecording, settings: Settings, speed: float, *, on_screen: bool, as_json: bool, once: bool
 ) -> int:
-    """The hosts screen, or the alerts that began, a line each."""
+    """The hosts screen, or the alerts that began and the hosts that went away, a line each."""
     from gpumem_tui.monitor.recording_index import RecordingIndex
     from gpumem_tui.remote.recording import HostsReplay
     from gpumem_tui.tui.start import open_hosts
@@ -153,7 +153,10 @@ def _show_hosts(
         for mark in index.marks:
             click.echo(mark_line(mark))
 
-    return _written(write)
+    code = _written(write)
+    if not recording.has_reading:
+        complain(f"{recording.path} holds no reading: no host answered while it was made", 0)
+    return complain(index.damage, code) if index.damage else code
 
 
 def _check_hosts_alone(given: Mapping[str, object]) -> None:

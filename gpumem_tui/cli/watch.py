@@ -194,15 +194,21 @@ def _attach(pid: int, yes: bool, timeout_s: float) -> int:
 def watch(pid: int | None, interval_s: float, post_mortem: bool, as_json: bool) -> int:
     """The processes that publish, a line a sample; of one that has ended, what its last moments were."""
     from gpumem_tui.attach.silence import WATCH_AFTER_S, SilenceNote, silent_anywhere
+    from gpumem_tui.probe.files import default_directory
     from gpumem_tui.watch import headless
+    from gpumem_tui.watch.publishing import why_unusable
     from gpumem_tui.watch.records import FOR_MEMORY
 
     watcher = following(pid)
     process = None if pid is None else find(watcher, pid, ended=True)
     if pid is not None and process is None:
-        return does_not_publish(pid)
+        process = None if post_mortem else _first_step(watcher, pid, interval_s)
+        if process is None:
+            return does_not_publish(pid)
     if post_mortem:
         return _post_mortem(watcher, process, as_json=as_json)
+    if process is None and not default_directory().exists() and (reason := why_unusable(default_directory())):
+        complain(f"nothing can be published here: {reason}; set GPUMEM_TUI_DIR to another folder", 0)
     if process is None or process.is_running:
         note = SilenceNote(
             WATCH_AFTER_S, lambda: silent_anywhere(_publishing(watcher)), lambda line: complain(f"silent: {line}", 0)
@@ -214,6 +220,21 @@ def watch(pid: int | None, interval_s: float, post_mortem: bool, as_json: bool) 
     if process is not None and process.state in FOR_MEMORY:
         return _post_mortem(watcher, process, as_json=as_json)
     return 0
+
+
+def _first_step(watcher: Watcher, pid: int, interval_s: float) -> ProbedProcess | None:
+    """Wait until a process that was attached to publishes; None if it was not, or has ended before."""
+    from gpumem_tui.attach.silence import was_attached_to, why_silent
+    from gpumem_tui.watch import hosts
+
+    process, said = None, ""
+    while process is None and (host := hosts.find(pid)) is not None and host.state != "Z" and was_attached_to(host):
+        if (why := why_silent(host)) != said:
+            said = why
+            complain(f"{host.title}: {why}; waiting for its next step, ctrl+c ends it", 0)
+        time.sleep(min(interval_s, 1.0))
+        process = find(watcher, pid, ended=True)
+    return process or find(watcher, pid, ended=True)
 
 
 def following(pid: int | None) -> Watcher:

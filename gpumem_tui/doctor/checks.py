@@ -234,19 +234,14 @@ def attach_check(system: System) -> Check:
 
 def probe_directory_check() -> Check:
     """Whether probes can publish where this user's viewer looks."""
-    from gpumem_tui.probe.files import WireError, check_directory, default_directory
+    from gpumem_tui.probe.files import default_directory
+    from gpumem_tui.watch.publishing import why_unusable
 
     folder = default_directory()
-    if not folder.exists():
-        parent = folder.parent
-        if os.access(parent, os.W_OK | os.X_OK):
-            return Check("probe directory", Status.OK, f"{folder} is made when it is needed")
-        return Check("probe directory", Status.FAIL, f"{folder} cannot be made", "set GPUMEM_TUI_DIR to one that can")
-    try:
-        check_directory(folder, (os.geteuid(),))
-    except (OSError, WireError) as error:
-        return Check("probe directory", Status.FAIL, str(error), f"remove {folder}, or set GPUMEM_TUI_DIR")
-    return Check("probe directory", Status.OK, str(folder))
+    if reason := why_unusable(folder):
+        return Check("probe directory", Status.FAIL, reason, "set GPUMEM_TUI_DIR to another folder")
+    found = str(folder) if folder.exists() else f"{folder} is made when it is needed"
+    return Check("probe directory", Status.OK, found)
 
 
 def settings_check() -> Check:

@@ -9,10 +9,10 @@ import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from http.server import HTTPServer
-from typing import Any
+from typing import TYPE_CHECKING, Any
+from wsgiref.simple_server import WSGIServer
 
-from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client import CollectorRegistry, make_wsgi_app, start_http_server
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
@@ -25,6 +25,10 @@ from gpumem_tui.monitor.report import ledger_sizes
 from gpumem_tui.monitor.snapshot import DeviceState, GpuProcess, GpuReading, Instance, Snapshot, Source
 from gpumem_tui.monitor.training_metrics import add_training
 
+if TYPE_CHECKING:
+    from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
+
+_PATH = "/metrics"
 MOST_PROCESSES = 256
 """Of a machine's processes, as many as this have series: those that hold most."""
 
@@ -95,8 +99,9 @@ class Server:
         registry = CollectorRegistry()
         registry.register(_MachinesCollector(machines))
         try:
-            self._server: HTTPServer
+            self._server: WSGIServer
             self._server, self._thread = start_http_server(port, host, registry)
+            self._server.set_app(_at_one_path(make_wsgi_app(registry)))
         except (OSError, OverflowError, UnicodeError) as error:  # the last: what no name of a host can be
             reason = error.strerror if isinstance(error, OSError) else error
             raise CannotServe(f"{in_url(host, port)} cannot be served: {reason}") from error
@@ -113,6 +118,18 @@ class Server:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
+
+
+def _at_one_path(metrics: WSGIApplication) -> WSGIApplication:
+    """prometheus_client's own answers whatever path it is asked for."""
+
+    def answer(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        if environ["PATH_INFO"] in (_PATH, "/favicon.ico"):
+            return metrics(environ, start_response)
+        start_response("404 Not Found", [("Content-Type", "text/plain; charset=utf-8")])
+        return [f"There is only {_PATH} here.\n".encode()]
+
+    return answer
 
 
 class _MachinesCollector(Collector):

@@ -2,8 +2,8 @@
 
 It is gzip: `zcat` shows JSON lines. The first line is the header; then comes, in each gzip member, one whole picture
 and up to 59 patches to it (`codec.difference`). Every line is flushed when it is written, so a recorder that is killed
-loses nothing, and each member has its checksum: what is damaged is not played. A member can be read without those
-before it, which is how a moment is sought.
+loses nothing. Each member has its checksum, and each picture one of its own, by which those before a damage are known:
+what is damaged is not played. A member can be read without those before it, which is how a moment is sought.
 """
 
 from __future__ import annotations
@@ -12,13 +12,18 @@ import json
 import time
 import zlib
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
+from typing import BinaryIO
 
 from gpumem_tui import __version__
 from gpumem_tui.monitor.codec import CodecError, Plain, difference, patched
 
 HEADER_KEY = "gpumem_tui_recording"
+_CHECKSUM = b',"crc":'
+"""Before the last value of a line: the CRC-32 of what is before it. Recordings of older programs lack it."""
 _MEMBER_LINES = 60
 _GZIP = 16 + zlib.MAX_WBITS
 _CHUNK_BYTES = 1 << 16
@@ -59,7 +64,7 @@ class RecordingWriter:
         self._last: Plain = None
         self._lines = 0
         try:
-            self._append({HEADER_KEY: version, "program": __version__, **header})
+            self._append(_json({HEADER_KEY: version, "program": __version__, **header}))
             self._end_member()
         except RecordingError:
             path.unlink(missing_ok=True)  # nothing is in it
@@ -75,7 +80,8 @@ class RecordingWriter:
             RecordingError: the disk is full or gone; what was written before can still be played.
         """
         changes = {"full": picture} if self._packer is None else {"patch": difference(self._last, picture)}
-        self._append({**changes, **beside})
+        text = _json({**changes, **beside})[:-1]
+        self._append(b"%b%b%d}" % (text, _CHECKSUM, zlib.crc32(text)))
         self._last = picture
         if self._lines == _MEMBER_LINES:
             self._end_member()
@@ -91,12 +97,11 @@ class RecordingWriter:
                 self._end_member()
             self._file.close()
 
-    def _append(self, body: Plain) -> None:
-        line = json.dumps(body, separators=(",", ":")).encode() + b"\n"
+    def _append(self, line: bytes) -> None:
         if self._packer is None:
             self._packer = zlib.compressobj(wbits=_GZIP)
         try:
-            self._write(self._packer.compress(line) + self._packer.flush(zlib.Z_SYNC_FLUSH))
+            self._write(self._packer.compress(line + b"\n") + self._packer.flush(zlib.Z_SYNC_FLUSH))
         except KeyboardInterrupt:  # what is packed may not be written: more after it could not be read
             self._file.close()
             raise
@@ -197,7 +202,7 @@ class RecordingFile:
         """The lines of each gzip member from one on, once its checksum is right.
 
         Raises:
-            RecordingEnds: the last one has no end; after those of its lines that were written whole.
+            RecordingEnds: the last one has no end, or is damaged; after those of its lines that are whole.
         """
         with self.path.open("rb") as file:
             file.seek(offset)
@@ -206,13 +211,43 @@ class RecordingFile:
                 unpacker = zlib.decompressobj(wbits=_GZIP)
                 text, begins = bytearray(), file.tell() - len(data)
                 while data and not unpacker.eof:
-                    text += unpacker.decompress(data)
+                    try:
+                        text += unpacker.decompress(data)
+                    except zlib.error as error:
+                        file.seek(begins)
+                        yield Member(begins, begins, _whole(_before_damage(file)))
+                        raise RecordingEnds("damaged") from error
                     data = unpacker.unused_data or (b"" if unpacker.eof else file.read(_CHUNK_BYTES))
                     if len(text) > _LARGEST_MEMBER_BYTES:
                         raise CodecError("far too large")
-                yield Member(begins, file.tell() - len(data), tuple(bytes(text).split(b"\n")[:-1]))
+                lines = tuple(bytes(text).split(b"\n")[:-1])
+                whole = lines if unpacker.eof else _whole(lines, older=True)
+                yield Member(begins, file.tell() - len(data), whole)
                 if not unpacker.eof:
-                    raise RecordingEnds("cut off")
+                    raise RecordingEnds("cut off" if whole == lines else "damaged")
+
+
+def _json(body: Plain) -> bytes:
+    return json.dumps(body, separators=(",", ":")).encode()
+
+
+def _before_damage(file: BinaryIO) -> tuple[bytes, ...]:
+    """The lines of a damaged member, from its beginning on, up to where its data makes no sense."""
+    unpacker, text = zlib.decompressobj(wbits=_GZIP), bytearray()
+    with suppress(zlib.error):
+        while (byte := file.read(1)) and len(text) <= _LARGEST_MEMBER_BYTES:
+            text += unpacker.decompress(byte)
+    return tuple(bytes(text).split(b"\n")[:-1])
+
+
+def _whole(lines: tuple[bytes, ...], *, older: bool = False) -> tuple[bytes, ...]:
+    """Those up to the first with a wrong checksum; `older`: those of older programs, which have none, too."""
+
+    def is_whole(line: bytes) -> bool:
+        before, checksum, after = line.rpartition(_CHECKSUM)
+        return after == b"%d}" % zlib.crc32(before) if checksum else older
+
+    return tuple(takewhile(is_whole, lines))
 
 
 def when(time_s: float) -> str:

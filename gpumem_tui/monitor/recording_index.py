@@ -15,7 +15,7 @@ from gpumem_tui.monitor.alerts import Alerts
 from gpumem_tui.monitor.codec import CodecError, from_plain
 from gpumem_tui.monitor.marks import Mark, NewAlerts
 from gpumem_tui.monitor.recording import BEGAN, Picture, Recording
-from gpumem_tui.monitor.recording_file import Member, RecordingEnds, parsed
+from gpumem_tui.monitor.recording_file import Member, RecordingEnds, parsed, when
 from gpumem_tui.monitor.snapshot import Snapshot
 
 _MOST_MARKS = 10_000
@@ -29,12 +29,14 @@ class RecordingIndex(Generic[Picture]):
         marks: the alerts that began, in their order.
         last_s: the latest moment that is known; `share`: of the file, how much.
         is_done: all of it is.
+        damage: one line if the file ends early, else empty.
     """
 
     def __init__(self, recording: Recording[Picture]) -> None:
         self.last_s = 0.0
         self.share = 0.0
         self.is_done = False
+        self.damage = ""
         self._recording = recording
         self._marks: list[Mark] = []
         self._times: list[float] = []
@@ -87,8 +89,9 @@ class RecordingIndex(Generic[Picture]):
                     return
                 self._take(member)
                 self.share = min(1.0, member.end / size_bytes)
-        except (RecordingEnds, CodecError, KeyError, TypeError, ValueError, OSError):
-            pass  # whoever plays it says where it ends
+        except (RecordingEnds, CodecError, KeyError, TypeError, ValueError, OSError) as error:
+            reason = error.reason if isinstance(error, RecordingEnds) else "damaged"
+            self.damage = f"{self._recording.path}: {reason} after {when(self.last_s)}; what is after it is not played"
         with self._grown:
             self.is_done = True
             self._grown.notify_all()

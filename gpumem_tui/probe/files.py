@@ -76,9 +76,14 @@ class Files:
     def control(self) -> Path:
         return self._path("control")
 
+    @property
+    def attached(self) -> Path:
+        """Left by whoever put the probe into a process that ran already: before it trains there is nothing else."""
+        return self._path("attached")
+
     def all(self) -> tuple[Path, ...]:
         """Every file that may exist."""
-        return (self.ring, self.model, self.look, self.oom, self.error, self.exit, self.control)
+        return (self.ring, self.model, self.look, self.oom, self.error, self.exit, self.control, self.attached)
 
     def _path(self, ending: str) -> Path:
         return self.directory / f"{self.pid}-{self.start_ticks}.{ending}"

@@ -138,7 +138,23 @@ def _of_file(path: Path) -> list[str]:
         raise OptionError(f"{path}: cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise OptionError(f"{path}: cannot be read: not UTF-8") from error
-    return [word for line in text.splitlines() for word in line.partition("#")[0].split()]
+    lines = [line.partition("#")[0].strip() for line in text.splitlines()]
+    return [word for number, line in enumerate(lines, 1) if line for word in _of_line(line, f"{path}:{number}")]
+
+
+def _of_line(line: str, place: str) -> list[str]:
+    """The hosts of one line.
+
+    Raises:
+        OptionError: it is none, or several; `place` says where it stands.
+    """
+    try:
+        names = expanded(line)
+        for name in names:
+            parse_host(name)
+    except OptionError as error:
+        raise OptionError(f"{place}: {error}") from error
+    return names
 
 
 def slurm_nodes(job: str) -> list[str]:

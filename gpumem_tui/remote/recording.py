@@ -19,6 +19,7 @@ from gpumem_tui.monitor.recording import MARKED, Recording, began_line
 from gpumem_tui.monitor.recording_file import HEADER_KEY, RecordingError, RecordingFile, RecordingWriter
 from gpumem_tui.monitor.replay import Replay
 from gpumem_tui.monitor.snapshot import Snapshot
+from gpumem_tui.remote.away import AwayMarks
 from gpumem_tui.remote.decode import HostReport
 from gpumem_tui.remote.hosts import RemoteHost
 from gpumem_tui.remote.status import HostStatus, Phase
@@ -46,8 +47,11 @@ class HostsRecorder:
         self._new = NewAlerts()
         self._reports: dict[str, tuple[HostReport, Plain]] = {}
 
-    def add(self, picture: HostsPicture) -> list[Mark]:
+    def add(self, picture: HostsPicture, away: Sequence[Mark] = ()) -> list[Mark]:
         """Append one picture; which alerts began with it.
+
+        Args:
+            away: the hosts that went away with it or came back: found with the alerts when it is played.
 
         Raises:
             RecordingError: the disk is full or gone; what was written before can still be played.
@@ -58,7 +62,7 @@ class HostsRecorder:
         for each in picture.statuses:
             if each.report is not None and each.phase is Phase.LIVE:
                 began += self._new.begun(picture.time_s, each.report.alerts, each.report.probes, each.host.name)
-        self._writer.add({"time_s": picture.time_s, "hosts": hosts}, **began_line(began))
+        self._writer.add({"time_s": picture.time_s, "hosts": hosts}, **began_line([*away, *began]))
         return began
 
     def close(self) -> None:
@@ -126,6 +130,11 @@ class HostsRecording(Recording[HostsPicture]):
         """As in `Recording`."""
         return picture.time_s
 
+    @property
+    def has_reading(self) -> bool:
+        """Whether any host ever answered; looked for up to the first that did."""
+        return any(status.report is not None for picture in self.pictures() for status in picture.statuses)
+
 
 def _status(name: str, body: Mapping[str, Any], ahead_s: float) -> HostStatus:
     """`ahead_s`: what this machine's monotonic clock is ahead of the recorded time."""
@@ -154,6 +163,7 @@ class RecordedHosts:
     Args:
         statuses: how they stand now.
         tell: called with the alerts that begin.
+        tell_away: called with the hosts that go away or come back.
 
     Attributes:
         notice: one line if recording had to stop, else empty.
@@ -165,13 +175,17 @@ class RecordedHosts:
         recorder: HostsRecorder,
         interval_s: float,
         tell: Callable[[Sequence[Mark]], None] = lambda marks: None,
+        tell_away: Callable[[Sequence[Mark]], None] = lambda marks: None,
     ) -> None:
         self.notice = ""
         self._statuses = statuses
         self._recorder = recorder
         self._interval_s = interval_s
         self._tell = tell
+        self._tell_away = tell_away
+        self._away = AwayMarks()
         self._stopped = threading.Event()
+        self._ended = threading.Event()
         self._thread = threading.Thread(target=self._record, name="recorder", daemon=True)
 
     def start(self) -> None:
@@ -181,19 +195,24 @@ class RecordedHosts:
     def stop(self) -> None:
         """End, and complete the file."""
         self._stopped.set()
-        self._thread.join()
+        self._ended.wait()
 
     def wait(self) -> None:
         """Until it is stopped, or has to stop."""
-        self._thread.join()
+        self._ended.wait()  # a `join` that ctrl+c ends lets no other one wait, before Python 3.13 (gh-90882)
 
     def _record(self) -> None:
         try:
             while not self._stopped.wait(self._interval_s):
-                self._tell(self._recorder.add(HostsPicture(time.time(), tuple(self._statuses()))))
+                picture = HostsPicture(time.time(), tuple(self._statuses()))
+                away = self._away.new(picture.time_s, picture.statuses)
+                self._tell_away(away)
+                self._tell(self._recorder.add(picture, away))
             self._recorder.close()
         except RecordingError as error:
             self.notice = str(error)
+        finally:
+            self._ended.set()
 
 
 class HostsReplay(Replay[HostsPicture]):

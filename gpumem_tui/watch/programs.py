@@ -75,10 +75,10 @@ def is_python(host: hosts.Host, files: frozenset[str]) -> bool:
         files: what `loaded` says of it.
     """
     try:
-        executable = os.path.basename(os.readlink(host.proc / "exe"))
-    except OSError:
-        executable = host.name
-    return any(_PYTHON.fullmatch(name) for name in (executable, *files))
+        names = [os.readlink(host.proc / "exe")]
+    except OSError:  # not ours to look into: what it calls itself may be a thread's name, so its command line too
+        names = [host.name, *host.command[:1]]
+    return any(_PYTHON.fullmatch(os.path.basename(name)) for name in (*names, *files))
 
 
 def has_torch(files: frozenset[str]) -> bool:

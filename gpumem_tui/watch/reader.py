@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from gpumem_tui.memory import Unknown, format_bytes
+from gpumem_tui.memory import Unknown
 from gpumem_tui.monitor.readings import Reading
 from gpumem_tui.probe.documents import Exit
 from gpumem_tui.probe.files import Files, default_directory
@@ -29,6 +29,7 @@ from gpumem_tui.text import printable
 from gpumem_tui.watch import hosts
 from gpumem_tui.watch.documents import read_error, read_exit, read_post_mortem
 from gpumem_tui.watch.ends import Evidence, end_of
+from gpumem_tui.watch.publishing import full_reason
 from gpumem_tui.watch.records import End, ProbedProcess, ProbeSample, ProcessState, RefusedFile, Watched
 from gpumem_tui.watch.witness import Witness, unseen
 
@@ -193,20 +194,6 @@ class Watcher:
                     self._hosts = {(host.inner_pid, host.start_ticks): host for host in hosts.every(self._proc)}
                 host = self._hosts.get((ring.files.pid, ring.files.start_ticks))
         return host if _writes(host, ring) else None
-
-
-def full_reason(directory: Path) -> str:
-    """Why no other process can publish in a folder, if its file system is full; empty if it is not.
-
-    Raises:
-        OSError: it is not there.
-    """
-    found = os.statvfs(directory)
-    free_bytes = found.f_bavail * found.f_frsize
-    if free_bytes >= RING_BYTES:
-        return ""
-    needed = format_bytes(RING_BYTES)
-    return f"{directory} is full ({format_bytes(free_bytes)} free, {needed} needed): no other process can publish there"
 
 
 def foreign_directories(proc: Path = hosts.PROC) -> tuple[Path, ...]:

@@ -156,7 +156,8 @@ def test_two_attaches_at_once(tmp_path: Path) -> None:
         assert len(attached) == 4
         assert sum(one.was_there for one in attached) == 3
         assert program.poll() is None
-    assert not list((tmp_path / "probes").glob("*attach*"))
+    left = {path.suffix for path in (tmp_path / "probes").glob("*attach*")}
+    assert left <= {".attached"}, "no answer, only that it was attached to"
 
 
 def test_python_2(tmp_path: Path) -> None:

@@ -61,18 +61,24 @@ def test_options_of_python_that_keep_the_probe_out_are_named(command: str, optio
 
 def test_a_folder_that_the_probe_will_refuse_is_named_before(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
+    instead = "; set GPUMEM_TUI_DIR to another folder"
     assert warnings(["true"], tmp_path) == [
-        f"nothing will be published: {tmp_path} is open to other users (mode 755, wanted 700)"
+        f"nothing will be published: {tmp_path} is open to other users (mode 755, wanted 700){instead}"
     ]
     (tmp_path / "file").touch()
-    assert warnings(["true"], tmp_path / "file" / "probes") == ["nothing will be published: Not a directory"]
-    assert warnings(["true"], tmp_path / "new") == []
+    below = tmp_path / "file" / "probes"
+    assert warnings(["true"], below) == [f"nothing will be published: {below}: Not a directory{instead}"]
+    assert warnings(["true"], tmp_path / "new" / "one") == []
+    assert [path.name for path in tmp_path.iterdir()] == ["file"], "nothing is made"
+    [said] = warnings(["true"], Path("/proc/nope"))
+    assert said.startswith("nothing will be published: /proc/nope cannot be made: ")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
 def test_a_folder_that_cannot_be_made_is_named_before() -> None:
     said = loops.as_nobody(lambda: " ".join(warnings(["true"], Path("/usr/probes"))))
-    assert said == "/usr/probes cannot be made, so nothing will be published: set GPUMEM_TUI_DIR to another"
+    reason = "/usr/probes cannot be made: Permission denied"
+    assert said == f"nothing will be published: {reason}; set GPUMEM_TUI_DIR to another folder"
 
 
 def test_output_input_and_exit_code_are_the_commands_own(tmp_path: Path) -> None:

@@ -12,8 +12,10 @@ import pytest
 
 from gpumem_tui.attach import ptrace, running
 from gpumem_tui.attach.running import AttachFailed, attach
+from gpumem_tui.attach.silence import why_silent
 from gpumem_tui.attach.target import Refused, Target, inspect
 from gpumem_tui.memory import Unknown
+from gpumem_tui.watch import hosts
 from tests.attach import loops
 from tests.waiting import DEADLINE_S, wait_for_file, wait_until
 
@@ -28,6 +30,9 @@ def test_the_probe_gets_into_a_running_program(code: str, tmp_path: Path) -> Non
         assert 0 < attached.pause_s < attached.seconds
         assert not attached.has_torch
         assert program.poll() is None
+        host = hosts.find(program.pid)
+        assert host is not None
+        assert why_silent(host) == "the probe is in it, but torch is not imported"
 
 
 def test_a_program_computes_and_ends_as_if_nobody_had_attached(tmp_path: Path) -> None:

@@ -60,6 +60,14 @@ def test_no_step_yet(library: Path) -> None:
     assert said == "no optimizer has stepped in it yet: it loads or evaluates, or it is a script that never trains"
 
 
+def test_the_probe_is_in_it_before_its_first_step(library: Path, tmp_path: Path) -> None:
+    with command(library, "env", f"GPUMEM_TUI_DIR={tmp_path}", sys.executable, "-c", LOADS + WAITS) as (_, host):
+        tmp_path.chmod(0o700)
+        assert "the probe is in it" not in why_silent(host)
+        host.files.attached.touch(0o600)
+        assert why_silent(host) == "the probe is in it, but no optimizer has stepped since it came"
+
+
 def test_a_wrapper_that_resets_the_environment(library: Path) -> None:
     code = f'exec env -u PYTHONPATH {sys.executable} -c "$0"'
     said = reason(library, "bash", "-c", code, LOADS + WAITS)

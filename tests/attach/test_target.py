@@ -171,6 +171,21 @@ def test_why_the_kernel_refuses(our_uid: int, ptrace_scope: int, protected: bool
     assert expected in str(why_not_allowed(host, our_uid, ptrace_scope, protected))
 
 
+def test_a_process_that_cannot_be_looked_into_is_known_by_its_name(tmp_path: Path) -> None:
+    """The folder has no exe and no maps, as where the kernel hides them."""
+    host = replace(this_host(), proc=tmp_path)
+    named: list[tuple[str, tuple[str, ...], bool]] = [
+        ("init", ("/sbin/init",), False),
+        ("sshd", (), False),
+        ("python3.11", (), True),
+        ("pt_main_thread", ("/usr/bin/python3", "train.py"), True),
+    ]
+    for name, command, may_be in named:
+        refused = str(why_not_allowed(replace(host, name=name, command=command), 0, 0, False))
+        assert ("is no Python process by its name" in refused) is not may_be
+        assert ("SYS_PTRACE" in refused) is may_be
+
+
 def test_a_process_s_own_words_cannot_break_the_line(tmp_path: Path) -> None:
     with child("sleep", "60") as pid:
         host = hosts.find(pid)

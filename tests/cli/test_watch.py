@@ -16,10 +16,11 @@ from typing import Any
 
 import pytest
 
-from tests.attach.loops import LET_US_TRACE
+from gpumem_tui.watch import hosts
+from tests.attach.loops import LET_US_TRACE, running
 from tests.cli.conftest import Program
 from tests.waiting import DEADLINE_S, wait_until
-from tests.watch.rings import RECORD, RingFile, gone
+from tests.watch.rings import RECORD, RingFile, gone, this_process
 
 TRAIN = """
 import os, sys, time
@@ -153,6 +154,27 @@ def test_attach_and_watch(program: Program, folder: Path) -> None:
         [sample] = watched(folder, pid, lines=1)
         assert [sample["buckets"][name] for name in ("parameters", "gradients", "optimizer")] == counted
         assert sample["entry"] == "attach"
+
+
+def test_a_process_that_was_attached_to_is_waited_for(program: Program, folder: Path) -> None:
+    """Until it steps, or ends; `attach` names `watch` for what comes next."""
+    folder.mkdir(mode=0o700)
+    with running("import time; time.sleep(600)", folder) as process:
+        host = hosts.find(process.pid)
+        assert host is not None
+        host.files.attached.touch(0o600)
+        env = {**os.environ, "GPUMEM_TUI_DIR": str(folder)}
+        command = [sys.executable, "-m", "gpumem_tui", "watch", str(process.pid), "--interval", "0.1"]
+        with subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True) as watching:
+            assert watching.stderr is not None
+            said = watching.stderr.readline()
+            assert said.endswith("the probe is in it, but torch is not imported; waiting for its next step, ctrl+c "
+                                 "ends it\n")  # fmt: skip
+            RingFile(folder, this_process(pid=host.pid, start_ticks=host.start_ticks)).sample(RECORD)
+            assert watching.poll() is None
+            process.kill()
+            process.wait()
+            assert watching.wait(DEADLINE_S) == 0
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -194,8 +195,24 @@ def test_probe_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert _outcome(doctor.probe_directory_check()) == (Status.OK, str(folder))
     folder.chmod(0o755)
     assert doctor.probe_directory_check().status is Status.FAIL
-    monkeypatch.setenv("GPUMEM_TUI_DIR", str(tmp_path / "no" / "where"))
+    monkeypatch.setenv("GPUMEM_TUI_DIR", "/proc/nope")
     assert doctor.probe_directory_check().status is Status.FAIL
+    file = tmp_path / "file"
+    file.touch()
+    monkeypatch.setenv("GPUMEM_TUI_DIR", str(file))
+    check = doctor.probe_directory_check()
+    assert (check.status, check.found) == (Status.FAIL, f"{file} is not a directory")
+    assert check.remedy == "set GPUMEM_TUI_DIR to another folder", "not to remove what may be precious"
+
+
+def test_a_full_probe_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tmp_path.chmod(0o700)
+    monkeypatch.setenv("GPUMEM_TUI_DIR", str(tmp_path))
+    found = os.statvfs_result((4096, 4096, 100, 0, 0, 100, 100, 100, 0, 255))
+    monkeypatch.setattr(os, "statvfs", lambda path: found)
+    check = doctor.probe_directory_check()
+    assert check.status is Status.FAIL
+    assert f"{tmp_path} is full (0 B free" in check.found
 
 
 def test_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import socket
 import urllib.request
 from collections.abc import Callable, Iterator
+from urllib.error import HTTPError
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -40,6 +41,18 @@ def scrape() -> Iterator[Scrape]:
 
     yield read
     server.stop()
+
+
+def test_there_is_one_path() -> None:
+    server = Server(this_machine(Scripted()), "127.0.0.1", 0)
+    try:
+        for path in ("/", "/nope", "/metrics/x"):
+            with pytest.raises(HTTPError) as refused:
+                urllib.request.urlopen(f"http://127.0.0.1:{server.port}{path}", timeout=30)
+            assert refused.value.code == 404
+            assert refused.value.read() == b"There is only /metrics here.\n"
+    finally:
+        server.stop()
 
 
 def _of(series: Series, name: str, **labels: str) -> list[float]:

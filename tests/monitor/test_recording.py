@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import os
+import re
 import subprocess
 import sys
 import time
@@ -106,12 +107,28 @@ def test_a_damaged_file_plays_up_to_the_damage(tmp_path: Path) -> None:
     path = tmp_path / "file"
     snapshots = _record(path, 130)
     whole = bytearray(path.read_bytes())
-    for place in range(100, len(whole), len(whole) // 60):
-        path.write_bytes(bytes([*whole[:place], whole[place] ^ 0x10, *whole[place + 1 :]]))
-        recording = SnapshotRecording(path)
-        played = list(recording.snapshots())
-        assert played == snapshots[: len(played)]
-        assert len(played) == 130 or recording.damage
+    for place in range(200, len(whole), len(whole) // 60):
+        path.write_bytes(whole[:place])
+        before = len(list(SnapshotRecording(path).snapshots()))
+        for damage in (bytes([whole[place] ^ 0x10]), b"\xff\xff\xff", b"abc"):
+            path.write_bytes(whole[:place] + damage + whole[place + len(damage) :])
+            recording = SnapshotRecording(path)
+            played = list(recording.snapshots())
+            assert played == snapshots[: len(played)]
+            assert len(played) >= before, "every reading before it"
+            assert len(played) == 130 or f"damaged after snapshot {len(played)}" in recording.damage
+
+
+def test_a_recording_without_checksums_of_its_lines_plays_to_where_it_was_cut_off(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    snapshots = _record(path, 3)
+    lines = gzip.decompress(path.read_bytes()).splitlines(keepends=True)
+    older = [re.sub(rb',"crc":\d+}', b"}", line) for line in lines]
+    assert older != lines
+    path.write_bytes(gzip.compress(older[0]) + gzip.compress(b"".join(older[1:]))[:-8])
+    recording = SnapshotRecording(path)
+    assert list(recording.snapshots()) == snapshots
+    assert "cut off after snapshot 3 (" in recording.damage
 
 
 def test_a_killed_recorder_loses_nothing(tmp_path: Path) -> None:

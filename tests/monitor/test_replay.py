@@ -133,6 +133,8 @@ def test_damage_ends_the_index_not_the_program(recorded: Path, tmp_path: Path) -
     index = index_of(damaged)
     assert index.is_done
     assert index.last_s < START_S + SECONDS
+    assert index.damage.startswith(f"{damaged}: damaged after 20")
+    assert index_of(recorded).damage == ""
 
 
 def test_an_older_recording_can_be_sought_and_its_alerts_are_looked_for(tmp_path: Path) -> None:

@@ -60,6 +60,15 @@ def test_file_and_groups_each_host_once(tmp_path: Path) -> None:
     assert [host.name for host in hosts] == ["a", "b", "node2", "node1", "me@c:2222"]
 
 
+@pytest.mark.parametrize("line", ["bad host name", "a, b", "-oProxyCommand=x", "node[3-1]"])
+def test_a_line_that_is_no_host_is_named_with_its_place(line: str, tmp_path: Path) -> None:
+    file = tmp_path / "hosts"
+    file.write_text(f"# mine\na\n{line}\n")
+    with pytest.raises(OptionError) as caught:
+        hosts_of([], file=file)
+    assert str(caught.value).startswith(f"{file}:3: ")
+
+
 def test_no_host_at_all_and_no_file(tmp_path: Path) -> None:
     empty = tmp_path / "hosts"
     empty.write_text("# nobody\n")

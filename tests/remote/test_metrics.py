@@ -51,6 +51,7 @@ def test_every_host_is_served_by_its_name_and_one_that_is_away_says_so(tmp_path:
         assert found["gpumem_gpu_memory_used_bytes", "a"] == 10 * GIB
         assert found["gpumem_gpu_memory_used_bytes", "b"] == 20 * GIB
         assert found["gpumem_host_up", "c"] == 0
+        assert process.stderr.readline().startswith("gpumem-tui: c: away: no key is accepted")
         process.send_signal(signal.SIGTERM)
         out, err = process.communicate(timeout=60)
         assert (process.returncode, out, err) == (0, "", "")

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,6 +24,7 @@ from gpumem_tui.remote.hosts import parse_host
 from gpumem_tui.remote.recording import HostsPicture, HostsRecorder, HostsRecording, HostsReplay, RecordedHosts
 from gpumem_tui.remote.status import HostStatus, Phase
 from tests.monitor.snapshots import START_S, gpu, machine
+from tests.remote.standins import DENIED, Ssh
 from tests.waiting import wait_until
 
 SECONDS, FULL_FROM = 130, 70
@@ -132,6 +138,36 @@ def test_hosts_are_recorded_as_they_stand(tmp_path: Path) -> None:
     assert last.statuses[1].report == PICTURES[FULL_FROM].statuses[1].report
 
 
+def _has(told: list[str], count: int) -> bool:
+    return len(told) == count
+
+
+def test_who_is_away_is_said_once_and_recorded_with_its_reason(tmp_path: Path) -> None:
+    path = tmp_path / "hosts"
+    told: list[str] = []
+    now = [HostStatus(A, Phase.AWAY, problem="Connection refused")]
+    recorded = RecordedHosts(
+        lambda: now,
+        HostsRecorder(path),
+        0.01,
+        tell_away=lambda marks: told.extend(f"{mark.who} {mark.message}" for mark in marks),
+    )
+    recorded.start()
+    (live, _) = PICTURES[0].statuses
+    wait_until(lambda: len(told) == 1)
+    now[0] = replace(now[0], phase=Phase.CONNECTING)
+    for count, status in enumerate((replace(now[0], problem="timed out"), live, now[0]), 2):
+        now[0] = replace(status, phase=Phase.AWAY) if status.problem else status
+        wait_until(partial(_has, told, count))
+    recorded.stop()
+    assert told == ["a away: Connection refused", "a away: timed out", "a answers again", "a away: Connection refused"]
+    index = RecordingIndex(HostsRecording(RecordingFile(path)))
+    index.start()
+    index.wait()
+    assert [f"{mark.who} {mark.message}" for mark in index.marks] == told
+    assert HostsRecording(RecordingFile(path)).has_reading
+
+
 def test_versions_are_told_apart(recorded: Path, tmp_path: Path) -> None:
     with pytest.raises(RecordingError, match="version 2"):
         SnapshotRecording(recorded)
@@ -150,3 +186,28 @@ def test_what_is_no_picture_ends_it_with_one_line(tmp_path: Path) -> None:
     recording = HostsRecording(RecordingFile(tmp_path / "file"))
     assert list(recording.pictures()) == []
     assert "damaged" in recording.damage
+
+
+def test_a_host_that_cannot_be_reached_is_said_while_recording_and_when_played(tmp_path: Path) -> None:
+    ssh = Ssh(tmp_path)
+    ssh.host("c", f"echo '{DENIED}' >&2", "exit 255")
+    own = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "XDG_CONFIG_HOME": str(tmp_path / "config")}
+    program, path = [sys.executable, "-m", "gpumem_tui", "monitor"], str(tmp_path / "away")
+    process = subprocess.Popen(
+        [*program, "--host", "c", "--interval", "0.2", "--record", path],
+        env=own, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        assert process.stderr is not None
+        said = [process.stderr.readline() for _ in range(2)]
+        wait_until(lambda: next(RecordingFile(Path(path)).pictures(), None))
+        process.send_signal(signal.SIGINT)
+        assert process.communicate(timeout=60) == ("", "")
+    finally:
+        process.kill()
+        process.wait()
+    assert said[0].startswith("gpumem-tui: recording c to ")
+    assert said[1].startswith("gpumem-tui: c: away: no key is accepted")
+    played = subprocess.run([*program, "--replay", path], env=own, capture_output=True, text=True, check=True)
+    assert "warning   c: away: no key is accepted" in played.stdout
+    assert played.stderr == f"gpumem-tui: {path} holds no reading: no host answered while it was made\n"

@@ -123,6 +123,15 @@ async def test_keys_lead_to_any_moment_of_a_machine_s_recording(machine_replay: 
         assert screen.state.filter == ""
 
 
+async def test_what_cannot_be_a_time_is_said(machine_replay: RecordingReplay) -> None:
+    async with playing(monitor_of(machine_replay), machine_replay, (80, 24)) as pilot:
+        await typed(pilot, "99:99")
+        await until(pilot, lambda: any("99:99 is no time" in each.message for each in pilot.app._notifications))
+        screen = pilot.app.screen
+        assert isinstance(screen, MonitorScreen)
+        assert (screen.state.filter, machine_replay.jumps) == ("", 0)
+
+
 async def test_a_filter_is_still_a_filter(machine_replay: RecordingReplay) -> None:
     async with playing(monitor_of(machine_replay), machine_replay, (80, 24)) as pilot:
         await typed(pilot, "alice")

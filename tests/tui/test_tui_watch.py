@@ -17,6 +17,7 @@ from typing import Any
 import psutil
 import pytest
 from textual.app import App
+from textual.containers import VerticalScroll
 from textual.pilot import Pilot
 from textual.screen import ModalScreen
 
@@ -350,6 +351,18 @@ async def test_a_look_is_pending_and_then_shown_page_by_page(tmp_path: Path) -> 
             assert "source" in text_of(app.screen.query_one("#names", Lines))
             await pilot.press("escape")
             assert app.screen is scene.screen_of(app)
+
+
+async def test_its_details_lead_to_a_look(tmp_path: Path) -> None:
+    ring_of(tmp_path / "probes")
+    app = app_on(tmp_path / "probes")
+    async with app.run_test(size=SIZE) as pilot:
+        await pilot.press("down", "enter")
+        box = app.screen.query_one("#details", VerticalScroll)
+        assert str(box.border_subtitle).startswith("l look · ")
+        await pilot.press("l")
+        await until(pilot, lambda: isinstance(app.screen, WaitingScreen))
+        await pilot.press("escape")
 
 
 async def test_a_look_can_be_left_off(tmp_path: Path) -> None:

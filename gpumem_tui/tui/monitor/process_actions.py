@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from textual.binding import Binding, BindingType
 from textual.message import Message
@@ -122,13 +122,16 @@ class ProcessActions(ReplayKeys):
             self._open(self._post_mortem(entry.watched))
             return
 
-        def closed(ending: Ending | None) -> None:
+        def closed(wanted: Ending | Literal["look"] | None) -> None:
             self._details = None
-            if ending is not None:
-                self.action_end(ending)
+            if wanted == "look":
+                self.action_look()
+            elif wanted is not None:
+                self.action_end(wanted)
 
         may_end = self.may_end and entry.host is not None
-        self._details = DetailsScreen(details_rows(self._state, entry), may_end=may_end)
+        may_look = self.check_action("look", ()) is True
+        self._details = DetailsScreen(details_rows(self._state, entry), may_end=may_end, may_look=may_look)
         self.app.push_screen(self._details, closed)
 
     def action_ranks(self) -> None:

@@ -21,24 +21,26 @@ from gpumem_tui.tui.kit.lines import assembled
 Ending = Literal["terminate", "kill"]
 
 
-class DetailsScreen(ModalScreen[Ending | None]):
-    """Gives back how the user wants the process ended, if at all.
+class DetailsScreen(ModalScreen[Ending | Literal["look"] | None]):
+    """Gives back what the user wants done with the process, if anything.
 
     Args:
-        lines: the text; `may_end`: offer to end the process.
+        lines: the text; `may_end`: offer to end the process; `may_look`: to look into its next step.
     """
 
     CSS_PATH = "dialogs.tcss"
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,enter,q", "dismiss(None)", "close"),
+        Binding("l", "look", "look"),
         Binding("T", "end('terminate')", "terminate"),
         Binding("K", "end('kill')", "kill"),
     ]
 
-    def __init__(self, lines: Sequence[Row], *, may_end: bool) -> None:
+    def __init__(self, lines: Sequence[Row], *, may_end: bool, may_look: bool) -> None:
         super().__init__()
         self._lines = lines
         self._may_end = may_end
+        self._may_look = may_look
         self._is_listed = True
 
     def compose(self) -> ComposeResult:
@@ -59,17 +61,22 @@ class DetailsScreen(ModalScreen[Ending | None]):
             self.query_one(Static).update(assembled(lines))
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Ending is offered only where it can be done."""
-        return self._may_end and self._is_listed if action == "end" else True
+        """Ending and looking are offered only where they can be done."""
+        offered = {"end": self._may_end, "look": self._may_look}
+        return offered[action] and self._is_listed if action in offered else True
 
     def _frame(self, box: VerticalScroll) -> None:
         box.border_title = "Process" if self._is_listed else "Process: no longer listed, these were its last figures"
-        may_end = self._may_end and self._is_listed
-        box.border_subtitle = "T terminate · K kill · esc closes" if may_end else "esc closes"
+        keys = [("look", "l look"), ("end", "T terminate · K kill"), ("dismiss", "esc closes")]
+        box.border_subtitle = " · ".join(words for action, words in keys if self.check_action(action, ()))
 
     def action_end(self, ending: Ending) -> None:
         """Close, and go on to the question."""
         self.dismiss(ending)
+
+    def action_look(self) -> None:
+        """Close, and look."""
+        self.dismiss("look")
 
 
 class QuestionScreen(ModalScreen[bool]):

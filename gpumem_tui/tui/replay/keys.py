@@ -105,6 +105,9 @@ class ReplayKeys(MainScreen):
         index = self.replay.index
         moment_s = moment_of(typed.value, index.first_s, index.last_s)
         if moment_s is None:
+            if self.is_time(typed.value):
+                self.app.notify(f"{typed.value.strip()} is no time: 03:12, or 2026-11-22 03:12", severity="warning")
+                typed.value = ""
             return
         typed.value = ""
         self.replay.seek(moment_s)
