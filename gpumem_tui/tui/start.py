@@ -347,7 +347,6 @@ def _plan_of(config: SearchConfig) -> Plan:
 
     if config.workload.command is not None:
         raise Unavailable("a command has no formula to plan with; `gpumem-tui plan --model NAME` plans for a model")
-
     shape = config.workload.shape or find_model(DEFAULT_MODEL)
     return Plan(
         shape,
